@@ -1,7 +1,5 @@
-"""Single questions: offsets by time, bounds, earliest time, messages by id and key, queue rows; and what is refused.
-
-Answers where nothing is found are the broker's own: unknown queues have minimum -1 and maximum 0.
-Sources: AdminBrokerProcessor, QueryMessageProcessor.
+"""Lookups in the archive: offsets by time, bounds, earliest time, messages by id and key, queue rows; and refused
+writes. Sources: AdminBrokerProcessor, QueryMessageProcessor.
 """
 
 from __future__ import annotations
@@ -9,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.backend.backend import Backend
-from server.backend.route_handlers import RouteTable
+from server.backend.route_handlers import READ_ONLY, RouteTable
 from server.groups.client_table import TAG
 from server.groups.fastjson_text import queue_map
 from server.groups.queue_locks import MessageQueue
@@ -29,13 +27,13 @@ REFUSED = (
 
 
 class LookupHandlers:
-    """Requests answered by one look into the archive."""
+    """Handlers of single lookups."""
 
     def __init__(self, archive: Backend, routes: RouteTable) -> None:
         self._archive, self._routes = archive, routes
 
     def register(self, table: HandlerTable) -> None:
-        """12, 29–33, 46, 202, 321, and all that writes."""
+        """12, 29–33, 46, 202, 321, and writes."""
         table.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)(self.search)
         table.register(RequestCode.GET_MAX_OFFSET)(self.maximum)
         table.register(RequestCode.GET_MIN_OFFSET)(self.minimum)
@@ -60,7 +58,7 @@ class LookupHandlers:
         return Response(ext={"offset": str(bounds.maximum if bounds is not None else 0)})
 
     async def minimum(self, request: Request) -> Response:
-        """GET_MIN_OFFSET; a queue that is known but empty begins at 0."""
+        """GET_MIN_OFFSET; 0 for an empty or unknown queue."""
         bounds = self._archive.bounds(request.text("topic"), request.number("queueId"))
         return Response(ext={"offset": str(bounds.minimum if bounds is not None else 0)})
 
@@ -136,10 +134,10 @@ class LookupHandlers:
         )
 
     async def check_client(self, request: Request) -> Response:
-        """CHECK_CLIENT_CONFIG: whether a consumer's filter can be obeyed, asked before it starts."""
+        """CHECK_CLIENT_CONFIG: a consumer checks its filter before it starts."""
         data = request.document().get("subscriptionData") or {}
         if not isinstance(data, dict):
-            raise BadRequestError("subscriptionData is no object")
+            raise BadRequestError("subscriptionData is not an object")
         try:
             filter_of(str(data.get("subString") or "*"), str(data.get("expressionType") or TAG))
         except UsageError as error:
@@ -147,5 +145,5 @@ class LookupHandlers:
         return Response()
 
     async def refuse(self, request: Request) -> Response:
-        """Nothing is written into an archive."""
-        return Response(ResponseCode.NO_PERMISSION, remark="this is an archive: it is read-only")
+        """Writes are refused."""
+        return Response(ResponseCode.NO_PERMISSION, remark=READ_ONLY)

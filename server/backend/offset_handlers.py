@@ -1,17 +1,15 @@
-"""Requests about group offsets: query, commit, statistics, who consumes what, and moving a group.
-
-Owns the requests 14, 15, 43, 45, 208, 222, 300, 343. Offsets themselves are group_offsets.py's.
-"""
+"""Requests about group offsets: query, commit, statistics, consumers of a topic, reset."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from server.backend.backend import Backend
 from server.backend.route_handlers import RouteTable
 from server.groups.bounded_gather import bounded_gather
-from server.groups.client_table import ClientTable
+from server.groups.client_table import ClientTable, Member
 from server.groups.fastjson_text import offsets_for, queue_map
 from server.groups.group_offsets import GroupOffsets
 from server.groups.queue_locks import MessageQueue
@@ -37,16 +35,18 @@ class OffsetHandlers:
         table.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)(self.who_consumes)
         table.register(RequestCode.QUERY_TOPICS_BY_CONSUMER)(self.consumed_topics)
 
-    def known(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Committed here, or where the archived broker had it."""
+    def offset_of(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset committed here, else the one archived from the broker."""
         found = self._offsets.find(group, topic, queue_id)
         return self._archive.archived_offset(group, topic, queue_id) if found is None else found
 
     async def query(self, request: Request) -> Response:
-        """QUERY_CONSUMER_OFFSET; unknown is 22, upon which a client applies its ConsumeFromWhere."""
-        found = self.known(request.text("consumerGroup"), request.text("topic"), request.number("queueId"))
+        """QUERY_CONSUMER_OFFSET; on 22 (no offset) a client applies its ConsumeFromWhere."""
+        found = self.offset_of(
+            request.text("consumerGroup"), request.text("topic"), request.number("queueId")
+        )
         if found is None:
-            return Response(ResponseCode.QUERY_NOT_FOUND, remark="the group has no offset of this queue yet")
+            return Response(ResponseCode.QUERY_NOT_FOUND, remark="the group has no offset of this queue")
         return Response(ext={"offset": str(found)})
 
     async def update(self, request: Request) -> Response:
@@ -60,7 +60,7 @@ class OffsetHandlers:
         if bounds is not None and self._offsets.is_earlier_generation(*place, offset, bounds.maximum):
             return Response()
         if request.command.is_oneway:
-            # Nobody is told, so nobody waits: with the store away such requests would fill their connection.
+            # No reply, so no wait: without the object store such requests would fill their connection.
             self._offsets.note(*place, offset)
             return Response()
         try:
@@ -70,11 +70,11 @@ class OffsetHandlers:
         return Response()
 
     async def nothing(self, request: Request) -> Response:
-        """Tables a slave copies: nobody may take ours for a master's."""
+        """Tables that slaves copy from a master; empty here."""
         return json_response({"offsetTable": {}})
 
     async def stats(self, request: Request) -> Response:
-        """GET_CONSUME_STATS: how far a group is in each queue."""
+        """GET_CONSUME_STATS: a group's offset and lag in each queue."""
         group, only = request.text("consumerGroup"), request.text("topic", "")
         topics = [only] if only else self._topics_of(group)
         found = {topic: self._routes.find(topic) for topic in topics}
@@ -93,7 +93,7 @@ class OffsetHandlers:
     async def _lag(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
         bounds = self._archive.bounds(topic, queue_id)
         maximum = bounds.maximum if bounds is not None else 0
-        offset = self.known(group, topic, queue_id)
+        offset = self.offset_of(group, topic, queue_id)
         stored_ms = 0
         if offset is not None and offset > 0:
             stored_ms = max(0, await self._archive.stored_ms(topic, queue_id, offset - 1))
@@ -116,7 +116,7 @@ class OffsetHandlers:
         return json_response({"topicList": self._topics_of(request.text("group"))})
 
     async def reset(self, request: Request) -> Response:
-        """INVOKE_BROKER_TO_RESET_OFFSET: move a group, by time or to an offset, and tell its members."""
+        """INVOKE_BROKER_TO_RESET_OFFSET: reset a group by time or to an offset, and notify its members."""
         topic, group = request.name("topic"), request.name("group")
         if (refusal := self._routes.group_refusal(group)) is not None:
             return refusal
@@ -126,11 +126,11 @@ class OffsetHandlers:
         queue_id = request.number("queueId", -1)
         queues = [queue_id] if queue_id >= 0 else list(range(config.read_queues))
 
-        async def wanted(number: int) -> int:
-            return await self._wanted(request, group, topic, number)
+        async def new_offset(number: int) -> int:
+            return await self._reset_offset(request, group, topic, number)
 
-        # Who asks waits five seconds, for offsets by time and for a version that is written with all.
-        found = await bounded_gather(wanted, queues)
+        # The tool waits five seconds for all offsets by time and the snapshot with all commits.
+        found = await bounded_gather(new_offset, queues)
         moved = {
             MessageQueue(self._archive.broker, topic, number): offset
             for number, offset in zip(queues, found, strict=True)
@@ -141,30 +141,31 @@ class OffsetHandlers:
                 return Response(ResponseCode.NO_PERMISSION, remark=str(error))
             if error is not None:
                 raise error
-        self._tell(group, topic, request, moved)
+        online = self._clients.group(group)
+        push_reset(online.members.values() if online is not None else (), request, moved)
         return Response(body=(queue_map("offsetTable", moved),))
 
-    async def _wanted(self, request: Request, group: str, topic: str, queue_id: int) -> int:
+    async def _reset_offset(self, request: Request, group: str, topic: str, queue_id: int) -> int:
         bounds = self._archive.bounds(topic, queue_id)
         low, high = (bounds.minimum, bounds.maximum) if bounds is not None else (0, 0)
-        asked = request.number("offset", -1)
-        if asked >= 0:
-            return min(max(asked, low), high)
+        wanted = request.number("offset", -1)
+        if wanted >= 0:
+            return min(max(wanted, low), high)
         time_ms = request.number("timestamp")
         offset = (
             high if time_ms < 0 else await self._archive.offset_by_time(topic, queue_id, time_ms, upper=False)
         )
-        at = self.known(group, topic, queue_id)
-        # Unless it is forced, a group is not moved past what it has not consumed.
+        at = self.offset_of(group, topic, queue_id)
+        # Unless forced, a group is not moved forward.
         is_forced = request.text("isForce", "true").lower() == "true"
         return offset if is_forced or at is None else min(offset, at)
 
-    def _tell(self, group: str, topic: str, request: Request, moved: dict[MessageQueue, int]) -> None:
-        online = self._clients.group(group)
-        ext = {
-            "topic": topic, "group": group, "timestamp": request.text("timestamp", "0"),
-            "isForce": request.text("isForce", "true"),
-        }  # fmt: skip
-        for member in online.members.values() if online is not None else ():
-            body = offsets_for(member.language, moved)
-            member.peer.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+
+def push_reset(members: Iterable[Member], request: Request, offsets: Mapping[MessageQueue, int]) -> None:
+    """Notify members of a reset (RESET_CONSUMER_CLIENT_OFFSET)."""
+    ext = {
+        "topic": request.text("topic"), "group": request.text("group"), "timestamp": request.text("timestamp", "0"),
+        "isForce": request.text("isForce", "true"),
+    }  # fmt: skip
+    for member in members:
+        member.peer.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, offsets_for(member.language, offsets))

@@ -1,7 +1,7 @@
-"""Name-server answers and tables: who serves a topic (we do), which topics and groups there are.
+"""Routes, topics and groups of archive mode, as a name server and a broker return them.
 
-The archived broker keeps its name, so offsets and locks keep their keys; its address is ours. Topics are readable and
-not writable. Source: org.apache.rocketmq.namesrv.processor.DefaultRequestProcessor.
+The archived broker keeps its name, so offsets and locks keep their keys; its address is ours. Topics are read-only.
+Source: org.apache.rocketmq.namesrv.processor.DefaultRequestProcessor.
 """
 
 from __future__ import annotations
@@ -19,39 +19,40 @@ RETRY_PREFIX = "%RETRY%"
 PERM_READ = 4
 PERM_READ_WRITE = 6
 PROXY_TOPIC = "DefaultHeartBeatSyncerTopic"
-"""A RocketMQ 5 proxy creates it when it starts and does not start without; it is kept in memory."""
+"""A RocketMQ 5 proxy needs it to start, and creates it; it is kept in memory."""
 MADE_QUEUES_MAX = 16
-"""A proxy wants one. Answers about a topic go through all of its queues."""
+"""A proxy creates one. Replies about a topic go through all its queues."""
+READ_ONLY = "archives are read-only"
 VERSION_TEXT = "V4_9_8"
 
 
 @dataclass
 class RouteTable:
-    """Routes of one archive. ``address`` is what clients dial."""
+    """Routes of one archive. ``address``: dialled by clients."""
 
     archive: Backend
     address: str
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     made: dict[str, TopicConfig] = field(default_factory=dict)
-    """Topics created here, in memory only."""
+    """Topics created here, in memory."""
 
     def topics(self) -> dict[str, TopicConfig]:
-        """Archived topics and those made here."""
+        """Archived topics and those created here."""
         return self.archive.topics() | self.made
 
     def find(self, topic: str) -> TopicConfig | None:
-        """One topic. Every group has a retry topic, as at a broker, although nothing is ever written into it here."""
+        """One topic. Every group has a retry topic, as at a broker, even without messages."""
         found = self.made.get(topic) or self.archive.topics().get(topic)
         if found is None and topic.startswith(RETRY_PREFIX) and self.has_group(topic[len(RETRY_PREFIX) :]):
             found = TopicConfig(topic, 1, 1, PERM_READ)
         return found
 
     def has_group(self, name: str) -> bool:
-        """Whether there is, or may be, a group of this name: archived ones need not obey the rule of new ones."""
+        """Whether the group exists or may be created: names of archived groups are not checked."""
         return is_legal_group(name) or name in self.archive.subscription_groups()
 
     def group_refusal(self, name: str) -> Response | None:
-        """What a broker answers for a group that cannot be."""
+        """A broker's reply for an impossible group name, or None."""
         if self.has_group(name):
             return None
         shown = name if len(name) <= GROUP_CHARS_MAX else f"{name[:40]}…"
@@ -66,7 +67,7 @@ class RouteTable:
         }  # fmt: skip
 
     def route(self, topic: str) -> dict[str, Any] | None:
-        """TopicRouteData, or None for an unknown topic. The names of cluster and broker are topics to a proxy."""
+        """TopicRouteData, or None for an unknown topic. A proxy asks for cluster and broker names as topics."""
         config = self.find(topic)
         if config is None and topic in (self.archive.cluster, self.archive.broker):
             config = TopicConfig(topic, 1, 0, PERM_READ)
@@ -91,7 +92,7 @@ class RouteTable:
 
 
 class RouteHandlers:
-    """Requests about routes, topics, groups and the broker that we stand for."""
+    """Requests about routes, topics, groups and the broker."""
 
     def __init__(self, routes: RouteTable) -> None:
         self._routes = routes
@@ -129,7 +130,7 @@ class RouteHandlers:
         )
 
     async def kv_config(self, request: Request) -> Response:
-        """GET_KV_CONFIG: nothing is configured."""
+        """GET_KV_CONFIG: empty."""
         return Response(ResponseCode.QUERY_NOT_FOUND, remark="no such configuration")
 
     async def topic_list(self, request: Request) -> Response:
@@ -137,14 +138,14 @@ class RouteHandlers:
         return json_response({"topicList": sorted(self._routes.topics())})
 
     async def system_topics(self, request: Request) -> Response:
-        """None: what is served was archived to be read."""
+        """No system topics: all archived topics are listed as user topics."""
         return json_response({"topicList": []})
 
     async def make_topic(self, request: Request) -> Response:
-        """UPDATE_AND_CREATE_TOPIC: refused, but for what a proxy needs to start."""
+        """UPDATE_AND_CREATE_TOPIC: refused, except for the topic a proxy needs."""
         name = request.text("topic")
         if name != PROXY_TOPIC:
-            return Response(ResponseCode.NO_PERMISSION, remark="this is an archive: it is read-only")
+            return Response(ResponseCode.NO_PERMISSION, remark=READ_ONLY)
         read_queues, write_queues = (
             min(max(request.number(field, 1), 1), MADE_QUEUES_MAX)
             for field in ("readQueueNums", "writeQueueNums")
@@ -170,7 +171,7 @@ class RouteHandlers:
         return json_response(config.document())
 
     async def group_config(self, request: Request) -> Response:
-        """GET_SUBSCRIPTIONGROUP_CONFIG; a group nobody configured has the defaults."""
+        """GET_SUBSCRIPTIONGROUP_CONFIG; defaults for a group without a configuration."""
         return json_response(self._routes.group_config(request.text("group")))
 
     async def broker_config(self, request: Request) -> Response:
@@ -191,7 +192,7 @@ def _data_version(routes: RouteTable) -> dict[str, int]:
 
 
 def runtime_table(started_ms: int) -> dict[str, str]:
-    """What clusterList and brokerStatus read; who only serves takes no messages, so most of it is zero."""
+    """Fields that clusterList and brokerStatus read; mostly zero, as no messages are accepted."""
     rates = ("putTps", "getTransferedTps", "getTransferredTps", "getFoundTps", "getMissTps", "getTotalTps")
     zeros = (
         "sendThreadPoolQueueSize", "pullThreadPoolQueueSize", "ackThreadPoolQueueSize", "queryThreadPoolQueueSize",

@@ -1,1 +1,1 @@
-"""POP, acknowledgements and assignment, as a proxy needs them."""
+"""POP consumption: delivery, acknowledgements, queue assignment."""

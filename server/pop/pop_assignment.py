@@ -1,7 +1,7 @@
-"""Which queues a client of a group takes, decided here (QUERY_ASSIGNMENT), and how: PULL or POP.
+"""Assigns a topic's queues to the members of a group (QUERY_ASSIGNMENT), with mode PULL or POP.
 
-Clients of RocketMQ 5 ask when they do not share queues out themselves. Modes are kept in memory: a broker keeps them in
-its configuration, and mqadmin sets them.
+For RocketMQ 5 clients that do not rebalance themselves. Modes, set by mqadmin, are in memory only; a broker stores
+them.
 
 Sources: org.apache.rocketmq.broker.processor.QueryAssignmentProcessor, AllocateMessageQueueAveragely and …ByCircle.
 """
@@ -24,7 +24,7 @@ AVERAGELY, BY_CIRCLE = "AVG", "AVG_BY_CIRCLE"
 
 
 def averagely(queues: Sequence[int], members: Sequence[str], member: str) -> list[int]:
-    """A stretch of the queues for each member, the first ones get one more. Pure."""
+    """A contiguous share for each member; the first members get one more. Pure."""
     if member not in members:
         return []
     index, (share, more) = members.index(member), divmod(len(queues), len(members))
@@ -33,7 +33,7 @@ def averagely(queues: Sequence[int], members: Sequence[str], member: str) -> lis
 
 
 def by_circle(queues: Sequence[int], members: Sequence[str], member: str) -> list[int]:
-    """One queue for each member in turn. Pure."""
+    """Queues dealt out in turn. Pure."""
     return list(queues[members.index(member) :: len(members)]) if member in members else []
 
 
@@ -41,7 +41,7 @@ _STRATEGIES = {AVERAGELY: averagely, BY_CIRCLE: by_circle}
 
 
 class AssignmentHandlers:
-    """Shares the queues of a topic out among the members of a group."""
+    """Handlers of assignment and modes."""
 
     def __init__(self, routes: RouteTable, clients: ClientTable) -> None:
         self._routes, self._clients = routes, clients
@@ -52,22 +52,22 @@ class AssignmentHandlers:
         table.register(RequestCode.SET_MESSAGE_REQUEST_MODE)(self.set_mode)
 
     async def assignment(self, request: Request) -> Response:
-        """QUERY_ASSIGNMENT; without "messageQueueAssignments" the client keeps what it has."""
-        asked = request.document()
-        topic, group = str(asked.get("topic", "")), str(asked.get("consumerGroup", ""))
+        """QUERY_ASSIGNMENT; without "messageQueueAssignments" the client keeps its queues."""
+        document = request.document()
+        topic, group = str(document.get("topic", "")), str(document.get("consumerGroup", ""))
         config, members = self._routes.find(topic), self._clients.group(group)
         mode = PULL if topic.startswith(RETRY_PREFIX) else self._modes.get((group, topic), PULL)
         if config is None:
             return json_response({})
         queues = list(range(config.read_queues))
-        if asked.get("messageModel") != "BROADCASTING":
-            share_out = _STRATEGIES.get(str(asked.get("strategyName", AVERAGELY)))
-            if members is None or share_out is None:
+        if document.get("messageModel") != "BROADCASTING":
+            strategy = _STRATEGIES.get(str(document.get("strategyName", AVERAGELY)))
+            if members is None or strategy is None:
                 return json_response({})
             if mode == POP:
-                queues = [ANY_QUEUE]  # everybody pops all of them
+                queues = [ANY_QUEUE]  # each member pops all queues
             else:
-                queues = share_out(queues, sorted(members.members), str(asked.get("clientId", "")))
+                queues = strategy(queues, sorted(members.members), str(document.get("clientId", "")))
         broker = self._routes.archive.broker
         return json_response({
             "messageQueueAssignments": [
@@ -76,18 +76,18 @@ class AssignmentHandlers:
         })  # fmt: skip
 
     async def set_mode(self, request: Request) -> Response:
-        asked = request.document()
-        topic, group = str(asked.get("topic", "")), str(asked.get("consumerGroup", ""))
-        mode = str(asked.get("mode", PULL))
+        document = request.document()
+        topic, group = str(document.get("topic", "")), str(document.get("consumerGroup", ""))
+        mode = str(document.get("mode", PULL))
         if (refusal := self._routes.group_refusal(group)) is not None:
             return refusal
         if topic.startswith(RETRY_PREFIX):
-            return Response(ResponseCode.NO_PERMISSION, remark="a retry topic is always pulled")
+            return Response(ResponseCode.NO_PERMISSION, remark="retry topics are always pulled")
         if self._routes.find(topic) is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
         if mode not in (PULL, POP):
-            return Response(ResponseCode.SYSTEM_ERROR, remark=f"{mode[:20]!r} is no mode")
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"mode {mode[:20]} is neither PULL nor POP")
         if len(self._modes) >= MODES_MAX and (group, topic) not in self._modes:
-            return Response(ResponseCode.SYSTEM_ERROR, remark=f"more than {MODES_MAX} modes were set")
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"{MODES_MAX} modes are set already")
         self._modes[group, topic] = mode
         return Response()

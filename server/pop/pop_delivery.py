@@ -1,7 +1,4 @@
-"""Which messages a POP request gets: first what was not acknowledged in time, then what nobody had yet.
-
-Owns that order and its limits. Does not own waiting or the requests (pop_handlers.py).
-"""
+"""Selects the messages of a POP request: first those not acknowledged in time, then new ones."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ from fetcher.rows.pull import PullRequest, PullStatus
 from server.backend.backend import Backend
 from server.groups.client_table import TAG
 from server.pop.pop_messages import records, redelivered
-from server.pop.pop_queues import PlaceKey, PopPlace, PopPlaces
+from server.pop.pop_queues import GroupQueue, GroupQueueKey, PopQueues
 
 UNACKED_MAX = 2_000
-"""Messages of a queue that a group may have in hand; more are given out when some are acknowledged."""
+"""Unacknowledged messages of a group and queue; at the limit no new ones are popped."""
 EMPTY_STEPS_MAX = 64
-"""Steps over messages that the filter does not want, in one request and queue."""
+"""Reads without a matching message, per request and queue."""
 
 
 @dataclass(frozen=True)
 class PopRequest:
-    """What one request asks for. ``in_order``: nothing of a queue while something of it is in hand."""
+    """One request. ``in_order``: no message of a queue with unacknowledged ones."""
 
     group: str
     topic: str
@@ -35,8 +32,8 @@ class PopRequest:
 
 
 @dataclass
-class Given:
-    """What was found so far: records in order, and their offsets by queue."""
+class PopBatch:
+    """Records of a reply in order, and their offsets by queue."""
 
     body: list[bytes] = field(default_factory=list)
     offsets: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -44,76 +41,82 @@ class Given:
     size: int = 0
 
     def add(self, queue_id: int, offset: int, data: bytes) -> None:
-        """One record more."""
+        """Add a record."""
         self.body.append(data)
         self.offsets[queue_id].append(offset)
         self.size += len(data)
 
 
 class PopDelivery:
-    """Reads ``archive`` for groups. ``clock_ms``: the time of day."""
+    """Reads ``archive`` for groups. ``clock_ms``: wall clock."""
 
     def __init__(
-        self, archive: Backend, places: PopPlaces, bytes_max: int, clock_ms: Callable[[], int]
+        self, archive: Backend, queues: PopQueues, bytes_max: int, clock_ms: Callable[[], int]
     ) -> None:
-        self._archive, self._places = archive, places
+        self._archive, self._queues = archive, queues
         self._bytes_max, self._clock_ms = bytes_max, clock_ms
 
-    async def given(self, wish: PopRequest, queues: list[int]) -> Given:
-        """What of ``queues``, in their order, goes out now. Raises UsageError for a filter or messages that cannot be
-        popped, and what reading raises."""
-        answer = Given()
+    async def batch(self, wanted: PopRequest, queues: list[int]) -> PopBatch:
+        """The messages of ``queues``, in their order, to deliver now. Raises UsageError for a filter or messages that
+        cannot be popped, and what reading raises."""
+        answer = PopBatch()
         for queue_id in queues:
-            bounds = self._archive.bounds(wish.topic, queue_id)
+            bounds = self._archive.bounds(wanted.topic, queue_id)
             if bounds is None:
                 continue
-            key = wish.group, wish.topic, queue_id
-            place = self._places.taken(key)
-            async with place.lock:
-                if len(answer.body) < wish.count:
-                    await self._repeat(wish, queue_id, place, answer)
-                    await self._give(wish, key, place, answer)
-                self._places.note(key, place)
-                answer.rest += max(0, bounds.maximum - place.state.next_offset)
+            key = wanted.group, wanted.topic, queue_id
+            entry = self._queues.acquire(key)
+            async with entry.lock:
+                if len(answer.body) < wanted.count:
+                    await self._redeliver(wanted, queue_id, entry, answer)
+                    await self._deliver(wanted, key, entry, answer)
+                self._queues.note(key, entry)
+                answer.rest += max(0, bounds.maximum - entry.state.next_offset)
         return answer
 
-    async def _repeat(self, wish: PopRequest, queue_id: int, place: PopPlace, answer: Given) -> None:
-        """What was not acknowledged in time."""
-        visible = place.state.visible(self._clock_ms())
-        if wish.in_order and len(visible) < len(place.state.unacked):
+    async def _redeliver(
+        self, wanted: PopRequest, queue_id: int, entry: GroupQueue, answer: PopBatch
+    ) -> None:
+        """Messages not acknowledged in time."""
+        visible = entry.state.visible(self._clock_ms())
+        if wanted.in_order and len(visible) < len(entry.state.unacked):
             return
         for offset in visible:
-            if len(answer.body) >= wish.count or answer.size >= self._bytes_max:
+            if len(answer.body) >= wanted.count or answer.size >= self._bytes_max:
                 return
-            found = await self._archive.pull(self._pull(wish, queue_id, offset, 1, "*", TAG))
+            found = await self._archive.pull(self._pull(wanted, queue_id, offset, 1, "*", TAG))
             popped = (
-                next(iter(records(found.body, wish.topic)), None)
+                next(iter(records(found.body, wanted.topic)), None)
                 if found.status is PullStatus.FOUND
                 else None
             )
             if popped is None or popped.offset != offset:
-                place.state.acknowledge(offset)  # it is gone: nobody can get it any more
+                entry.state.acknowledge(offset)  # the message no longer exists
                 continue
-            unacked = place.state.give(offset, self._clock_ms(), wish.invisible_ms)
+            unacked = entry.state.deliver(offset, self._clock_ms(), wanted.invisible_ms)
             answer.add(queue_id, offset, redelivered(popped.data, unacked.times))
 
-    async def _give(self, wish: PopRequest, key: PlaceKey, place: PopPlace, answer: Given) -> None:
-        """What nobody had yet."""
-        state, queue_id = place.state, key[2]
+    async def _deliver(
+        self, wanted: PopRequest, key: GroupQueueKey, entry: GroupQueue, answer: PopBatch
+    ) -> None:
+        """New messages."""
+        state, queue_id = entry.state, key[2]
         for _ in range(EMPTY_STEPS_MAX):
-            room = min(UNACKED_MAX - len(state.unacked), self._places.room())
-            count = min(wish.count - len(answer.body), room)
-            if count <= 0 or answer.size >= self._bytes_max or (wish.in_order and state.unacked):
+            room = min(UNACKED_MAX - len(state.unacked), self._queues.room())
+            count = min(wanted.count - len(answer.body), room)
+            if count <= 0 or answer.size >= self._bytes_max or (wanted.in_order and state.unacked):
                 return
-            pull = self._pull(wish, queue_id, state.next_offset, count, wish.expression, wish.expression_type)
+            pull = self._pull(
+                wanted, queue_id, state.next_offset, count, wanted.expression, wanted.expression_type
+            )
             found = await self._archive.pull(pull)
             if found.status is PullStatus.FOUND:
-                for popped in records(found.body, wish.topic):
-                    if not self._places.room():
-                        return  # others were given messages while this was read
-                    state.give(popped.offset, self._clock_ms(), wish.invisible_ms)
+                for popped in records(found.body, wanted.topic):
+                    if not self._queues.room():
+                        return  # other requests popped during the read
+                    state.deliver(popped.offset, self._clock_ms(), wanted.invisible_ms)
                     answer.add(queue_id, popped.offset, popped.data)
-                    self._places.count(key, place)
+                    self._queues.count(key, entry)
                 state.skip_to(found.next_offset)
                 return
             if found.status not in (PullStatus.NO_MATCHED_MESSAGE, PullStatus.OFFSET_TOO_SMALL):
@@ -123,6 +126,6 @@ class PopDelivery:
             state.skip_to(found.next_offset)
 
     def _pull(
-        self, wish: PopRequest, queue_id: int, offset: int, count: int, expression: str, kind: str
+        self, wanted: PopRequest, queue_id: int, offset: int, count: int, expression: str, kind: str
     ) -> PullRequest:
-        return PullRequest(wish.topic, queue_id, offset, count, self._bytes_max, wish.group, expression, kind)
+        return PullRequest(wanted.topic, queue_id, offset, count, self._bytes_max, wanted.group, expression, kind)

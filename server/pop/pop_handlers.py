@@ -1,9 +1,6 @@
-"""POP on the event loop (200050, 200051, 200151, 200053): what gRPC clients use through a RocketMQ 5 proxy.
+"""POP requests (200050, 200051, 200151, 200053), which gRPC clients use through a RocketMQ 5 proxy.
 
-A group's offset becomes durable soon after it moved, as a broker's does. A group whose offsets are another server's
-cannot pop here.
-
-Owns the requests and waiting. What a request gets is pop_delivery.py's, how far a group is pop_queues.py's.
+Group offsets are written soon after they move, as at a broker. Only the owner of the groups serves POP.
 """
 
 from __future__ import annotations
@@ -17,10 +14,10 @@ from server.backend.backend import Backend
 from server.backend.route_handlers import RouteTable
 from server.groups.client_table import TAG
 from server.groups.group_offsets import GroupOffsets
-from server.pop.pop_delivery import UNACKED_MAX, Given, PopDelivery, PopRequest
+from server.pop.pop_delivery import UNACKED_MAX, PopBatch, PopDelivery, PopRequest
 from server.pop.pop_messages import handle_of, offset_fields
 from server.pop.pop_queues import BYTES_MAX as POP_BYTES_MAX
-from server.pop.pop_queues import PlaceKey, PopPlaces
+from server.pop.pop_queues import GroupQueueKey, PopQueues
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import BadRequestError, HandlerTable, Request, Response
 from tiered.errors import UsageError
@@ -45,8 +42,8 @@ class PopHandlers:
     ) -> None:
         self._archive, self._routes, self._offsets = archive, routes, offsets
         self._clock_ms = clock_ms
-        self._places = PopPlaces(archive, offsets, bytes_max=unacked_bytes_max)
-        self._giving = PopDelivery(archive, self._places, bytes_max, clock_ms)
+        self._queues = PopQueues(archive, offsets, bytes_max=unacked_bytes_max)
+        self._delivery = PopDelivery(archive, self._queues, bytes_max, clock_ms)
         self._first_queue = 0
         self._freed = asyncio.Event()
 
@@ -59,7 +56,7 @@ class PopHandlers:
     # -- popping ----------------------------------------------------------------------------------------------
 
     async def pop(self, request: Request) -> Response:
-        """POP_MESSAGE; waits as long as the client said when there is nothing."""
+        """POP_MESSAGE; waits up to the client's pollTime for messages."""
         topic, queue_id = request.text("topic"), request.number("queueId", -1)
         if (refusal := self._routes.group_refusal(request.text("consumerGroup"))) is not None:
             return refusal
@@ -69,31 +66,31 @@ class PopHandlers:
         if queue_id >= max(config.read_queues, 1):
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"{topic} has no queue {queue_id}")
         if not self._offsets.is_owner:
-            remark = "consumer groups of this archive are served by another server"
+            remark = "another server owns the consumer groups of this archive"
             return Response(ResponseCode.NO_PERMISSION, remark=remark)
-        wish = _wish(request)
-        queues = [queue_id] if queue_id >= 0 else self._rotated(config.read_queues)
+        wanted = _pop_request(request)
+        queues = [queue_id] if queue_id >= 0 else self._rotate(config.read_queues)
         ends_s = time.monotonic() + min(max(request.number("pollTime", 0), 0) / 1000, HOLD_S_MAX)
         while True:
             try:
-                answer = await self._giving.given(wish, queues)
+                answer = await self._delivery.batch(wanted, queues)
             except UsageError as error:
                 return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
             left_s = ends_s - time.monotonic()
             if answer.body or left_s <= 0:
-                return self._response(wish, answer)
-            await self._changed(wish, queues, left_s)
+                return self._response(wanted, answer)
+            await self._changed(wanted, queues, left_s)
 
-    def _rotated(self, count: int) -> list[int]:
-        """All queues, beginning with another one each time."""
+    def _rotate(self, count: int) -> list[int]:
+        """All queues, starting with another one each time."""
         self._first_queue += 1
         return [(self._first_queue + number) % count for number in range(count)]
 
-    async def _changed(self, wish: PopRequest, queues: list[int], left_s: float) -> None:
+    async def _changed(self, wanted: PopRequest, queues: list[int], left_s: float) -> None:
         due = (
-            place.state.next_visible_ms()
+            entry.state.next_visible_ms()
             for queue_id in queues
-            if (place := self._places.find((wish.group, wish.topic, queue_id))) is not None
+            if (entry := self._queues.find((wanted.group, wanted.topic, queue_id))) is not None
         )
         due_ms = min((visible_ms for visible_ms in due if visible_ms is not None), default=None)
         if due_ms is not None:
@@ -106,20 +103,20 @@ class PopHandlers:
             for wait in waits:
                 wait.cancel()
 
-    def _response(self, wish: PopRequest, answer: Given) -> Response:
+    def _response(self, wanted: PopRequest, answer: PopBatch) -> Response:
         ext = {
-            "popTime": str(self._popped_ms(wish, answer)), "invisibleTime": str(wish.invisible_ms), "reviveQid": "0",
-            "restNum": str(answer.rest), **offset_fields(answer.offsets),
+            "popTime": str(self._popped_ms(wanted, answer)), "invisibleTime": str(wanted.invisible_ms), "reviveQid":
+            "0", "restNum": str(answer.rest), **offset_fields(answer.offsets),
         }  # fmt: skip
         code = ResponseCode.SUCCESS if answer.body else ResponseCode.POLLING_TIMEOUT
         return Response(code, ext, answer.body)
 
-    def _popped_ms(self, wish: PopRequest, answer: Given) -> int:
-        """One time for all of an answer: receipts name it."""
+    def _popped_ms(self, wanted: PopRequest, answer: PopBatch) -> int:
+        """One pop time for all messages of a reply, as in their receipts."""
         now_ms = self._clock_ms()
         for queue_id, offsets in answer.offsets.items():
-            place = self._places.find((wish.group, wish.topic, queue_id))
-            unacked = place.state.unacked if place is not None else {}
+            entry = self._queues.find((wanted.group, wanted.topic, queue_id))
+            unacked = entry.state.unacked if entry is not None else {}
             for offset in offsets:
                 if offset in unacked:
                     unacked[offset].popped_ms = now_ms
@@ -132,74 +129,74 @@ class PopHandlers:
         return self._acknowledged(key, [request.number("offset")])
 
     async def acknowledge_many(self, request: Request) -> Response:
-        """BATCH_ACK_MESSAGE: bits count from a start offset."""
+        """BATCH_ACK_MESSAGE: bit sets from a start offset."""
         code = Response()
         listed = request.document().get("acks") or []
         if not isinstance(listed, list):
-            raise BadRequestError("acks is no list")
+            raise BadRequestError("acks is not a list")
         for item in listed:
             try:
                 start, bits = int(item["so"]), base64.b64decode(str(item["b"]), validate=True).rstrip(b"\0")
                 key = str(item["c"]), str(item["t"]), int(item["q"])
             except (KeyError, TypeError, ValueError) as error:
-                raise BadRequestError(f"an acknowledgement does not parse: {error!r}") from error
+                raise BadRequestError(f"acknowledgement does not parse: {error}") from error
             found = self._acknowledged(key, self._named(key, start, bits))
             code = code if found.code == ResponseCode.SUCCESS else found
         return code
 
-    def _named(self, key: PlaceKey, start: int, bits: bytes) -> list[int]:
-        """Offsets that ``bits``, counted from ``start``, name: of very many the last, and those in hand."""
+    def _named(self, key: GroupQueueKey, start: int, bits: bytes) -> list[int]:
+        """Offsets in ``bits``, counted from ``start``; of a very large set only the last and unacknowledged ones."""
         if not bits:
             return []
-        place = self._places.find(key)
+        entry = self._queues.find(key)
         last = 8 * (len(bits) - 1) + bits[-1].bit_length() - 1
         numbers: Iterable[int] = range(last)
         if last > UNACKED_MAX:
-            unacked = place.state.unacked if place is not None else {}
+            unacked = entry.state.unacked if entry is not None else {}
             numbers = (offset - start for offset in unacked if 0 <= offset - start < last)
         return [start + n for n in (*numbers, last) if bits[n // 8] >> n % 8 & 1]
 
-    def _acknowledged(self, key: PlaceKey, offsets: list[int]) -> Response:
+    def _acknowledged(self, key: GroupQueueKey, offsets: list[int]) -> Response:
         bounds = self._archive.bounds(key[1], key[2])
         if bounds is None or any(not 0 <= offset <= bounds.maximum for offset in offsets):
             return Response(ResponseCode.NO_MESSAGE, remark=f"offsets {offsets[:3]} of {key[1]} do not exist")
-        place = self._places.find(key)
-        if place is not None:
+        entry = self._queues.find(key)
+        if entry is not None:
             for offset in offsets:
-                place.state.acknowledge(offset)
-            self._places.note(key, place)
+                entry.state.acknowledge(offset)
+            self._queues.note(key, entry)
             self._wake()
-        return Response()  # one from before a restart: the message comes again, as after a broker's
+        return Response()  # popped before a restart: delivered again, as at a broker
 
     async def hide(self, request: Request) -> Response:
-        """CHANGE_MESSAGE_INVISIBLETIME: longer, or at once with 0."""
+        """CHANGE_MESSAGE_INVISIBLETIME; 0 makes the message visible at once."""
         key = request.text("consumerGroup"), request.text("topic"), request.number("queueId")
         offset, invisible_ms = request.number("offset"), max(0, request.number("invisibleTime"))
         try:
             handle = handle_of(request.text("extraInfo"))
         except UsageError as error:
             raise BadRequestError(str(error)) from error
-        place, now_ms = self._places.find(key), self._clock_ms()
-        if place is None or not place.state.hide(offset, handle.popped_ms, now_ms, invisible_ms):
-            return Response(ResponseCode.NO_MESSAGE, remark=f"offset {offset} is not in this client's hands")
+        entry, now_ms = self._queues.find(key), self._clock_ms()
+        if entry is None or not entry.state.hide(offset, handle.popped_ms, now_ms, invisible_ms):
+            return Response(ResponseCode.NO_MESSAGE, remark=f"offset {offset} is not popped by this client")
         self._wake()
         return Response(ext={"popTime": str(now_ms), "invisibleTime": str(invisible_ms), "reviveQid": "0"})
 
     def _wake(self) -> None:
-        """Wake who waits: a queue in order may be free, a message may be visible earlier."""
+        """Wake waiting requests: an ordered queue may be free, a message visible earlier."""
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
 
     def expire(self) -> None:
-        """Forget queues that nobody uses."""
-        self._places.expire()
+        """Remove unused queues."""
+        self._queues.expire()
 
 
 async def _event(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def _wish(request: Request) -> PopRequest:
+def _pop_request(request: Request) -> PopRequest:
     return PopRequest(
         group=request.name("consumerGroup"),
         topic=request.text("topic"),

@@ -1,4 +1,4 @@
-"""Records of a pull as POP needs them: one by one with their offsets, and how an answer names them.
+"""Splits a pull's body into records with their offsets, and encodes the offset fields of a POP reply.
 
 Pure. Sources: org.apache.rocketmq.remoting.protocol.header.ExtraInfoUtil, MQClientAPIImpl.processPopResponse.
 """
@@ -25,7 +25,7 @@ _QUEUE_OFFSET_AT, _SYS_FLAG_AT, _BORN_HOST_AT = 20, 36, 48
 
 @dataclass(frozen=True)
 class Popped:
-    """A record and its offset in the queue it was asked from."""
+    """A record and its offset in the popped queue."""
 
     offset: int
     data: bytes
@@ -33,7 +33,7 @@ class Popped:
 
 @dataclass(frozen=True)
 class Handle:
-    """What a client shows to acknowledge: ``startOffset popTime invisible revive retry broker queue offset``."""
+    """A receipt: ``startOffset popTime invisible revive retry broker queue offset``."""
 
     popped_ms: int
     queue_id: int
@@ -41,12 +41,12 @@ class Handle:
 
 
 def handle_of(text: str) -> Handle:
-    """Raises UsageError for what is none."""
+    """Parse a receipt. Raises UsageError if it is not one."""
     parts = text.split(" ")
     try:
         return Handle(int(parts[1]), int(parts[6]), int(parts[7]))
     except (IndexError, ValueError) as error:
-        raise UsageError(f"extraInfo {text[:80]!r} is no receipt") from error
+        raise UsageError(f"extraInfo {text[:80]} is not a receipt") from error
 
 
 def records(body: Sequence[bytes | bytearray | memoryview], topic: str) -> Iterator[Popped]:
@@ -55,7 +55,7 @@ def records(body: Sequence[bytes | bytearray | memoryview], topic: str) -> Itera
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")
         if size <= _BORN_HOST_AT or at + size > len(data):
-            raise CorruptionError(f"a record of {topic} says it has {size} bytes")
+            raise CorruptionError(f"{topic}: record size {size} is impossible")
         record = data[at : at + size]
         (offset,), (sys_flag,) = (
             struct.unpack_from(">q", record, _QUEUE_OFFSET_AT),
@@ -80,7 +80,7 @@ def _lmq_offset(record: bytes, topic: str, otherwise: int) -> int:
 
 
 def redelivered(data: bytes, times: int) -> bytes:
-    """A record that says it was consumed ``times`` times more, as its repetition from a retry topic would."""
+    """A record with ``times`` added to its reconsume count, as a redelivery from a retry topic has."""
     (sys_flag,) = struct.unpack_from(">i", data, _SYS_FLAG_AT)
     at = (
         _BORN_HOST_AT
@@ -95,7 +95,7 @@ def redelivered(data: bytes, times: int) -> bytes:
 
 
 def offset_fields(found: Mapping[int, Sequence[int]]) -> dict[str, str]:
-    """``startOffsetInfo`` and ``msgOffsetInfo`` of an answer: queue id -> offsets in the order of its records."""
+    """``startOffsetInfo`` and ``msgOffsetInfo`` of a reply. ``found``: queue id -> offsets in the order of records."""
     return {
         "startOffsetInfo": ";".join(f"0 {queue_id} {min(offsets)}" for queue_id, offsets in found.items()),
         "msgOffsetInfo": ";".join(

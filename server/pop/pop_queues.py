@@ -1,12 +1,8 @@
-"""The queues that groups pop from: what of each is in hand, and how far the group's offset follows.
+"""The queues that groups pop from: unacknowledged messages and the group's offset, within a memory limit.
 
-A group's offset follows the messages acknowledged without a gap. A new group begins with the first archived message: a
-proxy always asks for the end (initMode), where an archive has nothing to give. A group that was moved begins anew.
-
-What is in somebody's hands weighs more than the offsets of groups: all of it has a bound of its own. Above it no more
-is given out, and queues that nobody uses are forgotten first.
-
-Owns which queues are known, forgetting them, and that bound. What is in somebody's hands is pop_state.py's.
+A group's offset follows the acknowledged messages up to the first gap. A new group starts at the first archived
+message: a proxy always asks for the end (initMode), where an archive has no messages. A reset group starts at its new
+offset. At the memory limit no message is popped, and unused queues are removed first.
 """
 
 from __future__ import annotations
@@ -21,19 +17,19 @@ from server.groups.group_offsets import GroupOffsets
 from server.pop.pop_state import PopQueue
 from server.wire.request import BadRequestError
 
-PlaceKey = tuple[str, str, int]
+GroupQueueKey = tuple[str, str, int]
 """Group, topic, queue id."""
 BYTES_MAX = 64 * 1024 * 1024
 SWEEP_S = 1.0
-"""Where there is no room, queues that nobody uses are looked for so often."""
-PLACE_BYTES, IN_HAND_BYTES = 1_200, 250
-"""A queue with its lock and its tables, without the group's name; a message in somebody's hands. Measured."""
+"""At the memory limit, how often unused queues are removed."""
+QUEUE_BYTES, UNACKED_BYTES = 1_200, 250
+"""Measured memory of a queue without names, and of an unacknowledged message."""
 
 
 @dataclass(slots=True)
-class PopPlace:
-    """A queue of a group, taken by one request at a time. ``noted``: the offset last told to the group's.
-    ``counted_bytes``: what it last was in the sum of all."""
+class GroupQueue:
+    """A queue of a group, used by one request at a time. ``noted``: the group offset last recorded. ``counted_bytes``:
+    its part of the memory count."""
 
     state: PopQueue
     noted: int
@@ -43,55 +39,54 @@ class PopPlace:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in anybody's hands, and nobody is about it: its group goes on from its offset."""
+        """Whether it can be removed: no unacknowledged message, no request; the group continues at its offset."""
         return not self.state.unacked and not self.lock.locked()
 
 
-class PopPlaces:
-    """All of them. Belongs to one event loop."""
+class PopQueues:
+    """All popped queues. Belongs to one event loop."""
 
     def __init__(self, archive: Backend, offsets: GroupOffsets, *, bytes_max: int = BYTES_MAX) -> None:
         self._archive, self._offsets = archive, offsets
         self._bytes_max = bytes_max
-        self._places: dict[PlaceKey, PopPlace] = {}
+        self._queues: dict[GroupQueueKey, GroupQueue] = {}
         self.held_bytes = 0
-        """Memory of all of them, about."""
+        """Memory estimate."""
         self._swept_s = float("-inf")
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._queues)
 
-    def find(self, key: PlaceKey) -> PopPlace | None:
-        """A queue that was popped from, as long as it is known."""
-        return self._places.get(key)
+    def find(self, key: GroupQueueKey) -> GroupQueue | None:
+        """A popped queue, or None."""
+        return self._queues.get(key)
 
-    def taken(self, key: PlaceKey) -> PopPlace:
-        """The queue, to pop from it: as it is known, or from the group's offset on. Raises BadRequestError where no
-        offset of it could be kept."""
+    def acquire(self, key: GroupQueueKey) -> GroupQueue:
+        """The queue to pop from, new ones at the group's offset. Raises BadRequestError at a memory limit."""
         known = self._offsets.find(*key)
         if known is None:
             known = self._archive.archived_offset(*key)
-        place = self._places.get(key)
-        if not self._offsets.has_room(*key):  # its offset would be lost, and everything come again
+        entry = self._queues.get(key)
+        if not self._offsets.has_room(*key):  # its offset would be lost
             raise BadRequestError("group offsets are at their memory limit (serve.memory_bytes)")
-        if place is None or known != place.noted:  # new, or the group was moved, or the topic made anew
+        if entry is None or known != entry.noted:  # new, or the group was reset, or the topic recreated
             if known is None:
                 bounds = self._archive.bounds(key[1], key[2])
                 known = 0 if bounds is None else bounds.minimum
-            if place is None and not self._has_room(_bytes_of(key, 0)):
+            if entry is None and not self._has_room(_bytes_of(key, 0)):
                 raise BadRequestError("popped messages are at their memory limit (serve.memory_bytes)")
-            counted_bytes = 0 if place is None else place.counted_bytes
-            place = self._places[key] = PopPlace(PopQueue(known), known, counted_bytes=counted_bytes)
+            counted_bytes = 0 if entry is None else entry.counted_bytes
+            entry = self._queues[key] = GroupQueue(PopQueue(known), known, counted_bytes=counted_bytes)
             self._offsets.note(*key, known)
-        place.used_s = time.monotonic()
-        self.count(key, place)
-        return place
+        entry.used_s = time.monotonic()
+        self.count(key, entry)
+        return entry
 
     def room(self) -> int:
-        """Messages that may be given out before too many are in hand."""
-        if not self._has_room(IN_HAND_BYTES):
+        """Number of messages that may be popped within the memory limit."""
+        if not self._has_room(UNACKED_BYTES):
             return 0
-        return (self._bytes_max - self.held_bytes) // IN_HAND_BYTES
+        return (self._bytes_max - self.held_bytes) // UNACKED_BYTES
 
     def _has_room(self, more_bytes: int) -> bool:
         if self.held_bytes + more_bytes > self._bytes_max and time.monotonic() - self._swept_s >= SWEEP_S:
@@ -99,29 +94,29 @@ class PopPlaces:
             self.expire(0.0)
         return self.held_bytes + more_bytes <= self._bytes_max
 
-    def count(self, key: PlaceKey, place: PopPlace) -> None:
-        """What is in hand of the queue may have changed."""
-        if self._places.get(key) is place:
-            now_bytes = _bytes_of(key, len(place.state.unacked))
-            self.held_bytes += now_bytes - place.counted_bytes
-            place.counted_bytes = now_bytes
+    def count(self, key: GroupQueueKey, entry: GroupQueue) -> None:
+        """Update the memory count of a queue."""
+        if self._queues.get(key) is entry:
+            now_bytes = _bytes_of(key, len(entry.state.unacked))
+            self.held_bytes += now_bytes - entry.counted_bytes
+            entry.counted_bytes = now_bytes
 
-    def note(self, key: PlaceKey, place: PopPlace) -> None:
-        """Have the group's offset follow, and the count of what is in hand."""
-        self.count(key, place)
-        done = place.state.done_offset
-        if done > place.noted and self._places.get(key) is place:
-            place.noted = done
+    def note(self, key: GroupQueueKey, entry: GroupQueue) -> None:
+        """Update the group's offset and the memory count."""
+        self.count(key, entry)
+        done = entry.state.done_offset
+        if done > entry.noted and self._queues.get(key) is entry:
+            entry.noted = done
             self._offsets.note(*key, done)
 
     def expire(self, idle_s: float = 600.0) -> None:
-        """Forget queues that nobody uses and where nothing is in hand."""
+        """Remove idle queues without unacknowledged messages."""
         limit_s = time.monotonic() - idle_s
-        self._places = {
-            key: place for key, place in self._places.items() if place.used_s > limit_s or not place.is_idle
+        self._queues = {
+            key: entry for key, entry in self._queues.items() if entry.used_s > limit_s or not entry.is_idle
         }
-        self.held_bytes = sum(place.counted_bytes for place in self._places.values())
+        self.held_bytes = sum(entry.counted_bytes for entry in self._queues.values())
 
 
-def _bytes_of(key: PlaceKey, unacked: int) -> int:
-    return PLACE_BYTES + sys.getsizeof(key[0]) + IN_HAND_BYTES * unacked
+def _bytes_of(key: GroupQueueKey, unacked: int) -> int:
+    return QUEUE_BYTES + sys.getsizeof(key[0]) + UNACKED_BYTES * unacked

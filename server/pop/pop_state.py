@@ -1,8 +1,8 @@
-"""POP consumption of one queue by one group: which messages are in somebody's hands, and how far the group is.
+"""POP state of one queue and group: unacknowledged messages, and the group's offset. Pure.
 
-A popped message is invisible until its time is over or it is acknowledged; then it is given out again. The group's
-offset never passes a message that is not acknowledged. Pure. In memory only: after a restart of the server what was
-not acknowledged, or was acknowledged beyond one that was not, comes again.
+A popped message is invisible until it is acknowledged; after its invisible time it is delivered again. The group's
+offset never passes an unacknowledged message. In memory only: after a restart, messages from the first unacknowledged
+one on are delivered again.
 
 Source: org.apache.rocketmq.broker.processor.PopMessageProcessor, PopBufferMergeService.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Unacked:
-    """A message given out and not acknowledged. ``times``: how often it was given out before."""
+    """An unacknowledged message. ``times``: earlier deliveries."""
 
     popped_ms: int
     visible_ms: int
@@ -23,22 +23,22 @@ class Unacked:
 
 @dataclass
 class PopQueue:
-    """``next_offset``: the first never given out. ``unacked`` is in order of offsets."""
+    """``next_offset``: the first never popped. ``unacked`` is in order of offsets."""
 
     next_offset: int
     unacked: dict[int, Unacked] = field(default_factory=dict)
 
     @property
     def done_offset(self) -> int:
-        """Every message before it is acknowledged or was not wanted."""
+        """All messages before it are acknowledged or filtered out."""
         return next(iter(self.unacked), self.next_offset)
 
-    def give(self, offset: int, now_ms: int, invisible_ms: int) -> Unacked:
-        """``offset`` goes into somebody's hands: a new one, or one whose time is over."""
+    def deliver(self, offset: int, now_ms: int, invisible_ms: int) -> Unacked:
+        """Pop ``offset``: a new message, or one whose invisible time is over."""
         found = self.unacked.get(offset)
         if found is None:
             if offset < self.next_offset:
-                raise ValueError(f"offset {offset} was given out before")
+                raise ValueError(f"offset {offset} was popped before")
             found = self.unacked[offset] = Unacked(now_ms, now_ms + invisible_ms)
             self.next_offset = offset + 1
         else:
@@ -46,15 +46,15 @@ class PopQueue:
         return found
 
     def skip_to(self, offset: int) -> None:
-        """Nothing before ``offset`` is wanted that was not given out."""
+        """Messages before ``offset`` that were not popped are filtered out."""
         self.next_offset = max(self.next_offset, offset)
 
     def acknowledge(self, offset: int) -> bool:
-        """Whether it was in somebody's hands. Whose does not matter: it was consumed."""
+        """Returns whether it was unacknowledged, whichever client popped it."""
         return self.unacked.pop(offset, None) is not None
 
     def hide(self, offset: int, popped_ms: int, now_ms: int, invisible_ms: int) -> bool:
-        """Keep it invisible for ``invisible_ms`` from now on; only for who popped it last, at ``popped_ms``."""
+        """Extend the invisible time to ``invisible_ms`` from now; only for its last pop, at ``popped_ms``."""
         found = self.unacked.get(offset)
         if found is None or found.popped_ms != popped_ms or found.visible_ms <= now_ms:
             return False
@@ -62,9 +62,9 @@ class PopQueue:
         return True
 
     def visible(self, now_ms: int) -> list[int]:
-        """Offsets to be given out again, in order."""
+        """Offsets to deliver again, in order."""
         return [offset for offset, found in self.unacked.items() if found.visible_ms <= now_ms]
 
     def next_visible_ms(self) -> int | None:
-        """When the next one is to be given out again."""
+        """When the next message is to be delivered again."""
         return min((found.visible_ms for found in self.unacked.values()), default=None)

@@ -18,9 +18,10 @@ from typing import Final, NamedTuple
 
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.policy.read_router import ReadRouter
+from server.backend.offset_handlers import push_reset
 from server.groups.bounded_gather import bounded_gather
 from server.groups.client_table import ClientTable, Member
-from server.groups.fastjson_text import offsets_for, queue_map
+from server.groups.fastjson_text import queue_map
 from server.groups.queue_locks import MessageQueue
 from server.proxy.merged_offsets import ANSWER_S, MergedOffsets, number_in, offset_table
 from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
@@ -70,13 +71,7 @@ class GroupResets:
             return Response(ResponseCode.SYSTEM_ERROR, remark=remark)
         table = {move.queue: move.offset for move in moves}
         if members:
-            ext = {
-                "topic": topic, "group": group, "timestamp": request.text("timestamp", "0"),
-                "isForce": request.text("isForce", "true"),
-            }  # fmt: skip
-            for member in members:
-                body = offsets_for(member.language, table)
-                member.peer.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+            push_reset(members, request, table)
         else:
             refused = await self._commit(request.command, upstream, group, moves)
             if refused is not None:

@@ -1,1 +1,1 @@
-"""Messages that consumers sent back: kept under the state prefix, served again."""
+"""Retry messages: stored under the state prefix, delivered again from retry topics."""

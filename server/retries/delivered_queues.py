@@ -1,7 +1,4 @@
-"""Reading what was delivered into queues that grow here, beside those of the archive.
-
-Owns nothing but a state (retry_state.py), which others change.
-"""
+"""Reads messages delivered into queues that grow here, in addition to archived ones."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ from server.retries.retry_state import RetryMessage, RetryQueue, RetryState
 
 
 class DeliveredQueues:
-    """Queue 0 of some topics. Belongs to one event loop."""
+    """Queue 0 of some topics. Belongs to one event loop; subclasses change ``state``."""
 
     def __init__(self) -> None:
         self.state = RetryState()
         self._grown = asyncio.Event()
-        self.free_from: Callable[[str], int] = lambda topic: 0
-        """The first offset of a topic's queue 0 behind what is archived and what was consumed at the broker."""
+        self.first_free_offset: Callable[[str], int] = lambda topic: 0
+        """Topic -> first offset of its queue 0 past the archived messages and those consumed at the broker."""
 
     def announce(self) -> None:
-        """Wake who waits for messages."""
+        """Wake waiting readers."""
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
     def delivered(self) -> Coroutine[Any, Any, object]:
-        """To be awaited: ends at the next delivery after this call."""
+        """Awaitable: ends at the next delivery after this call."""
         return self._grown.wait()
 
     def topics(self) -> list[str]:
@@ -38,15 +35,15 @@ class DeliveredQueues:
         return list(self.state.queues)
 
     def queue(self, topic: str) -> RetryQueue | None:
-        """Queue 0 of a topic, where messages are or were."""
+        """Queue 0 of a topic, if it ever had messages here."""
         return self.state.queues.get(topic)
 
     def message(self, number: int) -> RetryMessage | None:
-        """One that is kept."""
+        """A stored message."""
         return self.state.messages.get(number)
 
     def messages_from(self, topic: str, offset: int, count: int) -> list[RetryMessage]:
-        """Up to ``count`` delivered ones at ``offset`` and after it."""
+        """Up to ``count`` delivered messages from ``offset`` on."""
         queue = self.state.queues.get(topic)
         if queue is None:
             return []
@@ -54,7 +51,7 @@ class DeliveredQueues:
         return [self.state.messages[number] for number in queue.numbers[at : at + count]]
 
     def pull(self, request: PullRequest, bounds: Bounds) -> PullResult:
-        """Messages of our part of a queue; ``bounds`` are the whole queue's."""
+        """Messages of the part that grows here; ``bounds``: of the whole queue."""
         queue = self.state.queues[request.topic]
         if request.offset >= queue.next_offset:
             is_end = request.offset == queue.next_offset

@@ -1,6 +1,6 @@
-"""The one topic that can be written here: RocketMQ 5 proxies tell each other their clients by it.
+"""The only writable topic: RocketMQ 5 proxies share their clients through it, and do not start without it.
 
-In memory, the last messages only: proxies repeat what they say every ten seconds. Without it a proxy does not start.
+Only the last messages, in memory: proxies repeat theirs every ten seconds.
 Source: org.apache.rocketmq.proxy.service.sysmessage.HeartbeatSyncer, SendMessageRequestHeaderV2.
 """
 
@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from server.backend.backend import TopicConfig
-from server.backend.route_handlers import PROXY_TOPIC
+from server.backend.route_handlers import PROXY_TOPIC, READ_ONLY
 from server.retries.delivered_queues import DeliveredQueues
 from server.retries.retry_record import PHYS_BASE
-from server.retries.retry_state import RetryMessage, RetryObject, placed
+from server.retries.retry_state import RetryMessage, RetryObject, assign_offsets
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import HandlerTable, Request, Response
 from tiered.formats.record import MAGIC_V1, decode_record
 
 NUMBER_BASE: Final = 1 << 60
-"""Above every number of a message sent back."""
+"""Above the number of every retry message."""
 MESSAGES_KEPT: Final = 1_000
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of those: what proxies say has some hundred bytes."""
+"""Of those; a proxy's message has some hundred bytes."""
 BODY_BYTES_MAX: Final = 256 * 1024
 _HEAD = struct.Struct(">iIIiiqqiq")
 _SHORT_NAMES = {
@@ -39,10 +39,10 @@ _SHORT_NAMES = {
 
 
 class ProxyTopic(DeliveredQueues):
-    """Its messages, and the sends that bring them."""
+    """The topic's messages, and the send handler."""
 
     def __init__(self, made: Mapping[str, TopicConfig], clock_ms: Callable[[], int]) -> None:
-        """``made``: topics that were created here."""
+        """``made``: topics created here."""
         super().__init__()
         self._made, self._clock_ms = made, clock_ms
         self.state.next_number = NUMBER_BASE
@@ -51,17 +51,17 @@ class ProxyTopic(DeliveredQueues):
         table.register(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)(self.send)
 
     async def send(self, request: Request) -> Response:
-        """SEND_MESSAGE: refused but for the proxies' topic, once one of them created it."""
+        """SEND_MESSAGE: refused except for the proxies' topic, once a proxy created it."""
         names = (
             _SHORT_NAMES
             if request.code == RequestCode.SEND_MESSAGE_V2
             else {name: name for name in _SHORT_NAMES}
         )
         if request.text(names["topic"]) != PROXY_TOPIC or PROXY_TOPIC not in self._made:
-            return Response(ResponseCode.NO_PERMISSION, remark="this is an archive: it is read-only")
+            return Response(ResponseCode.NO_PERMISSION, remark=READ_ONLY)
         body, properties = request.command.body, request.text(names["properties"], "").encode()
         if len(body) > BODY_BYTES_MAX or len(properties) >= 1 << 15:
-            return Response(ResponseCode.SYSTEM_ERROR, remark="the message is too large")
+            return Response(ResponseCode.SYSTEM_ERROR, remark="message too large")
         flag, sys_flag = request.number(names["flag"], 0), request.number(names["sysFlag"], 0)
         data = _record(
             body, properties, flag & 0x7FFF_FFFF, sys_flag & 0x7FFF_FFCF,
@@ -79,7 +79,7 @@ class ProxyTopic(DeliveredQueues):
         message = RetryMessage(state.next_number, PROXY_TOPIC, now_ms, data)
         queue = state.queues.get(PROXY_TOPIC)
         nexts = {PROXY_TOPIC: 0 if queue is None else queue.next_offset}
-        deliveries = tuple(placed([message], nexts, now_ms))
+        deliveries = tuple(assign_offsets([message], nexts, now_ms))
         state.apply(RetryObject(0, "", "", state.next_number + 1, (message,), deliveries))
         state.release(PROXY_TOPIC, nexts[PROXY_TOPIC] - MESSAGES_KEPT)
         while state.held_bytes > HELD_BYTES_MAX:
@@ -89,7 +89,7 @@ class ProxyTopic(DeliveredQueues):
 
 
 def _host(address: str) -> bytes:
-    """As a record stores it; a name or an IPv6 address as 127.0.0.1."""
+    """As stored in a record; 127.0.0.1 for a name or an IPv6 address."""
     host, _, port = address.rpartition(":")
     try:
         return ipaddress.IPv4Address(host).packed + struct.pack(">i", int(port))

@@ -1,4 +1,4 @@
-"""CONSUMER_SEND_MSG_BACK (36): a consumer gives a message back to get it again later."""
+"""CONSUMER_SEND_MSG_BACK (36): a consumer sends a message back for a retry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiered.formats.record import decode_record
 
 
 class RetryHandlers:
-    """Takes messages back. What is refused its consumer consumes again itself, after five seconds."""
+    """Accepts retry messages. A client whose request is refused consumes the message again after five seconds."""
 
     def __init__(
         self,
@@ -24,8 +24,8 @@ class RetryHandlers:
         retries: RetryQueues,
         refusal_of_message: Callable[[Request, str], Response | None] = lambda request, topic: None,
     ) -> None:
-        """``refusal_of_message``: what to answer who may not be shown a message of this topic. Sent back it would be,
-        whatever topic the request says."""
+        """``refusal_of_message``: the reply to a client that may not read the message's topic, which a retry would
+        reveal whatever topic the request names."""
         self._archive, self._routes, self._retries = archive, routes, retries
         self._refusal_of_message = refusal_of_message
 
@@ -39,7 +39,7 @@ class RetryHandlers:
             return refusal
         config = self._routes.group_config(group)
         if int(config["retryQueueNums"]) <= 0:
-            return Response()  # as a broker does: such a group wants none again
+            return Response()  # as at a broker: the group has no retries
         data = await self._archive.message_at_phys(phys)
         if data is None:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"look message by offset failed, {phys}")

@@ -1,10 +1,8 @@
-"""The objects under ``state/serve/retry/``: numbered, each created only if absent, one writer at a time.
+"""Retry messages in the object store: numbered objects under ``state/serve/retry/``, each created only if absent.
 
-Who owns the groups (group_state.py) begins by writing a base as the next number. A server that was fenced finds its own
-next number taken, or where that was removed later numbers, and knows; so nothing it acknowledges can be missing from
-what its successor read.
-
-Blocking; one task uses it. Owns keys, fencing and removal of what a base replaces.
+The new owner of the groups (group_state.py) first writes a base as the next number. A fenced server finds its next
+number taken, or later numbers if that was removed, so its successor has read every message it acknowledged. Blocking;
+one task uses it.
 """
 
 from __future__ import annotations
@@ -22,24 +20,24 @@ CLAIMS_MAX: Final = 20
 
 
 def object_key(version: int) -> str:
-    """Key of one object; later ones sort later."""
+    """Key of an object; later versions sort later."""
     return f"{RETRY_KEYS}{version:020d}"
 
 
 def _is_ours(key: str) -> bool:
-    """Browsers of buckets leave objects that are called like a folder."""
+    """Bucket browsers leave objects named like a folder."""
     return key.removeprefix(RETRY_KEYS).isdecimal()
 
 
 def load_objects(store: ObjectStore) -> list[RetryObject]:
-    """The newest base and what came after it, in order; nothing when there is none. Raises CorruptionError."""
+    """The newest base and the objects after it, in order; empty if there is none. Raises CorruptionError."""
     for _ in range(CLAIMS_MAX):
         keys = sorted(info.key for info in store.list(RETRY_KEYS) if _is_ours(info.key))
         try:
             return _from_newest_base(store, keys)
         except NotFoundError:
-            continue  # a newer base came and this was removed meanwhile
-    raise CorruptionError(f"{store.url}/{RETRY_KEYS}: objects are removed faster than they are read")
+            continue  # replaced by a newer base since the listing
+    raise CorruptionError(f"{store.url}/{RETRY_KEYS}: objects keep disappearing while they are read")
 
 
 def _from_newest_base(store: ObjectStore, keys: list[str]) -> list[RetryObject]:
@@ -52,12 +50,12 @@ def _from_newest_base(store: ObjectStore, keys: list[str]) -> list[RetryObject]:
         if one.queues is not None:
             return found[::-1]
     if found:
-        raise CorruptionError(f"{store.url}/{found[-1].version}: nothing before it, and it is no base")
+        raise CorruptionError(f"{store.url}/{found[-1].version}: the first object is not a base")
     return []
 
 
 class RetryLog:
-    """The one writer of an archive's messages sent back."""
+    """Writes an archive's retry messages as one server."""
 
     def __init__(self, store: ObjectStore, owner_name: str) -> None:
         self._store = store
@@ -67,7 +65,7 @@ class RetryLog:
         self.base_version = 0
 
     def claim(self) -> RetryState:
-        """Read all and become the writer. Raises FencedError while others keep writing."""
+        """Read all objects and become the writer. Raises FencedError while another server keeps writing."""
         for _ in range(CLAIMS_MAX):
             state, objects = RetryState(), load_objects(self._store)
             for found in objects:
@@ -76,15 +74,13 @@ class RetryLog:
             try:
                 self.write(state.base(self.version + 1, self.owner, self.owner_name))
             except FencedError:
-                continue  # its last append came between: read that too
+                continue  # the other server's last append came in between
             return state
-        raise FencedError("messages sent back are still written by another server")
+        raise FencedError("another server is still writing retry messages")
 
     def write(self, found: RetryObject) -> None:
-        """Make the next object durable; raises FencedError when another server wrote it.
-
-        Other errors leave open whether it was written: the same object is written again.
-        """
+        """Write the next object. Raises FencedError if another server wrote it. After other errors it may or may not
+        exist: the caller writes the same object again."""
         assert found.version == self.version + 1
         key = object_key(found.version)
         try:
@@ -92,15 +88,15 @@ class RetryLog:
         except AlreadyExistsError:
             there = decode_object(self._store.get(key), source=f"{self._store.url}/{key}")
             if there.owner != self.owner:
-                raise FencedError(f"messages sent back are written by {there.owner_name} now") from None
+                raise FencedError(f"{there.owner_name} has taken over the retry messages") from None
         if any(_is_ours(info.key) for info in self._store.list(RETRY_KEYS, start_after=key)):
-            raise FencedError("messages sent back are written by another server now")
+            raise FencedError("another server has taken over the retry messages")
         self.version = found.version
         if found.queues is not None:
             self.base_version = found.version
 
     def remove_replaced(self) -> None:
-        """Remove what the newest base replaces."""
+        """Delete objects that the newest base replaces."""
         base = object_key(self.base_version)
         keys = [info.key for info in self._store.list(RETRY_KEYS) if info.key < base and _is_ours(info.key)]
         if keys:

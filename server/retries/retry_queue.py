@@ -1,9 +1,7 @@
-"""Messages sent back, on the event loop: durable before they are acknowledged, delivered when their delay is over.
+"""Retry messages on the event loop: stored before they are acknowledged, delivered after their delay.
 
-What comes while an object is being written goes into the next one. Whoever owns the group offsets owns these; another
-server refuses them, upon which a consumer consumes its message again itself.
-
-Owns the writing task and the bound. The state is retry_state.py's, reading it delivered_queues.py's.
+Messages that arrive during a write go into the next object. The owner of the group offsets owns them; another server
+refuses them, and the consumer then consumes its message again itself.
 """
 
 from __future__ import annotations
@@ -18,28 +16,28 @@ from server.groups.group_offsets import GroupOffsets
 from server.retries.delivered_queues import DeliveredQueues
 from server.retries.retry_log import RetryLog
 from server.retries.retry_record import DEAD_PREFIX, RETRY_PREFIX, EncodedRetry
-from server.retries.retry_state import MESSAGE_BYTES, RetryMessage, RetryObject, placed, queue_bytes
+from server.retries.retry_state import MESSAGE_BYTES, RetryMessage, RetryObject, assign_offsets, queue_bytes
 from tiered.errors import FencedError, StoreFullError, TieredError
 
 logger = logging.getLogger(__name__)
 
 OBJECTS_MAX = 256
-"""After so many objects a base replaces them."""
+"""A base replaces this many objects."""
 CHECK_S = 1.0
 AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
 class RetryLimits:
-    """``held_bytes_max`` of memory for messages, whose records are in the store too; dead letters go after
-    ``dead_keep_ms``."""
+    """``held_bytes_max``: memory for messages, which are in the store too; ``dead_keep_ms``: retention of dead
+    letters."""
 
     held_bytes_max: int = 64 * 1024 * 1024
     dead_keep_ms: int = 30 * 86_400_000
 
 
 class RetryQueues(DeliveredQueues):
-    """What was sent back. Belongs to one event loop; ``clock_ms`` is the time of day."""
+    """All retry messages. Belongs to one event loop; ``clock_ms``: wall clock."""
 
     def __init__(
         self, log: RetryLog, offsets: GroupOffsets, limits: RetryLimits, clock_ms: Callable[[], int]
@@ -47,19 +45,19 @@ class RetryQueues(DeliveredQueues):
         super().__init__()
         self._log, self._offsets, self._limits, self._clock_ms = log, offsets, limits, clock_ms
         self._queued: list[tuple[EncodedRetry, int, asyncio.Future[None]]] = []
-        """Messages that are not durable, their memory, and who waits for them."""
+        """Messages not written yet, with their memory and waiter."""
         self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._removed_version = 0
         self.is_owner = False
 
     async def claim(self) -> None:
-        """Read all and become the writer, if the group offsets are ours. Raises what the store raises."""
+        """Read all messages and become the writer, if this server owns the groups. Raises what the store raises."""
         if self._offsets.is_owner and not self.is_owner:
             try:
                 self.state = await asyncio.to_thread(self._log.claim)
             except FencedError as error:
-                logger.warning("%s: consumers cannot send messages back here yet", error)
+                logger.warning("%s; retry messages are refused for now", error)
                 return
             self.is_owner = True
             self.announce()
@@ -67,14 +65,16 @@ class RetryQueues(DeliveredQueues):
     # -- sending back -----------------------------------------------------------------------------------------
 
     async def add(self, message: EncodedRetry) -> None:
-        """Return once ``message`` is durable. Raises FencedError for one that is not ours to keep, and
-        StoreFullError above the bound."""
+        """Return once ``message`` is durable. Raises FencedError if another server owns the groups, StoreFullError
+        at the memory limit."""
         if not (self.is_owner and self._offsets.is_owner):
             raise FencedError("consumer groups of this archive are served by another server")
         more_bytes = MESSAGE_BYTES + len(message.data)
         more_bytes += 0 if self.state.has_topic(message.topic) else queue_bytes(message.topic)
         if self.state.held_bytes + self._queued_bytes + more_bytes > self._limits.held_bytes_max:
-            raise StoreFullError(f"more than {self._limits.held_bytes_max} bytes of messages were sent back")
+            raise StoreFullError(
+                f"retry messages take more than {self._limits.held_bytes_max} bytes (serve.memory_bytes)"
+            )
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queued.append((message, more_bytes, future))
         self._queued_bytes += more_bytes
@@ -82,27 +82,27 @@ class RetryQueues(DeliveredQueues):
         await asyncio.shield(future)
 
     async def run(self) -> None:
-        """Write and deliver, again and again, until cancelled."""
+        """Write and deliver until cancelled."""
         while True:
             await self._sleep()
             try:
                 if not self._offsets.is_owner:
-                    self._disown(FencedError("consumer groups are served by another server now"))
+                    self._disown(FencedError("another server has taken over the consumer groups"))
                 await self.claim()
                 if self.is_owner:
                     await self._step()
             except FencedError as error:
-                logger.error("%s: nothing is taken back from now on", error)
+                logger.error("%s; retry messages are refused from now on", error)
                 self._disown(error)
             except TieredError as error:
-                logger.warning("messages sent back are not written yet: %s", error)
+                logger.warning("retry messages not written yet: %s", error)
                 await asyncio.sleep(AGAIN_S)
 
     async def _sleep(self) -> None:
         due_ms, wait_s = self.state.next_due_ms(), CHECK_S
         if due_ms is not None:
             wait_s = min(wait_s, max(0.0, (due_ms - self._clock_ms()) / 1000))
-        with contextlib.suppress(TimeoutError):  # what is due is looked at then
+        with contextlib.suppress(TimeoutError):  # a message is due
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
         self._wake.clear()
@@ -129,7 +129,7 @@ class RetryQueues(DeliveredQueues):
             nexts = {message.topic: self._next_offset(message.topic) for message in due}
             written = RetryObject(
                 self._log.version + 1, self._log.owner, self._log.owner_name,
-                self.state.next_number + len(added), added, tuple(placed(due, nexts, now_ms)),
+                self.state.next_number + len(added), added, tuple(assign_offsets(due, nexts, now_ms)),
             )  # fmt: skip
             await self._write(written, [future for *_, future in queued])
             self._queued_bytes -= sum(byte_count for _, byte_count, _ in queued)
@@ -147,7 +147,7 @@ class RetryQueues(DeliveredQueues):
             self._removed_version = self._log.base_version
 
     async def _write(self, written: RetryObject, waiting: list[asyncio.Future[None]]) -> None:
-        """Until it is there: what a lost answer left open must not be written twice."""
+        """Repeat until it exists: after a lost reply nothing else may be written."""
         while True:
             try:
                 await asyncio.to_thread(self._log.write, written)
@@ -157,17 +157,17 @@ class RetryQueues(DeliveredQueues):
                         future.set_exception(error)
                 raise
             except TieredError as error:
-                logger.warning("messages sent back are not written yet: %s", error)
+                logger.warning("retry messages not written yet: %s", error)
                 await asyncio.sleep(AGAIN_S)
             else:
                 return
 
     def _next_offset(self, topic: str) -> int:
         queue = self.state.queues.get(topic)
-        return queue.next_offset if queue is not None else self.free_from(topic)
+        return queue.next_offset if queue is not None else self.first_free_offset(topic)
 
     def _release(self) -> None:
-        """Forget what its group consumed, by offsets that are durable, and old dead letters."""
+        """Remove messages below their group's durable offset, and old dead letters."""
         oldest_ms = self._clock_ms() - self._limits.dead_keep_ms
         for topic, queue in self.state.queues.items():
             if topic.startswith(RETRY_PREFIX):
@@ -178,5 +178,5 @@ class RetryQueues(DeliveredQueues):
                     self.state.release(topic, queue.offsets[0] + 1)
 
     async def close(self) -> None:
-        """Nothing is left to write: what was acknowledged is durable. Who waits is told."""
-        self._disown(FencedError("the server stops"))
+        """Fail waiting requests; acknowledged messages are durable already."""
+        self._disown(FencedError("server stops"))

@@ -1,8 +1,7 @@
-"""The message a broker writes when a consumer sends one back: into the group's retry topic, or its dead letters.
+"""Encodes a retry message or dead letter as a broker does, as a commitlog record. Pure.
 
-Pure. Bytes are a commitlog record, so that clients decode it as any other. Queue offset and store time are unknown
-until its delay is over and are set then (``delivered``). Sources: AbstractSendMessageProcessor.consumerSendMsgBack,
-ScheduleMessageService.messageTimeup, MessageExtEncoder.
+Queue offset and store time are set on delivery (``delivered``). Sources:
+AbstractSendMessageProcessor.consumerSendMsgBack, ScheduleMessageService.messageTimeup, MessageExtEncoder.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from tiered.formats.record import MAGIC_V1, MAGIC_V2, SYS_BORN_HOST_V6, SYS_STOR
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_PREFIX: Final = "%DLQ%"
 PHYS_BASE: Final = 1 << 62
-"""Physical offsets of what is written here begin above every commitlog: one that is sent back again is found by it."""
+"""Physical offsets of messages written here begin above every commitlog, so that repeated retries find them."""
 
 _DELAYS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""messageDelayLevel as brokers have it by default; levels count from 1."""
+"""A broker's default messageDelayLevel; levels count from 1."""
 _FIRST_LEVEL = 3
 _HEAD = struct.Struct(">iIIiiqqiq")
 _OFFSET_AT, _PHYS_AT = 20, 28
@@ -31,7 +30,7 @@ _V1_TOPIC_BYTES_MAX = 127
 
 @dataclass(frozen=True)
 class EncodedRetry:
-    """What to write. ``delay_ms`` is 0 for dead letters."""
+    """A record without its place. ``delay_ms`` is 0 for dead letters."""
 
     topic: str
     delay_ms: int
@@ -39,19 +38,20 @@ class EncodedRetry:
 
 
 def is_dead(source: Record, delay_level: int, times_max: int) -> bool:
-    """Whether it was consumed often enough."""
+    """Whether it becomes a dead letter."""
     return source.reconsume_times >= times_max or delay_level < 0
 
 
 def delay_ms_of(level: int) -> int:
-    """Of a delay level; levels above the last mean the last."""
+    """Delay of a level; higher levels mean the last."""
     return _DELAYS_S[min(max(level, 1), len(_DELAYS_S)) - 1] * 1000
 
 
 def encode_retry(
     source: Record, group: str, *, delay_level: int, times_max: int, address: str | None = None
 ) -> EncodedRetry:
-    """``source`` as it comes again. ``address``: ``ip:port`` of the server, for ids. Raises UsageError if too large."""
+    """The retry message of ``source``. ``address``: ``ip:port`` of the server, for ids. Raises UsageError if too
+    large."""
     dead = is_dead(source, delay_level, times_max)
     topic = (DEAD_PREFIX if dead else RETRY_PREFIX) + group
     properties = dict(source.properties)
@@ -72,7 +72,7 @@ def encode_retry(
 
 
 def _host(address: str | None) -> bytes | None:
-    """As stored in a record, or None where it is a name."""
+    """As stored in a record; None for a host name."""
     host, _, port = (address or "").rpartition(":")
     try:
         return ipaddress.ip_address(host.strip("[]")).packed + struct.pack(">i", int(port))
@@ -84,7 +84,7 @@ def _encode(source: Record, topic: str, properties: dict[str, str], host: bytes 
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     encoded, name = text.encode("utf-8", "replace"), topic.encode()
     if len(encoded) > _PROPERTIES_BYTES_MAX:
-        raise UsageError(f"properties of {len(encoded)} bytes are too many to send the message back")
+        raise UsageError(f"properties of {len(encoded)} bytes are too large for a retry message")
     born_end = _HEAD.size + (20 if source.sys_flag & SYS_BORN_HOST_V6 else 8)
     born_host = source.data[_HEAD.size : born_end]
     is_v6 = bool(source.sys_flag & SYS_STORE_HOST_V6)
@@ -115,7 +115,7 @@ def _encode(source: Record, topic: str, properties: dict[str, str], host: bytes 
 
 
 def delivered(data: bytes, *, number: int, queue_offset: int, stored_ms: int) -> bytes:
-    """A record with its place and time; ``number`` counts what was ever sent back here."""
+    """A record with its offset and store time; ``number`` counts all retry messages."""
     record = bytearray(data)
     struct.pack_into(">qq", record, _OFFSET_AT, queue_offset, PHYS_BASE + number)
     (sys_flag,) = struct.unpack_from(">i", record, _PHYS_AT + 8)

@@ -1,10 +1,7 @@
-"""What consumers sent back, as a state and the objects it is read back from.
+"""Retry messages as a state, and the objects that store it. Pure.
 
-An object says what was added and what was delivered, that is, given its place in its queue; a *base* says all there is,
-so that older objects are needed no more. Deliveries are recorded, not recomputed: an offset a client saw is the same
-after any restart.
-
-Pure. Owns the state and its coding. Does not own who may write (retry_log.py) nor when (retry_queue.py).
+An object lists messages added and delivered (given a queue offset); a *base* lists everything, so that older objects
+are obsolete. Deliveries are stored, not recomputed: an offset that a client saw is the same after a restart.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ from tiered.formats.container import decode_container, encode_container
 KIND: Final = b"RMQTRETR"
 UNDELIVERED: Final = -1
 MESSAGE_BYTES: Final = 350
-"""Memory of a message beside its record: numbers and places in tables, measured."""
+"""Measured memory of a message without its record."""
 QUEUE_BYTES: Final = 450
-"""Memory of a queue without messages. Where it goes on must be known for as long as the archive is served."""
+"""Memory of a queue without messages, which is kept for its next offset."""
 
 
 @dataclass(slots=True)
@@ -42,13 +39,13 @@ class RetryMessage:
 
     @property
     def nbytes(self) -> int:
-        """Memory, about."""
+        """Memory estimate."""
         return MESSAGE_BYTES + len(self.data)
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A message got its place."""
+    """The place of a delivered message."""
 
     number: int
     queue_offset: int
@@ -57,8 +54,8 @@ class Delivery:
 
 @dataclass
 class RetryQueue:
-    """Queue 0 of a retry or dead-letter topic: what was delivered and is still kept, in order. ``first_offset``: where
-    the archived part ended when the first one came."""
+    """Queue 0 of a retry or dead-letter topic: stored delivered messages, in order. ``first_offset``: the end of the
+    archived part at the first delivery."""
 
     first_offset: int
     next_offset: int
@@ -67,11 +64,11 @@ class RetryQueue:
 
     @property
     def min_offset(self) -> int:
-        """The first that is kept."""
+        """Offset of the first stored message."""
         return self.offsets[0] if self.offsets else self.next_offset
 
     def at(self, queue_offset: int) -> int:
-        """Index of the first at ``queue_offset`` or after it."""
+        """Index of the first message from ``queue_offset`` on."""
         return bisect_left(self.offsets, queue_offset)
 
 
@@ -89,21 +86,21 @@ class RetryObject:
 
 
 class RetryState:
-    """Everything sent back and kept."""
+    """All stored retry messages."""
 
     def __init__(self) -> None:
         self.messages: dict[int, RetryMessage] = {}
         self.queues: dict[str, RetryQueue] = {}
         self.next_number = 0
         self.held_bytes = 0
-        """Memory of all of it, about: small records weigh less than what is known of them."""
+        """Memory estimate; small records take less than their tables."""
         self._topics: dict[str, str] = {}
-        """One text for each topic: what is read back has one for each message."""
+        """Interned topic names: decoded objects have one string per message."""
         self._waiting: list[tuple[int, int]] = []
-        """(when due, number) of what is not delivered, in order."""
+        """(due time, number) of undelivered messages, in order."""
 
     def apply(self, found: RetryObject) -> None:
-        """Take what an object says. Raises CorruptionError when it does not follow."""
+        """Apply an object. Raises CorruptionError if it does not fit the state."""
         if found.queues is not None:
             self.messages, self.queues, self.held_bytes, self._waiting = {}, {}, 0, []
             self._topics = {}
@@ -128,7 +125,7 @@ class RetryState:
         return self._topics[name]
 
     def has_topic(self, name: str) -> bool:
-        """Whether messages of this topic came before."""
+        """Whether the topic has had messages."""
         return name in self._topics
 
     def _queue(self, topic: str, made: RetryQueue) -> RetryQueue:
@@ -137,7 +134,7 @@ class RetryState:
     def _deliver(self, delivery: Delivery) -> None:
         message = self.messages.get(delivery.number)
         if message is None or message.queue_offset != UNDELIVERED:
-            raise CorruptionError(f"message {delivery.number} is delivered, but does not wait for it")
+            raise CorruptionError(f"message {delivery.number} is delivered but was not waiting")
         del self._waiting[bisect_left(self._waiting, (message.due_ms, message.number))]
         message.queue_offset, message.stored_ms = delivery.queue_offset, delivery.stored_ms
         message.data = delivered(
@@ -158,16 +155,16 @@ class RetryState:
         queue.next_offset = max(queue.next_offset, offset + 1)
 
     def due(self, now_ms: int) -> list[RetryMessage]:
-        """What is to be delivered, in order."""
+        """Messages to deliver, in order."""
         end = bisect_right(self._waiting, (now_ms, self.next_number))
         return [self.messages[number] for _, number in self._waiting[:end]]
 
     def next_due_ms(self) -> int | None:
-        """When the next one is due."""
+        """Due time of the next message."""
         return self._waiting[0][0] if self._waiting else None
 
     def release(self, topic: str, below: int) -> int:
-        """Forget what was delivered below the offset ``below``; how many."""
+        """Remove delivered messages below offset ``below``; returns their number."""
         queue = self.queues.get(topic)
         end = 0 if queue is None else queue.at(below)
         if queue is None or end == 0:
@@ -178,19 +175,21 @@ class RetryState:
         return end
 
     def base(self, version: int, owner: str, owner_name: str) -> RetryObject:
-        """All of it as one object."""
+        """The whole state as one object."""
         queues = {topic: (queue.first_offset, queue.next_offset) for topic, queue in self.queues.items()}
         added = tuple(sorted(self.messages.values(), key=lambda m: (m.queue_offset, m.number)))
         return RetryObject(version, owner, owner_name, self.next_number, added, (), queues)
 
 
 def queue_bytes(topic: str) -> int:
-    """Memory of a topic's queue, about."""
+    """Memory estimate of a topic's queue."""
     return QUEUE_BYTES + sys.getsizeof(topic)
 
 
-def placed(messages: Iterable[RetryMessage], next_offsets: dict[str, int], now_ms: int) -> list[Delivery]:
-    """The next places for ``messages``, in order; ``next_offsets`` by topic is counted on."""
+def assign_offsets(
+    messages: Iterable[RetryMessage], next_offsets: dict[str, int], now_ms: int
+) -> list[Delivery]:
+    """The places of ``messages``, in order; advances ``next_offsets`` (by topic)."""
     found = []
     for message in messages:
         offset = next_offsets[message.topic]
@@ -220,7 +219,7 @@ def decode_object(data: bytes, *, source: str) -> RetryObject:
         records, at, added = container.tables["records"]["byte"].tobytes(), 0, []
         for number, topic, due_ms, queue_offset, stored_ms, size in header["added"]:
             if not 0 < size <= len(records) - at:
-                raise ValueError(f"a record of {size} bytes is cut short")
+                raise ValueError(f"record of {size} bytes is truncated")
             record = records[at : at + size]
             added.append(
                 RetryMessage(int(number), str(topic), int(due_ms), record, int(queue_offset), int(stored_ms))
@@ -234,4 +233,4 @@ def decode_object(data: bytes, *, source: str) -> RetryObject:
             None if queues is None else {str(topic): (int(a), int(b)) for topic, (a, b) in queues.items()},
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: messages sent back do not parse: {error!r}") from error
+        raise CorruptionError(f"{source}: retry messages do not parse: {error}") from error

@@ -1,7 +1,5 @@
-"""An archive with the retry and dead-letter topics that grow here: what was sent back continues archived queues.
-
-Implements Backend over another one, so that consumers and tools see one queue. Offsets below those given here are
-the archive's.
+"""A backend that adds the retry and dead-letter topics growing here: they continue archived queues, so that consumers
+and tools see one queue.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from tiered.formats.record import decode_record
 
 
 class _Topics(NamedTuple):
-    """Merged topics and what they were made of. Queues that grow here are added one by one, or all are new."""
+    """Merged topics, and the tables they were made from: queues are only ever added, or the whole table is new."""
 
     merged: dict[str, TopicConfig]
     archived: dict[str, TopicConfig]
@@ -35,7 +33,7 @@ class _Topics(NamedTuple):
         return cls(archived | ours if ours else archived, archived, sizes)
 
     def is_of(self, grown: Sequence[DeliveredQueues]) -> bool:
-        """Whether nothing grew meanwhile."""
+        """Whether no queue was added since."""
         for queues, (known, count) in zip(grown, self.grown, strict=True):
             now = queues.state.queues
             if now is not known or len(now) != count:
@@ -51,10 +49,10 @@ class ArchiveWithRetries:
         self._archive, self._grown = archive, grown
         self._known: _Topics | None = None
         for queues in grown:
-            queues.free_from = self._free_from
+            queues.first_free_offset = self._first_free_offset
 
     def _holder(self, topic: str, queue_id: int) -> tuple[DeliveredQueues, RetryQueue] | None:
-        """Who continues this queue."""
+        """The part that grows here, if any."""
         for queues in self._grown if queue_id == 0 else ():
             queue = queues.queue(topic)
             if queue is not None:
@@ -65,9 +63,9 @@ class ArchiveWithRetries:
         bounds = self._archive.bounds(topic, 0)
         return 0 if bounds is None else bounds.maximum
 
-    def _free_from(self, topic: str) -> int:
-        """What its groups had consumed at the broker need not be archived: it may have expired there, or been lost with
-        the broker. Their consumers ask for what comes behind it."""
+    def _first_free_offset(self, topic: str) -> int:
+        """Messages that groups consumed at the broker may not be archived (expired, or lost with the broker); their
+        consumers continue after them."""
         consumed_end = self._archive.consumed_end(topic, 0)
         return max(self._archived_end(topic), consumed_end if consumed_end < PHYS_BASE else 0)
 
@@ -162,14 +160,14 @@ class ArchiveWithRetries:
     async def messages_by_key(
         self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
     ) -> list[bytes]:
-        """See Backend. What was sent back is not indexed: the archived message it came from is found."""
+        """See Backend. Retry messages are not indexed; their archived originals are."""
         return await self._archive.messages_by_key(
             topic, key, is_unique=is_unique, count=count, begin_ms=begin_ms, end_ms=end_ms
         )
 
     def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
-        """See Backend: also when something sent back is delivered. Not ``async``: what comes between the call and
-        its first step counts."""
+        """See Backend; also ends at a delivery here. Not ``async``: events between the call and its first step
+        count."""
         return _first_of([queues.delivered() for queues in self._grown], self._archive.changed(timeout_s))
 
 

@@ -18,7 +18,7 @@ from fetcher.prefetch.prefetch_range import PullProgress, WindowLimits
 from fetcher.prefetch.readers import BUDGET_SHARE, READERS_BYTES_MAX, Reader, ReaderKey, Readers
 from fetcher.sql92.message_filter import CompiledFilters
 from server.groups.queue_locks import LockTable, MessageQueue
-from server.pop.pop_queues import IN_HAND_BYTES, PLACE_BYTES, PopPlace
+from server.pop.pop_queues import QUEUE_BYTES, UNACKED_BYTES, GroupQueue
 from server.pop.pop_state import PopQueue
 from server.proxy.group_reads import GroupReadStats
 from server.retries.retry_state import RetryMessage, RetryObject, RetryState
@@ -148,14 +148,14 @@ def locks_of(chars: int) -> tuple[object, int]:
 
 
 def popped_of(chars: int) -> tuple[object, int]:
-    places: dict[tuple[str, str, int], PopPlace] = {}
+    places: dict[tuple[str, str, int], GroupQueue] = {}
     weight = 0
     for number in range(300):
         state = PopQueue(1_000 * number)
         for offset in range(20):
-            state.give(1_000 * (number + 1) + offset, 1_700_000_000_000 + offset, 10_000 + number)
-        places[f"{number:08d}".ljust(chars, "g"), "t", 1_000 + number] = PopPlace(state, 1_000 * number)
-        weight += PLACE_BYTES + 20 * IN_HAND_BYTES + chars
+            state.deliver(1_000 * (number + 1) + offset, 1_700_000_000_000 + offset, 10_000 + number)
+        places[f"{number:08d}".ljust(chars, "g"), "t", 1_000 + number] = GroupQueue(state, 1_000 * number)
+        weight += QUEUE_BYTES + 20 * UNACKED_BYTES + chars
     return places, weight
 
 

@@ -24,7 +24,7 @@ from server.pop.pop_assignment import AssignmentHandlers, averagely, by_circle
 from server.pop.pop_delivery import UNACKED_MAX
 from server.pop.pop_handlers import COUNT_MAX, PopHandlers
 from server.pop.pop_messages import handle_of, offset_fields, records, redelivered
-from server.pop.pop_queues import BYTES_MAX, IN_HAND_BYTES, PLACE_BYTES
+from server.pop.pop_queues import BYTES_MAX, QUEUE_BYTES, UNACKED_BYTES
 from server.pop.pop_state import PopQueue, Unacked
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import BadRequestError, HandlerTable, Response
@@ -57,7 +57,7 @@ class PopMachine(RuleBasedStateMachine):
     @rule(invisible_ms=st.integers(1, 20))
     def give_new(self, invisible_ms: int) -> None:
         offset = self.queue.next_offset
-        assert self.queue.give(offset, self.now_ms, invisible_ms).times == 0
+        assert self.queue.deliver(offset, self.now_ms, invisible_ms).times == 0
 
     @rule(steps=st.integers(1, 3))
     def skip(self, steps: int) -> None:
@@ -68,7 +68,7 @@ class PopMachine(RuleBasedStateMachine):
     def give_again(self, invisible_ms: int) -> None:
         for offset in self.queue.visible(self.now_ms):
             assert offset not in self.done
-            assert self.queue.give(offset, self.now_ms, invisible_ms).times > 0
+            assert self.queue.deliver(offset, self.now_ms, invisible_ms).times > 0
 
     @precondition(lambda self: self.queue.unacked)
     @rule(pick=st.integers(0, 1000))
@@ -204,9 +204,9 @@ class Scene:
         given_fields = {"queueId": 0, "maxMsgNums": 10, "invisibleTime": 5_000, "pollTime": 0} | fields
         response = await self.ask(RequestCode.POP_MESSAGE, **given_fields)
         named = [part.split(" ") for part in response.ext.get("msgOffsetInfo", "").split(";") if part]
-        places = [(int(queue), int(offset)) for _, queue, offsets in named for offset in offsets.split(",")]
-        assert [decode_record(bytes(data)).queue_offset for data in response.body] == [o for _, o in places]
-        return response, places
+        queues = [(int(queue), int(offset)) for _, queue, offsets in named for offset in offsets.split(",")]
+        assert [decode_record(bytes(data)).queue_offset for data in response.body] == [o for _, o in queues]
+        return response, queues
 
     async def ack(self, offset: int, queue_id: int = 0) -> Response:
         return await self.ask(
@@ -221,8 +221,8 @@ def test_the_groups_offset_follows_acknowledgements_without_a_gap() -> None:
     async def scene() -> None:
         one = Scene()
         await one.offsets.claim()
-        first, places = await one.pop()
-        assert first.code == 0 and places == [(0, offset) for offset in range(10, 20)]
+        first, queues = await one.pop()
+        assert first.code == 0 and queues == [(0, offset) for offset in range(10, 20)]
         assert first.ext["restNum"] == str(COUNT - 10)
         for offset in (11, 12, 19):
             assert (await one.ack(offset)).code == 0
@@ -230,16 +230,16 @@ def test_the_groups_offset_follows_acknowledgements_without_a_gap() -> None:
         await one.ack(10)
         assert one.offsets.find("g", "t", 0) == 13
         one.clock.now_ms += 5_000
-        again, places = await one.pop()
-        assert [offset for _, offset in places] == [13, 14, 15, 16, 17, 18, 20, 21, 22, 23]
+        again, queues = await one.pop()
+        assert [offset for _, offset in queues] == [13, 14, 15, 16, 17, 18, 20, 21, 22, 23]
         attempts = [decode_record(bytes(data)).reconsume_times for data in again.body]
         assert attempts == [1] * 6 + [0] * 4
-        everything = {offset for _, offset in places}
+        everything = {offset for _, offset in queues}
         while True:
-            answer, places = await one.pop()
+            answer, queues = await one.pop()
             if answer.code == ResponseCode.POLLING_TIMEOUT:
                 break
-            everything |= {offset for _, offset in places}
+            everything |= {offset for _, offset in queues}
         for offset in everything:
             await one.ack(offset)
         assert one.offsets.find("g", "t", 0) == 10 + COUNT
@@ -254,10 +254,10 @@ def test_all_queues_are_popped_and_two_clients_share_them() -> None:
         await one.offsets.claim()
         seen: list[tuple[int, int]] = []
         while len(seen) < 2 * COUNT:
-            for _, places in await asyncio.gather(
+            for _, queues in await asyncio.gather(
                 *(one.pop(queueId=-1, maxMsgNums=COUNT_MAX) for _ in range(3))
             ):
-                seen += places
+                seen += queues
         assert sorted(seen) == [(queue, offset) for queue in (0, 1) for offset in range(10, 10 + COUNT)]
 
     asyncio.run(scene())
@@ -267,9 +267,9 @@ def test_what_a_filter_leaves_out_counts_as_done() -> None:
     async def scene() -> None:
         one = Scene()
         await one.offsets.claim()
-        _, places = await one.pop(exp="odd")
-        assert [offset for _, offset in places] == [11, 13, 15, 17, 19]
-        for _, offset in places[1:]:
+        _, queues = await one.pop(exp="odd")
+        assert [offset for _, offset in queues] == [11, 13, 15, 17, 19]
+        for _, offset in queues[1:]:
             await one.ack(offset)
         assert one.offsets.find("g", "t", 0) == 11
         await one.ack(11)
@@ -282,9 +282,9 @@ def test_in_order_a_queue_waits_for_what_is_in_hand() -> None:
     async def scene() -> None:
         one = Scene()
         await one.offsets.claim()
-        _, places = await one.pop(order="true", maxMsgNums=3)
+        _, queues = await one.pop(order="true", maxMsgNums=3)
         assert (await one.pop(order="true"))[0].code == ResponseCode.POLLING_TIMEOUT
-        for _, offset in places[:2]:
+        for _, offset in queues[:2]:
             await one.ack(offset)
         assert (await one.pop(order="true"))[0].code == ResponseCode.POLLING_TIMEOUT
         waiting = asyncio.create_task(one.pop(order="true", pollTime=10_000, maxMsgNums=2))
@@ -385,7 +385,7 @@ def test_a_group_whose_offsets_find_no_room_is_refused_and_others_go_on() -> Non
         for number in range(100):
             with pytest.raises(BadRequestError, match="memory_bytes"):
                 await one.pop(consumerGroup=f"hostile{number}")
-        assert len(one.handlers._places) == 1
+        assert len(one.handlers._queues) == 1
         await one.ack(before[0][1])
         _, after = await one.pop()
         assert set(after).isdisjoint(before)
@@ -404,9 +404,9 @@ def test_refusals_and_the_bound() -> None:
         assert (await one.pop(topic="none"))[0].code == ResponseCode.TOPIC_NOT_EXIST
         assert (await one.pop(queueId=2))[0].code == ResponseCode.SYSTEM_ERROR
         await one.pop(consumerGroup="full", maxMsgNums=1)
-        place = one.handlers._places.find(("full", "t", 0))
-        assert place is not None
-        state = place.state
+        entry = one.handlers._queues.find(("full", "t", 0))
+        assert entry is not None
+        state = entry.state
         for offset in range(11, 10 + UNACKED_MAX):
             state.unacked[offset] = Unacked(one.clock.now_ms, one.clock.now_ms + 9_000)
         assert (await one.pop(consumerGroup="full"))[0].code == ResponseCode.POLLING_TIMEOUT
@@ -474,19 +474,19 @@ def test_assignments_by_mode() -> None:
 
 def test_messages_in_hand_fill_no_memory_and_go_out_again_when_some_are_acknowledged() -> None:
     async def scene() -> None:
-        bytes_max = 40 * (PLACE_BYTES + 100) + 100 * IN_HAND_BYTES
+        bytes_max = 40 * (QUEUE_BYTES + 100) + 100 * UNACKED_BYTES
         one = Scene(unacked_bytes_max=bytes_max)
         await one.offsets.claim()
-        places = one.handlers._places
+        queues = one.handlers._queues
 
         async def popped(group: str) -> int:
             _, found = await one.pop(consumerGroup=group, maxMsgNums=32, invisibleTime=60_000)
-            assert places.held_bytes <= bytes_max
+            assert queues.held_bytes <= bytes_max
             return len(found)
 
-        given = list(await asyncio.gather(*(popped(f"g{number}") for number in range(40))))
-        assert given[0] == 32 and given[-1] == 0
-        assert 100 <= sum(given) < 140
+        batch = list(await asyncio.gather(*(popped(f"g{number}") for number in range(40))))
+        assert batch[0] == 32 and batch[-1] == 0
+        assert 100 <= sum(batch) < 140
         with pytest.raises(BadRequestError, match="memory_bytes"):
             for number in range(1_000):
                 await popped(f"another{number}")
@@ -501,15 +501,15 @@ def test_messages_in_hand_fill_no_memory_and_go_out_again_when_some_are_acknowle
 
 def test_queues_where_nothing_is_in_hand_make_room_and_their_groups_go_on() -> None:
     async def scene() -> None:
-        one = Scene(unacked_bytes_max=2 * (PLACE_BYTES + 100) + 20 * IN_HAND_BYTES)
+        one = Scene(unacked_bytes_max=2 * (QUEUE_BYTES + 100) + 20 * UNACKED_BYTES)
         await one.offsets.claim()
         for number in range(50):
             _, found = await one.pop(consumerGroup=f"g{number}")
             assert found and [offset for _, offset in found] == list(range(10, 10 + len(found)))
             for _, offset in found:
                 await one.ask(RequestCode.ACK_MESSAGE, consumerGroup=f"g{number}", queueId=0, offset=offset)
-            one.handlers._places._swept_s = 0.0
-        assert len(one.handlers._places) < 10
+            one.handlers._queues._swept_s = 0.0
+        assert len(one.handlers._queues) < 10
         _, found = await one.pop(consumerGroup="g0")
         assert found[0] == (0, 20)
 

@@ -29,9 +29,9 @@ from server.retries.retry_state import (
     RetryMessage,
     RetryObject,
     RetryState,
+    assign_offsets,
     decode_object,
     encode_object,
-    placed,
     queue_bytes,
 )
 from server.retries.retry_topics import ArchiveWithRetries
@@ -121,7 +121,12 @@ def test_a_base_says_what_all_objects_said(sent: list[tuple[str, int]], step: in
         due = [*state.due(now_ms), *(message for message in added if message.due_ms <= now_ms)]
         nexts = {m.topic: state.queues[m.topic].next_offset if m.topic in state.queues else 5 for m in due}
         found = RetryObject(
-            version, "me", "h", state.next_number + len(added), added, tuple(placed(due, nexts, now_ms))
+            version,
+            "me",
+            "h",
+            state.next_number + len(added),
+            added,
+            tuple(assign_offsets(due, nexts, now_ms)),
         )
         read = decode_object(encode_object(found), source="s")
         assert read == found
@@ -456,7 +461,7 @@ def test_the_bound_refuses_and_a_base_replaces_many_objects() -> None:
         for _ in range(OBJECTS_MAX + 20):
             assert (await one.send_back()).code == 0
         refused = await one.send_back()
-        assert (refused.code, "sent back" in (refused.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
+        assert (refused.code, "memory limit" in (refused.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
         for _ in range(100):
             if len(list(store.list(RETRY_KEYS))) < 60:
                 break

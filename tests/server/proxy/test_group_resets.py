@@ -159,7 +159,7 @@ def test_who_cannot_be_told_is_not_moved(tmp_path: Path, prepare: Callable[[Case
         case = Case(scene)
         prepare(case)
         refused = await case.reset()
-        assert refused.code == 1 and "stop the group's consumers" in (refused.remark or "")
+        assert refused.code == 1 and "Stop the group's consumers" in (refused.remark or "")
         assert is_brokers(await case.reset(timestamp=-1))
         assert case.peer.pushed == [] and scene.broker.commits == []
 
