@@ -72,9 +72,7 @@ class RetryQueues(DeliveredQueues):
         more_bytes = MESSAGE_BYTES + len(message.data)
         more_bytes += 0 if self.state.has_topic(message.topic) else queue_bytes(message.topic)
         if self.state.held_bytes + self._queued_bytes + more_bytes > self._limits.held_bytes_max:
-            raise StoreFullError(
-                f"retry messages take more than {self._limits.held_bytes_max} bytes (serve.memory_bytes)"
-            )
+            raise StoreFullError("retry messages are at their memory limit (serve.memory_bytes)")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queued.append((message, more_bytes, future))
         self._queued_bytes += more_bytes
