@@ -128,4 +128,6 @@ class PopDelivery:
     def _pull(
         self, wanted: PopRequest, queue_id: int, offset: int, count: int, expression: str, kind: str
     ) -> PullRequest:
-        return PullRequest(wanted.topic, queue_id, offset, count, self._bytes_max, wanted.group, expression, kind)
+        return PullRequest(
+            wanted.topic, queue_id, offset, count, self._bytes_max, wanted.group, expression, kind
+        )
