@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from tiered.errors import AlreadyExistsError, StoreFullError, ThrottledError, TieredError, UnansweredError
 from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
+from tiered.object_store.wrapper import StoreWrapper
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class _Armed:
     hits: int = 0
 
 
-class FaultStore:
+class FaultStore(StoreWrapper):
     """``store`` with faults. ``requests`` is the log, in order of completion.
 
     ``wait(seconds)`` passes the time of a stall: ``timeout_s`` of the call, or ``stall_s`` without one.
@@ -79,7 +80,7 @@ class FaultStore:
         stall_s: float = 30.0,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._random = random.Random(seed)
         self._stall_s = stall_s
         self._wait = wait
@@ -87,11 +88,6 @@ class FaultStore:
         self._armed = [_Armed(rule) for rule in rules]
         self._stalled: list[tuple[str, list[bytes]]] = []
         self.requests: list[Request] = []
-
-    @property
-    def url(self) -> str:
-        """The wrapped store's."""
-        return self._store.url
 
     def __repr__(self) -> str:
         return f"FaultStore({self._store!r}, rules={len(self._armed)}, requests={len(self.requests)})"
@@ -166,10 +162,6 @@ class FaultStore:
     def clock_ms(self) -> int:
         """See ObjectStore."""
         return self._call("clock", "", self._store.clock_ms)
-
-    def close(self) -> None:
-        """See ObjectStore."""
-        self._store.close()
 
     # -- faults -----------------------------------------
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
 from tiered.object_store.key import check_key
+from tiered.object_store.wrapper import StoreWrapper
 
 
-class PrefixedStore:
+class PrefixedStore(StoreWrapper):
     """``store`` below ``prefix`` (one or more components, with or without a trailing slash)."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
-        self._store = store
+        super().__init__(store)
         self._prefix = check_key(prefix.rstrip("/")) + "/"
 
     @property
@@ -49,11 +50,3 @@ class PrefixedStore:
     def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""
         self._store.delete([self._prefix + key for key in keys])
-
-    def clock_ms(self) -> int:
-        """See ObjectStore."""
-        return self._store.clock_ms()
-
-    def close(self) -> None:
-        """Closes the wrapped store."""
-        self._store.close()

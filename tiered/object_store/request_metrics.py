@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from tiered.object_store.body import size_bytes
 from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
+from tiered.object_store.wrapper import StoreWrapper
 
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -63,23 +64,15 @@ class _Timing:
     transferred_bytes = 0
 
 
-class MetricsStore:
+class MetricsStore(StoreWrapper):
     """``store`` with every request counted. Inside retries, so each attempt counts."""
 
     def __init__(
         self, store: ObjectStore, metrics: StoreMetrics, *, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._metrics = metrics
         self._clock_s = clock_s
-
-    @property
-    def url(self) -> str:
-        """The wrapped store's."""
-        return self._store.url
-
-    def __repr__(self) -> str:
-        return f"MetricsStore({self._store!r})"
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """See ObjectStore. Bytes count on success."""
@@ -122,10 +115,6 @@ class MetricsStore:
         """See ObjectStore."""
         with self._timed("clock"):
             return self._store.clock_ms()
-
-    def close(self) -> None:
-        """See ObjectStore."""
-        self._store.close()
 
     @contextmanager
     def _timed(self, operation: str) -> Iterator[_Timing]:

@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tiered.errors import UnavailableError
-from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import ObjectInfo, ObjectStore
+from tiered.object_store.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -25,7 +26,7 @@ WAIT_FIRST_S = 0.1
 WAIT_MAX_S = 5.0
 
 
-class RetryingStore:
+class RetryingStore(StoreWrapper):
     """``store`` with all requests but PUTs retried for up to ``retry_seconds`` (exponential, full jitter)."""
 
     def __init__(
@@ -39,7 +40,7 @@ class RetryingStore:
         # Loaded here: file:// archives do not retry, and the import costs 50 ms of a command's start.
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
 
-        self._store = store
+        super().__init__(store)
         self._jitter = jitter
         self._retrying = Retrying(
             retry=retry_if_exception_type(UnavailableError),
@@ -55,18 +56,6 @@ class RetryingStore:
 
     def _call(self, act: Callable[[], T]) -> T:
         return self._retrying(act)
-
-    @property
-    def url(self) -> str:
-        """The wrapped store's."""
-        return self._store.url
-
-    def __repr__(self) -> str:
-        return f"RetryingStore({self._store!r})"
-
-    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. Not retried."""
-        self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
     def get(self, key: str) -> bytes:
         """See ObjectStore."""
@@ -112,7 +101,3 @@ class RetryingStore:
     def clock_ms(self) -> int:
         """See ObjectStore."""
         return self._call(self._store.clock_ms)
-
-    def close(self) -> None:
-        """See ObjectStore."""
-        self._store.close()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from tiered.object_store.body import size_bytes
-from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import Body, ObjectStore
+from tiered.object_store.wrapper import StoreWrapper
 
 
 class TokenBucket:
@@ -35,7 +36,7 @@ class TokenBucket:
             return wait_s
 
 
-class ThrottledStore:
+class ThrottledStore(StoreWrapper):
     """``store`` with PUTs limited to ``bytes_per_s`` on average."""
 
     def __init__(
@@ -46,17 +47,9 @@ class ThrottledStore:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._bucket = TokenBucket(bytes_per_s, bytes_per_s, clock_s=clock_s)
         self._sleep = sleep
-
-    @property
-    def url(self) -> str:
-        """The wrapped store's."""
-        return self._store.url
-
-    def __repr__(self) -> str:
-        return f"ThrottledStore({self._store!r})"
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """See ObjectStore."""
@@ -64,31 +57,3 @@ class ThrottledStore:
         if wait_s > 0:
             self._sleep(wait_s)
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
-
-    def get(self, key: str) -> bytes:
-        """See ObjectStore."""
-        return self._store.get(key)
-
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
-        return self._store.get_range(key, offset, length)
-
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        return self._store.get_tail(key, length)
-
-    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore."""
-        return self._store.list(prefix, start_after=start_after, limit=limit)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore."""
-        self._store.delete(keys)
-
-    def clock_ms(self) -> int:
-        """See ObjectStore."""
-        return self._store.clock_ms()
-
-    def close(self) -> None:
-        """See ObjectStore."""
-        self._store.close()

@@ -1,0 +1,54 @@
+"""Base of stores that wrap another store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
+
+
+class StoreWrapper:
+    """Forwards every call to ``store``; subclasses override what they change."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @property
+    def url(self) -> str:
+        """The wrapped store's URL."""
+        return self._store.url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store!r})"
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        self._store.put_if_absent(key, body, timeout_s=timeout_s)
+
+    def get(self, key: str) -> bytes:
+        """See ObjectStore."""
+        return self._store.get(key)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See ObjectStore."""
+        return self._store.get_range(key, offset, length)
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        """See ObjectStore."""
+        return self._store.get_tail(key, length)
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        """See ObjectStore."""
+        return self._store.list(prefix, start_after=start_after, limit=limit)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore."""
+        self._store.delete(keys)
+
+    def clock_ms(self) -> int:
+        """See ObjectStore."""
+        return self._store.clock_ms()
+
+    def close(self) -> None:
+        """See ObjectStore."""
+        self._store.close()
