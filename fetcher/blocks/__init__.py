@@ -1,1 +1,1 @@
-"""Decoded blocks of segments: requests, priorities, caches, one byte budget, single flight."""
+"""Decoded blocks of segments: requests, priorities, caches, one byte budget, one request per block."""

@@ -1,10 +1,8 @@
-"""Objects read run after run: many small queues lie side by side, and who reads one after another asks for each alone.
+"""Prefetch of adjacent blocks for objects with many small runs that are read one after the other.
 
-A request for a few kilobytes costs what one for a megabyte does. So an object whose small runs are asked for in the
-order they lie in has the blocks behind brought by the same GETs: none until the order is plain, then twice as many each
-time, up to a bound; what leaves memory unread halves it. Runs of ordinary size are left to their readers' own windows.
-
-Owns how far one GET reaches beyond what was asked for. Pure but for its memory of objects; does not own requests.
+A request for a few kilobytes costs as much as one for a megabyte. Once the small runs of an object are read in their
+order, a GET also reads the blocks after them, twice as many each time up to a bound; blocks evicted unread halve it.
+Runs of ordinary size are left to their readers' prefetch windows.
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ from tiered.formats.segment_index import SegmentIndex
 RUN_BYTES_MAX = 256 * 1024
 """Raw bytes of a small run: reading it costs a request more than its bytes."""
 FIRST_BYTES, MOST_BYTES = 64 * 1024, 1024 * 1024
-"""Stored bytes behind what was asked for: the first time, and at most."""
+"""Stored bytes after the requested ones: the first time, and at most."""
 NEXT_BLOCKS = 2
-"""Asked for so little further than before, it is the order they lie in."""
+"""Requests at most this far after the previous one count as sequential."""
 PROOFS = 4
-"""How often more that must be than not."""
+"""Surplus of sequential requests before adjacent blocks are read."""
 NEAR_BLOCKS = 48
-"""Readers side by side ask a little out of order: no matter, once the order is plain."""
+"""Distance tolerated once the order is clear: concurrent readers are slightly out of order."""
 OBJECTS_MAX = 4096
 
 
 @dataclass
-class _Trail:
+class _ScanTrail:
     """How an object is read: up to block ``end``, ``byte_count`` stored bytes further each time."""
 
     end: int
@@ -39,7 +37,7 @@ class _Trail:
     proofs: int = 0
 
     def is_sequential(self, first: int) -> bool:
-        """Whether asking for ``first`` now goes on in order, as far as one can tell by now."""
+        """Whether a request for ``first`` continues the order."""
         distance = first - self.end
         if self.proofs >= PROOFS:
             self.proofs = PROOFS if abs(distance) <= NEAR_BLOCKS else 0
@@ -49,12 +47,12 @@ class _Trail:
 
 
 class AdjacentPrefetch:
-    """See the module. ``unread_bytes_max``: raw bytes nobody asked for and nobody has read, at most. Thread-safe."""
+    """See the module. ``unread_bytes_max``: at most this many raw bytes of unread adjacent blocks. Thread-safe."""
 
     def __init__(self, unread_bytes_max: int) -> None:
         self.unread_bytes_max = unread_bytes_max
         self._lock = threading.Lock()
-        self._trails: OrderedDict[str, _Trail] = OrderedDict()
+        self._trails: OrderedDict[str, _ScanTrail] = OrderedDict()
         self._unread: dict[BlockKey, int] = {}
         self._unread_bytes = 0
 
@@ -68,22 +66,22 @@ class AdjacentPrefetch:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is brought along, unless some of it was lost unnoticed."""
+        """Whether no more adjacent blocks fit, unless some were lost unnoticed."""
         return 2 * self._unread_bytes > self.unread_bytes_max
 
     def awaited(self) -> list[BlockKey]:
-        """Blocks brought along that nobody has read."""
+        """Unread adjacent blocks."""
         with self._lock:
             return list(self._unread)
 
     def behind(self, index: SegmentIndex, run: int, first: int, last: int) -> range:
-        """Blocks to bring along with [first, last], which are absent and hold rows of ``run``."""
+        """Adjacent blocks to load with [first, last], which are absent and hold rows of ``run``."""
         if int(index.runs["byte_count"][run]) > RUN_BYTES_MAX:
             return range(0)
         with self._lock:
             trail = self._trails.get(index.key)
             if trail is None:
-                trail = self._trails[index.key] = _Trail(first)
+                trail = self._trails[index.key] = _ScanTrail(first)
                 if len(self._trails) > OBJECTS_MAX:
                     self._trails.popitem(last=False)
             self._trails.move_to_end(index.key)
@@ -106,20 +104,20 @@ class AdjacentPrefetch:
             return range(last + 1, end)
 
     def brought(self, keys: Iterable[tuple[BlockKey, int]]) -> None:
-        """These blocks, with their raw bytes, are on their way though nobody asked for them."""
+        """These adjacent blocks, with their raw bytes, are being loaded."""
         with self._lock:
             for key, raw_bytes in keys:
                 self._unread_bytes += raw_bytes - self._unread.get(key, 0)
                 self._unread[key] = raw_bytes
 
     def taken(self, key: BlockKey) -> None:
-        """Somebody reads a block."""
+        """A block is read."""
         if key in self._unread:
             with self._lock:
                 self._unread_bytes -= self._unread.pop(key, 0)
 
     def lost(self, keys: Iterable[BlockKey]) -> None:
-        """Blocks left memory, or never came, before anybody read them."""
+        """Blocks were evicted, or never arrived, before they were read."""
         with self._lock:
             halved: set[str] = set()
             for key in keys:

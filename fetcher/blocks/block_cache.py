@@ -1,10 +1,8 @@
-"""Decoded blocks in memory: bounded in bytes, dropped when nobody came for them or nobody comes back.
+"""Cache of decoded blocks, bounded in bytes and by age.
 
-Unread blocks expire by age since they came, read ones by age since the last reader. When room is needed, read blocks
-go first, the longest unused before others, then unread ones, the oldest first. The CRC32C of the decoded bytes is
-checked whenever a block is handed out: memory is not trusted for minutes either.
-
-Owns which blocks are held. Does not own their memory's account (budget.py) nor fetching (segment_source.py).
+Unread blocks expire by age since they arrived, read ones by age since the last read. Evicted first are read blocks,
+least recently used first, then unread ones, oldest first. The CRC32C of the decoded bytes is checked on every read, as
+memory is not trusted either. Does not own the memory's account (budget.py) nor fetching (segment_source.py).
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class DropReason(Enum):
 
 
 class DroppedUnread(NamedTuple):
-    """A block nobody had read when it left."""
+    """A block that left the cache unread."""
 
     key: BlockKey
     byte_count: int
@@ -119,7 +117,7 @@ class BlockCache:
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of blocks nobody has read yet."""
+        """Bytes of unread blocks."""
         with self._lock:
             return sum(entry.block.nbytes for entry in self._unread.values())
 
@@ -141,7 +139,7 @@ class BlockCache:
             return None
         with self._lock:
             self.counts.hits += 1
-            # It may have left meanwhile; then it stays out, the reader has it all the same.
+            # If it was evicted concurrently, it stays out; the reader keeps it.
             if is_read and (self._read.get(key) is entry or self._unread.get(key) is entry):
                 self._unread.pop(key, None)
                 entry.since_s = self._clock_s()
@@ -168,13 +166,13 @@ class BlockCache:
         self._report(dropped)
 
     def drop(self, keys: Iterable[BlockKey]) -> int:
-        """Forget blocks, whether read or not; returns bytes. Nobody is told."""
+        """Drop blocks, read or not, without a report; returns bytes."""
         gone: list[_Entry] = []
         with self._lock:
             return sum(self._remove(key, gone) for key in keys)
 
     def drop_unread(self, keys: Iterable[BlockKey]) -> int:
-        """Forget those of ``keys`` that nobody has read; returns bytes. Nobody is told."""
+        """Drop those of ``keys`` that are unread, without a report; returns bytes."""
         gone: list[_Entry] = []
         with self._lock:
             return sum(self._remove(key, gone) for key in keys if key in self._unread)

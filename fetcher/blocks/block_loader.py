@@ -1,10 +1,9 @@
-"""Blocks on their way: one GET or one disk read each, however many want them.
+"""Loads blocks: one GET or one disk read each, however many readers want them.
 
-A load begins with a charged plan: coalesced GETs leave in the priority of who asked first, what arrives is checked and
-decompressed in the decode pool, put into the cache and handed to all who wait. A failed load leaves nothing behind.
-Runs in whatever thread completes a request; no lock is held while futures are completed.
-
-Owns blocks in flight. Does not own who waits (segment_source.py), nor when a GET starts (request_scheduler.py).
+A load starts with a charged plan: coalesced GETs leave at the priority of the first reader; the decode pool checks and
+decompresses what arrives, caches it, and completes the waiting reads. A failed load leaves nothing. Runs in any thread
+that completes a request; no lock is held while futures are completed. Does not own the waiting (segment_source.py) nor
+when a GET starts (request_scheduler.py).
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class BlockLoader:
         self, index: SegmentIndex, spans: Sequence[BlockSpan], extra: Set[int] = frozenset()
     ) -> LoadPlan:
         """How to get blocks that are not there (spans of one block each, ascending). Nothing happens yet. ``extra``:
-        numbers of those among them that nobody waits for."""
+        numbers of the adjacent blocks among them that no read waits for."""
         disk = self._disk
         on_disk = [disk is not None and BlockKey(index.key, span.first_block) in disk for span in spans]
         from_store = [span for span, is_there in zip(spans, on_disk, strict=True) if not is_there]
@@ -101,7 +100,7 @@ class BlockLoader:
     def start(self, plan: LoadPlan, priority: Priority) -> list[BlockLoad] | None:
         """Begin what is planned; its cost is charged and belongs to the loads from now on.
 
-        None, and nothing happened: somebody was faster with one of the blocks, so look again.
+        None, without an effect: another read loads one of the blocks, so look again.
         """
         index = plan.index
         from_disk = [
@@ -161,7 +160,7 @@ class BlockLoader:
         try:
             task = self._decoding.submit(work, priority, turn)
         except RuntimeError as error:
-            self._fail(loads, UnavailableError(f"{loads[0].key.object_key} is not read: {error}"))
+            self._fail(loads, UnavailableError(f"cannot read {loads[0].key.object_key}: {error}"))
             self._budget.release(byte_count)
             if get is not None:
                 self._task_done(get)
@@ -213,7 +212,7 @@ class BlockLoader:
                     is_read = load.priority is Priority.USER
                     landed.append(NewBlock(load.key, block, fastcrc.crc32.iscsi(block), is_read))
             self._cache.put_all(landed)
-        except Exception as error:  # a defect: who waits must learn of it all the same
+        except Exception as error:  # a defect: waiting reads must fail, too
             for load in loads:
                 load.error = load.error or error
         self._land(loads, {new.key for new in landed if not new.is_read})

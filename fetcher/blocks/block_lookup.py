@@ -1,7 +1,7 @@
-"""Where blocks that a read wants are: in memory, on their way, or to be fetched now, memory permitting.
+"""Finds the blocks of a read: in memory, in flight, or to be fetched now, memory permitting.
 
-Each block is fetched once however many want it. Owns the order of places to look in. Does not own caches, what is on
-its way (block_loader.py), waiting for memory (memory_admission.py) nor who waits for blocks (segment_source.py).
+Each block is fetched once, however many readers want it. Owns the order of these lookups. Does not own caches, loads
+(block_loader.py), waiting for memory (memory_admission.py) nor for blocks (segment_source.py).
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class BlockLookup:
                 if charged_bytes == 0 and self._budget.try_charge(plan.cost_bytes, priority):
                     charged_bytes = plan.cost_bytes
                 if charged_bytes < plan.cost_bytes:
-                    # Who waits for memory holds none, or those who wait would wait for each other. Once admitted,
-                    # there is enough for all blocks, whatever is left of them in memory by then.
+                    # A waiting read holds no memory, or reads would wait for each other. Once admitted, it has
+                    # enough for all blocks, even if none is left in memory.
                     found.clear()
                     self._budget.release(charged_bytes)
                     charged_bytes = 0
@@ -128,7 +128,7 @@ class BlockLookup:
         return absent
 
     def _with_adjacent(self, wanted: Wanted, absent: list[int]) -> LoadPlan | None:
-        """The plan for ``absent`` and blocks behind that are worth to come along; None where there are none."""
+        """The plan for ``absent`` and the adjacent blocks worth loading with them; None without any."""
         index, run = wanted.index, wanted.run
         if self._adjacent.is_full:
             self._adjacent.lost(key for key in self._adjacent.awaited() if not self._is_at_hand(key))
@@ -161,7 +161,7 @@ class BlockLookup:
         """A single block is read whatever it takes, several only if they fit."""
         if count > 1 and cost_bytes > self._budget.total_bytes:
             raise UsageError(
-                f"{index.key}: {count} blocks take {cost_bytes} bytes at once, "
-                f"memory is {self._budget.total_bytes}",
+                f"{index.key}: {count} blocks need {cost_bytes} bytes at once, "
+                f"fetch.memory_bytes is {self._budget.total_bytes}",
                 hint="read fewer at a time, or raise fetch.memory_bytes",
             )

@@ -1,12 +1,11 @@
-"""One byte budget for everything the read path holds: cache, requests in flight, decoded blocks, blocks handed out.
+"""One byte budget for the whole read path: caches, requests in flight, decoded blocks, blocks in use.
 
-Bytes are charged before memory is allocated. A decoded block stays charged for as long as anybody can reach it: its
-charge is tied to the array and goes back when the array dies, whether the cache dropped it or a slow consumer did.
-So the sum cannot exceed the total, and the cache, the consumers and the requests need no accounts of their own.
+Bytes are charged before memory is allocated. A decoded block stays charged while it is referenced: its charge is tied
+to the array and released when the array dies. So the sum never exceeds the total, and caches, consumers and requests
+need no accounts of their own.
 
-A single charge above the total is admitted alone. Those that wait are served by priority, then in order, the first
-one first even if a later one would fit: nothing starves. Owns the sum and the queue. Does not own what is evicted to
-make room (reclaimers) nor for how long to wait.
+A single charge above the total is admitted alone. Waiting charges are served by priority, then in order, even if a
+later one would fit: nothing starves. Does not own what is evicted to make room (reclaimers) nor time limits.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from tiered.errors import TieredError
 
 Reclaimer = Callable[[int, int], None]
 """``reclaim(needed_bytes, priority)``: drop references until so many bytes are given back, or as many as one may for
-that priority. Nobody asks again before more is charged or given back explicitly."""
+that priority. It is not called again before more is charged or released."""
 
 
 @dataclass(eq=False)
 class Admission:
-    """A charge asked for. ``future`` is done once the bytes are charged, or refused."""
+    """A requested charge. ``future`` is done once the bytes are charged, or refused."""
 
     byte_count: int
     priority: int
@@ -37,7 +36,7 @@ class Admission:
 
 
 class _Tie(weakref.ref[Any]):
-    """A weak reference that knows what its object is charged."""
+    """A weak reference with the charge of its object."""
 
     __slots__ = ("byte_count",)
     byte_count: int
@@ -97,7 +96,7 @@ class ByteBudget:
     # -- charging ---------------------------------------------------------------------------------------------
 
     def try_charge(self, byte_count: int, priority: int) -> bool:
-        """Charge now, reclaiming if need be, or not at all. Goes before nobody who waits."""
+        """Charge now, reclaiming if necessary, or not at all. Never overtakes a waiting charge."""
         if self._charge_now(byte_count):
             return True
         self._reclaim(byte_count, priority)
@@ -158,7 +157,7 @@ class ByteBudget:
         self._settle()
 
     def reserve(self, byte_count: int, priority: int) -> bool:
-        """Take ``byte_count`` out of the total, reclaiming if need be, or nothing. Goes before nobody who waits."""
+        """Reserve ``byte_count`` of the total, reclaiming if necessary. Never overtakes a waiting charge."""
         if self._reserve_now(byte_count):
             return True
         self._reclaim(byte_count, priority)
@@ -181,7 +180,7 @@ class ByteBudget:
         self.revise()
 
     def revise(self) -> None:
-        """Admit who fits by now, reclaiming for the first that waits. To be called when more became reclaimable."""
+        """Admit charges that fit now, reclaiming for the first. Called when more can be reclaimed."""
         self._settle(force=True)
         with self._lock:
             first = self._waiting[0] if self._waiting else None
@@ -204,7 +203,7 @@ class ByteBudget:
 
     def _uncharge(self, byte_count: int) -> None:
         if byte_count > self._charged_bytes:
-            raise ValueError(f"{byte_count} bytes given back, {self._charged_bytes} are charged")
+            raise ValueError(f"{byte_count} bytes released, only {self._charged_bytes} are charged")
         self._charged_bytes -= byte_count
 
     def _on_death(self, tie: weakref.ref[Any]) -> None:
@@ -212,7 +211,7 @@ class ByteBudget:
         self._settle()
 
     def _settle(self, *, force: bool = False) -> None:
-        """Take in what died and admit who fits. Never waits for the lock: whoever holds it looks again."""
+        """Release charges of dead objects and admit what fits. Never waits for the lock: its holder checks again."""
         while self._dead or force:
             if not self._lock.acquire(blocking=force):
                 return

@@ -1,9 +1,7 @@
-"""Which GETs fetch wanted ranges of one object: few, each of bounded size, with little that nobody asked for. Pure.
+"""Plans the GETs for wanted ranges of one object: few, bounded in size, with few unwanted bytes. Pure.
 
-1. AdjacentPrefetch are joined, over a gap too if what is fetched in vain stays below a ratio of the whole.
-2. What is longer than a piece is cut into pieces of about equal length, fetched concurrently (segmented fetch).
-
-Owns the plan. Does not own requests (segment_source.py).
+1. Adjacent ranges are joined, over a gap too if the unwanted bytes stay below a ratio of the whole.
+2. A span longer than a piece is cut into pieces of about equal length, fetched concurrently.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class Range(NamedTuple):
 
 
 class PlannedGet(NamedTuple):
-    """One GET. It brings the wanted ranges number [first, end); ``gap_bytes`` of it nobody wants."""
+    """One GET. It brings the wanted ranges number [first, end); ``gap_bytes`` of it are unwanted."""
 
     offset: int
     length: int

@@ -1,9 +1,7 @@
-"""What the decode pool does next: what somebody waits for first, then what was asked for first.
+"""The order of work in the decode pool: by priority, then in the order of the requests.
 
-GETs that leave side by side arrive in any order, and their bytes are decoded by few threads. In order of arrival, a
-reader would wait for its next block behind those it needs last, and behind all that others read ahead.
-
-Owns that order. Does not own the threads.
+Concurrent GETs arrive in any order and few threads decode them. In order of arrival, a reader would wait for its next
+block until later ones and other readers' prefetched ones are decoded. Does not own the threads.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class DecodeQueue:
         return f"DecodeQueue({self._left} wait)"
 
     def turn(self) -> int:
-        """A place in the order, taken when bytes are asked for: they come later, and not one after the other."""
+        """A place in the order, taken when bytes are requested, as they arrive later and out of order."""
         return next(self._turns)
 
     def submit(self, work: Callable[[], None], priority: Priority, turn: int) -> DecodeTask:
@@ -59,7 +57,7 @@ class DecodeQueue:
                     self._take(task)
             if not was_taken:
                 raise
-            self._run_first()  # a thread took this one instead of that it came for, which nobody comes for any more
+            self._run_first()  # a thread ran this task instead of its own, which no thread would run
         return task
 
     def hurry(self, task: DecodeTask, priority: Priority) -> None:

@@ -1,12 +1,12 @@
-"""Stored blocks on a local disk: what was fetched once survives restarts and memory pressure.
+"""Cache of stored blocks on a local disk, which survives restarts and memory pressure.
 
 A file per block: 8 bytes magic, its own CRC32C, the CRC32C of the stored bytes, their length, the length of the
 object's key, the key, then the bytes as the object has them. Written under a temporary name and renamed, without
-fsync: whatever a crash leaves is found out by its checks and is a miss. The directory is scanned at the start; a file
-that does not belong to this format is left alone. The bound is one of disk space: a file counts with whole pages.
+fsync: a file damaged by a crash fails its checks and is a miss. The directory is scanned at the start; files of another
+format are left alone. The bound is disk space: a file counts with whole pages.
 
-Trusted is nothing: a hit needs the key, the length and the CRC32C that the object's own footer names. Errors of the
-disk are misses, counted. Owns the directory. One process at a time gets its bound right; two do no harm.
+Nothing is trusted: a hit needs the key, the length and the CRC32C from the object's footer. Disk errors are misses,
+counted. The bound is exact for one process at a time; two are safe.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAGIC = b"RMQTBLK1"
 _HEADER = struct.Struct("<8sIIIH")
 _OWN_CRC_AT = 8
 _PAGE_BYTES = 4096
-"""What disks give out at the least; blocks of light queues have a hundred bytes."""
+"""Allocation unit of disks; blocks of LMQs have about a hundred bytes."""
 _NAME = re.compile(r"[0-9a-f]{32}-\d+\.block")
 _TEMPORARY = re.compile(r"\d+-\d+\.tmp")
 
@@ -118,7 +118,7 @@ class DiskCache:
         stored = _decoded(content, key, crc32c, length)
         if stored is None:
             self.counts.corrupt += 1
-            LOG.warning("%s is damaged and dropped: the block is fetched again", path)
+            LOG.warning("%s is damaged, dropped it: the block is fetched again", path)
             self.drop(key)
             return None
         self.counts.hits += 1

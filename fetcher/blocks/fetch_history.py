@@ -1,7 +1,4 @@
-"""Which blocks were fetched before: bytes fetched twice are what caches and reading ahead are judged by.
-
-Owns the memory of it. Does not own fetching (block_loader.py).
-"""
+"""Which blocks were fetched before: bytes fetched twice measure caches and prefetch."""
 
 from __future__ import annotations
 

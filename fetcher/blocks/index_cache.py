@@ -1,10 +1,8 @@
-"""Decoded tails of objects: opened by one ranged GET each, however many ask, and kept by last use.
+"""Cache of decoded tails of objects, each opened by one ranged GET and evicted by last use.
 
-Charged to the byte budget before the GET and for as long as anybody holds the tail, as blocks are; about, since a tail
-says its size only when it is decoded. Memory is not trusted: a tail's pages are checked against their CRC32C when it is
-handed out, once a second at most, as each page is checked again when it is decoded.
-
-Owns tails held and in flight. Does not own what they contain.
+Charged to the byte budget before the GET and while the tail is referenced, as blocks are; approximately, as its size is
+known only once it is decoded. Memory is not trusted: pages are checked against their CRC32C when a tail is returned, at
+most once a second, and again when each page is decoded.
 """
 
 from __future__ import annotations
@@ -139,11 +137,11 @@ class IndexCache:
     def start(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> IndexLoad | None:
         """Begin to fetch a tail; ``tail_cost_bytes`` are charged and belong to the load from now on.
 
-        None, and nothing happened: somebody was faster, so look again. Raises CorruptionError for lengths no
+        None, without an effect: another read loads the tail, so look again. Raises CorruptionError for lengths no
         segment has.
         """
         if not TRAILER_BYTES <= tail_bytes <= size_bytes:
-            raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
+            raise CorruptionError(f"{key}: invalid tail length {tail_bytes} of {size_bytes} bytes")
         request = RangeRequest(key, size_bytes - tail_bytes, tail_bytes, priority)
         load = IndexLoad(key, size_bytes, tail_bytes, request, self._decoding.turn())
         with self._lock:
@@ -160,10 +158,10 @@ class IndexCache:
             self._fail(load, error)
             return
         try:
-            # Whoever asked: it is small, and all reads of the object wait for it.
+            # At user priority: it is small, and all reads of the object wait for it.
             self._decoding.submit(partial(self._decode, load, answer.result()), Priority.USER, load.turn)
         except RuntimeError as closed:
-            self._fail(load, UnavailableError(f"{load.key} is not read: {closed}"))
+            self._fail(load, UnavailableError(f"cannot read {load.key}: {closed}"))
 
     def _decode(self, load: IndexLoad, tail: bytes) -> None:
         try:
@@ -174,7 +172,7 @@ class IndexCache:
             # Without the way here, which refers to the load and so to itself.
             self._fail(load, error.with_traceback(None))
             return
-        except Exception as error:  # a defect: who waits must learn of it all the same
+        except Exception as error:  # a defect: waiting reads must fail, too
             self._fail(load, error)
             return
         cost_bytes = tail_cost_bytes(load.tail_bytes)

@@ -1,7 +1,4 @@
-"""Blocks on their way, as values: what is planned, one block, one GET and the blocks it brings.
-
-Owns what these know of each other. Does not own what happens to them (block_loader.py).
-"""
+"""Values of blocks being loaded: the plan, one block, one GET and its blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class LoadPlan:
     from_store: Sequence[BlockSpan]
     gets: Sequence[PlannedGet]
     extra: Set[int] = frozenset()
-    """Numbers of those that come along though nobody asked for them."""
+    """Numbers of the adjacent blocks that were not requested."""
 
     @cached_property
     def cost_bytes(self) -> int:
@@ -70,7 +67,7 @@ class BlockLoad:
 @dataclass(eq=False)
 class LoadGet:
     """A GET and the loads it brings, by task of the decode pool; ``tasks_left`` still need its bytes. ``turn``: when
-    it was asked for.
+    it was requested.
 
     A future keeps its callbacks, and thereby this, for ever: so loads forget their request and this its loads as
     soon as the bytes are there. A cycle would keep blocks in memory until the garbage collector comes by.
@@ -89,7 +86,7 @@ class LoadCounts:
     """Totals since the start."""
 
     joined: int = 0
-    """Blocks that were on their way already when somebody asked."""
+    """Reads that joined a load in progress."""
     gap_bytes: int = 0
     bytes_fetched_twice: int = 0
     """Stored bytes of blocks that had been fetched before."""
@@ -98,25 +95,25 @@ class LoadCounts:
 
 
 def block_load(index: SegmentIndex, span: BlockSpan, priority: Priority, arrived: Future[None]) -> BlockLoad:
-    """One block of ``index``, about to be asked for."""
+    """One block of ``index``, about to be requested."""
     return BlockLoad(BlockKey(index.key, span.first_block), span, priority, arrived)
 
 
 def planned_get(
     plan: LoadPlan, planned: PlannedGet, priority: Priority, turn: int
 ) -> tuple[RangeRequest, LoadGet]:
-    """A request, its blocks grouped into tasks of the decode pool: those asked for before those nobody waits for."""
+    """A request, its blocks grouped into tasks of the decode pool: requested blocks before adjacent ones."""
     index = plan.index
     request = RangeRequest(index.key, planned.offset, planned.length, priority)
     tasks: list[list[BlockLoad]] = []
     task_bytes = DECODE_BYTES
-    was_asked = True
+    was_requested = True
     for span in plan.from_store[planned.first : planned.end]:
-        is_asked = span.first_block not in plan.extra
-        if task_bytes + span.raw_bytes > DECODE_BYTES or is_asked is not was_asked:
+        is_requested = span.first_block not in plan.extra
+        if task_bytes + span.raw_bytes > DECODE_BYTES or is_requested is not was_requested:
             tasks.append([])
-            task_bytes, arrived, was_asked = 0, new_future(), is_asked
-        tasks[-1].append(block_load(index, span, priority if is_asked else Priority.PREFETCH, arrived))
+            task_bytes, arrived, was_requested = 0, new_future(), is_requested
+        tasks[-1].append(block_load(index, span, priority if is_requested else Priority.PREFETCH, arrived))
         tasks[-1][-1].request = request
         task_bytes += span.raw_bytes
     return request, LoadGet(index, planned.offset, planned.length, tasks, turn)

@@ -1,7 +1,4 @@
-"""Who gets memory for a read, who waits for it, and for how long.
-
-Owns the waiting. Does not own the sum (budget.py) nor what is dropped to make room (segment_source.py).
-"""
+"""Admits reads to the byte budget: which wait for memory, and for how long."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from tiered.errors import ThrottledError, UnavailableError
 
 
 class MemoryShortError(ThrottledError):
-    """What is held by readers leaves no room for this read; a smaller one may fit."""
+    """Readers hold too much memory for this read; a smaller one may fit."""
 
 
 class MemoryAdmission:
@@ -31,7 +28,7 @@ class MemoryAdmission:
         self._timer = timer
         self.wait_ms = wait_ms
         self.waits = 0
-        """Users who had to wait."""
+        """User reads that waited."""
         self.refused = 0
         """Reads that got none."""
         self._is_closed = False
@@ -40,7 +37,7 @@ class MemoryAdmission:
         return f"MemoryAdmission({self._budget!r}, {self.refused} refused)"
 
     async def charge(self, cost_bytes: int, priority: Priority, key: str) -> None:
-        """Charge the budget. A user waits for memory, for a limited time; who reads ahead does not."""
+        """Charge the budget. User reads wait for memory for a limited time; prefetch does not wait."""
         if priority is Priority.PREFETCH:
             if not self._budget.try_charge(cost_bytes, priority):
                 raise self._no_memory(cost_bytes, key)
@@ -64,7 +61,7 @@ class MemoryAdmission:
             raise
 
     def close(self) -> None:
-        """Nobody waits any more: the timer that would end it is closed next. Idempotent."""
+        """Refuse waiting reads, before the timer that limits them is closed. Idempotent."""
         self._is_closed = True
         self._budget.refuse_waiting(_closed)
 
@@ -79,9 +76,9 @@ class MemoryAdmission:
             f"{key}: no memory for {cost_bytes} bytes, {self._budget.charged_bytes} of "
             f"{self._budget.total_bytes} are held",
             hint="retry later; raise fetch.memory_bytes if this happens often; "
-            "of messages that are kept, keep copies: bytes(message.data)",
+            "keep copies of messages, bytes(message.data), rather than the messages",
         )
 
 
 def _closed() -> UnavailableError:
-    return UnavailableError("nothing is read any more: the archive is closed")
+    return UnavailableError("cannot read: the archive is closed")

@@ -34,9 +34,9 @@ from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings
 
 ADJACENT_SHARE = 4
-"""Part of the memory cache that may hold blocks brought along with others and not read yet."""
+"""Part of the memory cache for unread adjacent blocks."""
 EXPIRY_CHECKS = 16
-"""Looks for expired blocks within the shortest expiry."""
+"""Checks for expired blocks within the shortest expiry."""
 
 
 class SegmentSource:
@@ -55,7 +55,7 @@ class SegmentSource:
         disk: DiskCache | None = None,
         on_unread_dropped: Callable[[list[DroppedUnread]], None] | None = None,
     ) -> None:
-        """``timer`` is needed for bandwidth limits, and to give up waiting for memory."""
+        """``timer`` is required for bandwidth limits and for time limits on memory."""
         self._settings = settings
         self._budget = budget
         self._clock_s = clock_s
@@ -140,11 +140,11 @@ class SegmentSource:
             return await self._blocks(index, run, numbers, priority)
 
     def index_in_memory(self, key: str) -> SegmentIndex | None:
-        """The decoded tail of an object, or None: ``index`` has it, or fetches it."""
+        """A cached tail, or None: then ``index`` joins or fetches it."""
         return self._indexes.get(key)
 
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
-        """A block for a user who knows its rows, or None: ``blocks_at`` has it, or fetches it."""
+        """A cached block for a user read, or None: then ``blocks_at`` joins or fetches it."""
         self._expire()
         return self._search.in_memory(BlockKey(object_key, number))
 
@@ -183,10 +183,10 @@ class SegmentSource:
     # -- memory -----------------------------------------------------------------------------------------------
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
-        """Make room: what was read already for anybody, what was fetched ahead and tails only for a user."""
+        """Make room: read blocks for any request, prefetched blocks and tails only for user reads."""
         is_user = priority <= Priority.USER
         target_bytes = self._budget.charged_bytes - byte_count
-        # A block that somebody has in hand frees nothing when it leaves the cache: so until it is enough, or no more.
+        # Evicting a block in use frees nothing: repeat until enough is free, or nothing is left.
         while (excess_bytes := self._budget.charged_bytes - target_bytes) > 0:
             if self._cache.reclaim(excess_bytes, unread_too=is_user) == 0:
                 break
@@ -199,7 +199,7 @@ class SegmentSource:
             self.expire()
 
     def expire(self) -> None:
-        """Drop what is too old. Reads do this by the way; who counts on it without any calls it."""
+        """Drop expired blocks. Reads do so too; call it when there are none."""
         settings = self._settings
         shortest_ms = min(settings.read_expiry_ms, settings.unread_expiry_ms)
         self._expire_s = self._clock_s() + shortest_ms / 1000 / EXPIRY_CHECKS
@@ -211,7 +211,7 @@ class SegmentSource:
         return key in self._cache or key in self._loads
 
     def drop_unread(self, keys: Iterable[BlockKey]) -> int:
-        """Forget blocks fetched ahead that nobody has read and nobody will; returns bytes."""
+        """Drop prefetched blocks that will not be read; returns bytes."""
         return self._cache.drop_unread(keys)
 
     @property

@@ -1,9 +1,7 @@
-"""A table of what is remembered by names that others choose: so many bytes, and the least useful goes first.
+"""A byte-bounded LRU that resists key flooding, for keys that clients choose.
 
-Who came once is told from who came back. Names that are made up come once: they push out each other and leave those
-alone that come back, while three quarters of the bytes are theirs.
-
-Pure. Owns the order in which entries are evicted. Does not own locks, nor what an entry weighs.
+Entries used once and entries used again are separate: invented names are used once and evict each other, while they
+take up to three quarters of the bytes. Pure; does not own locks nor the weights of entries.
 """
 
 from __future__ import annotations
@@ -38,17 +36,17 @@ class SegmentedLru(Generic[K, V]):
         return f"SegmentedLru({len(self)} entries, {self.held_bytes} of {self.bytes_max} bytes)"
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
-        """As of now: entries may come and go meanwhile."""
+        """A snapshot: entries may change during iteration."""
         for key, (value, _) in [*self._once.items(), *self._again.items()]:
             yield key, value
 
     def get(self, key: K) -> V | None:
-        """What is remembered of ``key``; that it was asked for does not count."""
+        """The value of ``key``, without counting as a use."""
         found = self._again.get(key) or self._once.get(key)
         return None if found is None else found[0]
 
     def used(self, key: K) -> None:
-        """``key`` came back."""
+        """``key`` was used again."""
         if key in self._again:
             self._again.move_to_end(key)
         elif (entry := self._once.pop(key, None)) is not None:
@@ -56,19 +54,19 @@ class SegmentedLru(Generic[K, V]):
             self._again[key] = entry
 
     def add(self, key: K, value: V, byte_count: int) -> list[V]:
-        """Remember what was not known; returns what is evicted for it. What has no room is evicted at once."""
+        """Add a new entry; returns the values evicted for it, itself included if it has no room."""
         self._once[key] = value, byte_count
         self._once_bytes += byte_count
         self.held_bytes += byte_count
         return self.evict(self.held_bytes - self.bytes_max)
 
     def replace(self, key: K, value: V) -> None:
-        """``key``, which is known, is remembered with another value of the same weight."""
+        """Replace the value of an existing ``key``; the weight stays."""
         table = self._again if key in self._again else self._once
         table[key] = value, table[key][1]
 
     def put(self, key: K, value: V, byte_count: int) -> None:
-        """``key`` came, or came back: remember this of it. ``byte_count``: its weight if it is new."""
+        """Add ``key``, or replace its value and count a use. ``byte_count``: its weight if it is new."""
         if self.get(key) is None:
             self.add(key, value, byte_count)
         else:

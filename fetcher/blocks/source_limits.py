@@ -1,7 +1,4 @@
-"""What the settings of reading mean for requests, caches and GETs. Pure.
-
-Owns the translation. Does not own the limits' meaning (request_scheduler.py, coalescing.py, block_cache.py).
-"""
+"""Limits of requests, caches and GETs from settings. Pure."""
 
 from __future__ import annotations
 

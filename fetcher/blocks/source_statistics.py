@@ -1,7 +1,4 @@
-"""What reading an archive has cost so far, in numbers for metrics, benchmarks and tests. Values.
-
-Owns the names. Does not own counting (segment_source.py and what it is made of).
-"""
+"""Counters of reading an archive, for metrics, benchmarks and tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Coroutines of the core that nobody waits for: reading ahead.
-
-Owns driving them. They take care of their own errors; one that does not is logged.
-"""
+"""Runs coroutines of the core in the background: prefetch. They handle their own errors; others are logged."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ class Background:
         except StopIteration:
             self._end(work)
         except Exception:
-            logger.exception("reading ahead failed")
+            logger.exception("prefetch failed")
             self._end(work)
         else:
             wait.future.add_done_callback(lambda done: self._submit(work, done))

@@ -1,8 +1,6 @@
-"""Ranged GETs as futures: the only way bytes of an archive reach the reading core.
+"""Ranged GETs as futures, over threads and a blocking store (boto3, file://) or an event loop and an asynchronous one.
 
-Two kinds: threads over a blocking store (boto3, file://), and one event loop thread over an asynchronous one
-(aioboto3). Owns threads and the loop. Does not own priorities, limits (request_scheduler.py) nor retries (the store's
-wrappers).
+Does not own priorities and limits (request_scheduler.py) nor retries (the store's wrappers).
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class RequestScheduler:
             self._refuse(request)
 
     def _refuse(self, request: RangeRequest) -> None:
-        request.future.set_exception(UnavailableError(f"{request.key} is not read: the archive is closed"))
+        request.future.set_exception(UnavailableError(f"cannot read {request.key}: the archive is closed"))
 
     def promote(self, request: RangeRequest, priority: Priority) -> None:
         """Somebody in a faster ``priority`` waits for ``request`` too: it goes there unless it has started."""
@@ -251,7 +251,7 @@ class RequestScheduler:
                 answer = self._reader.submit(request.key, request.offset, request.length)
         except RuntimeError as error:  # the reader is closed
             failed: Future[Any] = new_future()
-            failed.set_exception(UnavailableError(f"{request.key} is not read: {error}"))
+            failed.set_exception(UnavailableError(f"cannot read {request.key}: {error}"))
             answer = failed
         answer.add_done_callback(partial(self._on_end, request))
 

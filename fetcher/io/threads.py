@@ -1,7 +1,4 @@
-"""Threads of an open archive: a pool that knows which process they are of.
-
-Owns that check. Does not own what runs in them.
-"""
+"""A thread pool of an open archive that refuses work in a forked child."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ P = ParamSpec("P")
 def check_process(process_id: int) -> None:
     """Raises RuntimeError, as pools that are shut down do, in another process than the one with this id."""
     if os.getpid() != process_id:
-        raise RuntimeError(
-            "the archive was opened before a fork, which leaves its threads behind: open it after that"
-        )
+        raise RuntimeError("archive opened before a fork: open it in the child process")
 
 
 class Threads(ThreadPoolExecutor):

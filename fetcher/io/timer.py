@@ -1,7 +1,4 @@
-"""Calling back later, for pacing and time limits; injected, so that a simulation has one clock.
-
-Owns one thread per ThreadTimer, started by the first use. Does not own what is called.
-"""
+"""Timers for pacing and time limits; injected, so that a simulation has one clock."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class ThreadTimer:
         self._is_closed = False
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> None:
-        """See Timer. After ``close`` nothing is called any more."""
+        """See Timer. No effect after ``close``."""
         with self._changed:
             if self._is_closed:
                 return

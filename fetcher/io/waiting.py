@@ -1,10 +1,8 @@
-"""How the reading core waits: coroutines that await nothing but ``Wait``, and the drivers that run them.
+"""How the reading core waits: coroutines that await nothing but ``Wait``, and their drivers.
 
-The core is written once as ``async def`` and knows neither threads nor an event loop. ``run_sync`` blocks the calling
-thread, ``run_async`` lives in asyncio, a simulation steps coroutines by a virtual clock. A coroutine that finds
-everything in memory never yields, so it costs no switch in any of them.
-
-Owns waiting only. Who completes the futures is not its business.
+The core is ``async def`` without threads or an event loop. ``run_sync`` blocks the calling thread, ``run_async`` runs
+in asyncio, a simulation steps coroutines by a virtual clock. A coroutine that finds everything in memory never
+yields, so it costs no switch.
 """
 
 from __future__ import annotations
@@ -154,7 +152,7 @@ async def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _wake(loop: Any, woken: Any, _done: Future[Any]) -> None:
-    if not loop.is_closed():  # a loop closed meanwhile has no reader left to wake
+    if not loop.is_closed():  # a closed loop has no reader to wake
         loop.call_soon_threadsafe(_set_woken, woken)
 
 

@@ -1,6 +1,6 @@
-"""What the catalog has of a queue, for who joins it with the broker's: offsets and physical ends, by one version.
+"""Archived offsets and physical ends of queues at one catalog version, for joining them with the broker's.
 
-Owns reading them out of the newest version known and remembering them while it stands. Never waits for a newer one.
+Caches them while the version is current. Never waits for a newer version.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED
 
 
 class KnownCatalog(Protocol):
-    """What of the catalog's view is needed; see catalog_view.CatalogView. An older version only holds more pulls."""
+    """The part of catalog_view.CatalogView used here. An older version only delays more pulls."""
 
     @property
     def state(self) -> CatalogState:
-        """The newest version known."""
+        """The newest version read."""
 
     def refresh_if_due(self) -> None:
-        """Begin to read on if it is time; never waits."""
+        """Start a refresh if the interval has passed; never waits."""
 
 
 class ArchivedQueue(NamedTuple):
-    """One queue as the catalog has it. ``queue`` is None when it does not."""
+    """One queue of the catalog; ``queue`` is None for a missing one."""
 
     queue: OffsetRange | None
     end_phys: int
@@ -37,8 +37,7 @@ class ArchivedQueue(NamedTuple):
 
 
 def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQueue:
-    """The newest life of a queue. One that ended with its log line has no next offset for the broker's new one, and one
-    whose topic was deleted is no part of a queue that the broker has again."""
+    """The newest generation of a queue. A superseded or hidden one does not continue in the broker's queue."""
     generation = state.current_generation(topic, queue_id)
     row = state.queue(QueueKey(topic, queue_id, generation)) if generation is not None else None
     if row is None or int(row["flags"]) & (QUEUE_SUPERSEDED | QUEUE_HIDDEN):
@@ -55,8 +54,8 @@ class ArchivedQueues:
         self._found: tuple[CatalogState | None, dict[tuple[str, int], ArchivedQueue]] = None, {}
 
     def find(self, topic: str, queue_id: int) -> ArchivedQueue:
-        """As the newest version known has it; a newer one is asked for when it is time."""
-        # Never waits: with the object store away, what the broker has is answered all the same.
+        """The queue at the newest version read; starts a refresh if due."""
+        # Never waits: while the object store is unreachable, the broker's messages are still served.
         self._catalog.refresh_if_due()
         state = self._catalog.state
         known, queues = self._found
@@ -66,6 +65,6 @@ class ArchivedQueues:
         found = queues.get((topic, queue_id))
         if found is None:
             found = archived_queue(state, topic, queue_id)
-            if found.queue is not None:  # names that clients make up are not remembered
+            if found.queue is not None:  # names are the clients': unknown ones are not cached
                 queues[topic, queue_id] = found
         return found

@@ -1,10 +1,8 @@
-"""Whether bytes of a broker's file are in the page cache, asked of the kernel at every read.
+"""Whether bytes of a broker's file are in the page cache, checked with the kernel at every read.
 
-cachestat(2) (Linux 6.5) answers without mapping the file, and refuses who may not know (6.14). mincore(2) says "all
-resident" to a process that neither owns the file nor may write it: such a process is told "unknown" here, never that
-answer. Asking loads no page.
-
-Owns the question. Does not own what follows from the answer (read_policy.py).
+cachestat(2) (Linux 6.5) needs no mapping of the file, and is refused without permission (6.14). mincore(2) reports "all
+resident" to a process that neither owns nor may write the file: for such a process the result is UNKNOWN. The check
+loads no page.
 """
 
 from __future__ import annotations
@@ -41,13 +39,13 @@ class ResidencyCall(Enum):
     CACHESTAT = "cachestat"
     MINCORE = "mincore"
     NONE = "none"
-    """None tells this process the truth."""
+    """None is reliable for this process."""
 
 
 ByteRange = tuple[int, int]
 """[begin, end) in a file."""
 CachedPages = Callable[[int, int, int], int]
-"""(fd, begin, length) -> pages in the cache; OSError when it cannot be told."""
+"""(fd, begin, length) -> pages in the cache; OSError if it is unknown."""
 
 
 def cached_pages(fd: int, begin: int, length: int) -> int:
@@ -67,12 +65,12 @@ def cached_pages(fd: int, begin: int, length: int) -> int:
 
 
 class PageResidency:
-    """Asks about ranges of files. Thread-safe. ``cached_pages`` is replaced where a kernel is played."""
+    """Checks ranges of files. Thread-safe. Tests replace ``cached_pages``."""
 
     def __init__(self, cached_pages: CachedPages = cached_pages) -> None:
         self._cached_pages = cached_pages
         self.call = ResidencyCall.NONE
-        """What the last answer came from."""
+        """The call of the last check."""
 
     def of(self, path: Path, ranges: Sequence[ByteRange]) -> Residency:
         """Whether every page that ``ranges`` touch is resident. Raises NotFoundError and so on for ``path``."""
@@ -83,7 +81,7 @@ class PageResidency:
         try:
             return self._by_cachestat(fd, ranges)
         except OSError:
-            # Too old a kernel, a sandbox, or no right to know: mincore tells owners and writers the truth all the same.
+            # An old kernel, a sandbox, or no permission: mincore is still reliable for owners and writers.
             return self._by_mincore(path, fd, ranges)
         finally:
             os.close(fd)

@@ -1,7 +1,4 @@
-"""What the fetcher did and when, for people who ask why a reader was slow: a bounded ring, and JSON lines on request.
-
-Owns the events. Does not own counters for monitoring (metrics).
-"""
+"""A bounded log of fetcher events, for analysing slow readers; JSON lines on request. Does not own metrics."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ class EventKind(StrEnum):
     WAIT = "wait"
     """A pull waited for the object store (seconds)."""
     FETCH = "fetch"
-    """Messages were fetched ahead (raw bytes of blocks); ``detail`` is the offset range."""
+    """A prefetch ended (raw bytes of blocks); ``detail`` is the offset range."""
     EXPIRED = "expired"
-    """Blocks fetched ahead were not read in time (raw bytes)."""
+    """Prefetched blocks expired unread (raw bytes)."""
     FAILED = "failed"
-    """Fetching ahead failed (offsets given up); ``detail`` is the error."""
+    """A prefetch failed (offsets); ``detail`` is the error."""
 
 
 class Event(NamedTuple):

@@ -1,7 +1,4 @@
-"""What a prefetch window deals in: its limits, what its reader did, and ranges of a queue fetched ahead. Values.
-
-Owns no decision (prefetch_window.py).
-"""
+"""Values of a prefetch window: its limits, the progress of its reader, and ranges of a queue fetched ahead."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ class RunEnds(NamedTuple):
 
 
 class PullProgress(NamedTuple):
-    """A pull that was answered: asked for ``offset``, goes on at ``next_offset``; blocks up to ``covered`` are
-    with the reader, ``block_bytes`` raw bytes of them were touched. ``time_s``: now."""
+    """A pull from ``offset`` to ``next_offset``; the reader has blocks up to ``covered``, ``block_bytes`` raw bytes of
+    them were read. ``time_s``: now."""
 
     offset: int
     next_offset: int
@@ -42,7 +39,7 @@ class PullProgress(NamedTuple):
 
 @dataclass(eq=False)
 class PrefetchRange:
-    """Offsets [begin, end) that were fetched ahead together, or are being fetched. ``bytes``: raw."""
+    """Offsets [begin, end) prefetched together, or being fetched. ``bytes``: raw."""
 
     begin: int
     end: int

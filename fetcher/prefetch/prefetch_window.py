@@ -1,17 +1,15 @@
-"""How far ahead of one reader to fetch: additive increase, multiplicative decrease, as TCP Tahoe. Pure: no I/O.
+"""How far to prefetch for one reader: additive increase, multiplicative decrease, as TCP Tahoe. Pure: no I/O.
 
-    the window begins at what one request brings at little extra cost, if at the pace of its first pulls the reader
-        will have read that long before it expires; else at the smallest, one client batch
+    the window starts at the bytes one request reads at little extra cost, if at the pace of its first pulls the reader
+        reads that long before it expires; else at the smallest, one client batch
     every window the reader has consumed adds a batch
-    blocks that expire unread, or were evicted before they were read, halve it; so does nothing else
-    a reader that jumps begins anew; single reads here and there never fetch ahead
-    a reader that says how far it will read begins before its first block is fetched, and then as far as its pace allows
+    blocks that expire unread, or are evicted unread, halve it; nothing else does
+    a reader that jumps starts again; single scattered reads never prefetch
+    a reader that announces its end starts before its first block is read, and then as far as its pace allows
 
-Sizes are queue offsets, so that a filter that passes many messages for each it takes looks as far ahead as it moves.
-What is fetched is the rest of the window as soon as half of it is used up, cut where a run ends if that is near: few
-large requests rather than many small.
-
-Owns the decisions for one (group, queue). Does not own fetching nor the budget all readers share (prefetcher.py).
+Sizes are queue offsets, so a filter that passes many messages prefetches as far ahead as it moves. A fetch reads the
+rest of the window once half of it is used, cut at the end of a nearby run: few large requests rather than many small.
+Owns the decisions for one (group, queue). Does not own fetching nor the shared budget (prefetcher.py).
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from fetcher.prefetch.prefetch_range import PrefetchRange, PullProgress, RunEnds
 SEQUENTIAL_PULLS_MIN = 1
 """A pull that begins where the one before ended shows a sequential reader."""
 PACED_SHARE = 1 / 8
-"""A window begins at no more than is read in this share of the time after which it expires."""
+"""A window starts at no more than is read in this share of its expiry time."""
 
 
 @dataclass(eq=False, slots=True)
 class PrefetchWindow:
-    """State of one reader. ``size``: offsets to be ahead by. ``fetched``: everything below was fetched or asked for.
+    """State of one reader. ``size``: offsets to be ahead by. ``fetched``: everything below was fetched or requested.
     ``covered``: everything below is with the reader itself. ``block_bytes``: what a fetch takes at least.
     ``until``: the reader said that it reads on to here. ``has_begun``: its pace is known, and where to begin."""
 
@@ -67,7 +65,7 @@ class PrefetchWindow:
         return max(self._smallest, int(self.limits.bytes_max / max(self.bytes_per_offset, 1.0)))
 
     def _size_first(self, offsets_per_s: float) -> int:
-        """Where it begins. Nothing is known of bytes, nothing is dared."""
+        """The first size; the smallest while the bytes per offset are unknown."""
         if self.bytes_per_offset <= 0:
             return self._smallest
         bytes_first = self.limits.bytes_first if self.until is None else self.limits.bytes_max
@@ -81,9 +79,9 @@ class PrefetchWindow:
     # -- what the reader does ---------------------------------------------------------------------------------
 
     def announced(self, offset: int, until: int, time_s: float) -> None:
-        """The reader is about to read [offset, until), from its beginning to its end: no need to wait for proof, and
-        its first answer tells its pace."""
-        self._begin_anew()
+        """The reader is about to read all of [offset, until): prefetch starts without a proof of sequential reads, and
+        the first pull shows the pace."""
+        self._restart()
         self.last_s = time_s
         self.last_offset = self.position = self.covered = self.fetched = offset
         self.until = until
@@ -91,10 +89,10 @@ class PrefetchWindow:
         self.sequential = SEQUENTIAL_PULLS_MIN
 
     def pulled(self, pull: PullProgress) -> bool:
-        """The reader got an answer. True when the size changed."""
+        """A pull ended. True when the size changed."""
         before = self.size
         if self.position < 0 or not self.last_offset <= pull.offset <= max(self.fetched, self.position):
-            self._begin_anew()
+            self._restart()
         elif pull.next_offset > self.position:
             if not self.has_begun and float("-inf") < self.last_s < pull.time_s:
                 pace = (pull.next_offset - self.position) / (pull.time_s - self.last_s)
@@ -112,8 +110,8 @@ class PrefetchWindow:
         return self.size != before
 
     def stepped(self, offset: int, next_offset: int, time_s: float) -> bool | None:
-        """As ``pulled`` for an answer out of the block in hand, at a fraction of the cost: nothing fetched is touched.
-        None, and nothing happened: it is more than that."""
+        """As ``pulled`` for a pull within the buffered block, at a fraction of the cost. None, without an effect, for
+        any other pull."""
         moved = next_offset - self.position
         if not (self.last_offset <= offset <= self.position and moved > 0 and next_offset <= self.covered):
             return None
@@ -133,7 +131,7 @@ class PrefetchWindow:
         self._grow()
         return self.size != before
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self.sequential = self.consumed = 0
         self.size = self.fetched = self.block_bytes = 0
         self.until, self.has_begun = None, False
@@ -147,9 +145,7 @@ class PrefetchWindow:
         self.size = min(self.size, self.size_max)
 
     def _drop_read(self) -> None:
-        read_end = (
-            self.read_end
-        )  # fetches end in any order: what is read may stand behind one that is not done
+        read_end = self.read_end  # fetches end in any order: a read range may follow an unfinished one
         for part in [one for one in self.ranges if one.is_done and one.end <= read_end]:
             self.ranges.remove(part)
 
@@ -185,7 +181,7 @@ class PrefetchWindow:
             fitting = int((room_bytes - self.block_bytes) / self.bytes_per_offset)
             if begin - self.position > fitting:
                 return None  # less than half of what it may have is used up: wait, or requests become many and small
-            end = min(end, begin + max(1, fitting))  # what is asked for ends inside a block
+            end = min(end, begin + max(1, fitting))  # the request ends inside a block
         return (begin, end) if end > begin else None
 
     def _free(self, begin: int, end: int) -> tuple[int, int]:
@@ -227,15 +223,15 @@ class PrefetchWindow:
         self._drop_read()
 
     def failed(self, part: PrefetchRange, time_s: float) -> None:
-        """``part`` could not be fetched: asked for again later, or met by the reader itself."""
+        """``part`` could not be fetched: it is requested again later, or read by a pull."""
         if part in self.ranges:
             self.ranges.remove(part)
             self.fetched = max(self.position, min(self.fetched, part.begin))
         self.not_before_s = time_s + self.limits.hold_off_s
 
     def expire(self, time_s: float) -> int:
-        """Give up what has waited too long, but for blocks whose reading was begun: the reader holds these. Returns
-        the raw bytes given up."""
+        """Drop ranges that waited too long, except blocks the reader has started: it holds these. Returns raw bytes
+        dropped."""
         read_end = self.read_end
         limit_s = time_s - self.limits.unread_s
         gone = [
@@ -243,10 +239,10 @@ class PrefetchWindow:
         ]
         if not gone:
             return 0
-        given_up = 0
+        expired_bytes = 0
         for part in gone:
             lost = part.bytes_from(read_end)
-            given_up += lost
+            expired_bytes += lost
             if part.begin >= read_end:
                 self.ranges.remove(part)
             else:
@@ -255,7 +251,7 @@ class PrefetchWindow:
         self.fetched = max(read_end, min(part.begin for part in gone))
         self._drop_read()
         self._lose(max(part.since_s for part in gone), time_s)
-        return given_up
+        return expired_bytes
 
     def lost(self, part: PrefetchRange, time_s: float) -> bool:
         """Blocks of ``part`` left the cache before they were read. True when the window was halved."""

@@ -1,10 +1,8 @@
-"""Fetches ahead of sequential readers, within what all of them together may hold.
+"""Prefetches for sequential readers, within a shared memory bound.
 
-Each reader's window says what it wants (prefetch_window.py); a reader gets no more than what is left for all, so many
-slow readers share evenly and none can take everything (Choudhury and Hahne's dynamic threshold). Blocks go to the cache
-of the block source; what is kept here are counts.
-
-Owns when fetching ahead begins, what it may hold, and what becomes of its errors. Does not own the blocks.
+Each reader's window has a size (prefetch_window.py), limited by the room left for all: many slow readers share it
+evenly, and none takes everything (Choudhury and Hahne's dynamic threshold). Blocks go to the cache of the block source;
+only counts are kept here. Owns when prefetch starts, its bound, and its errors.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class PrefetchCounters:
 
 
 class Prefetcher:
-    """Fetches ahead for all readers of a fetcher. Thread-safe; never blocks."""
+    """Prefetches for all readers of a fetcher. Thread-safe; never blocks."""
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class Prefetcher:
         return f"Prefetcher({len(self._ahead)} readers ahead, {self.unread_bytes} bytes)"
 
     def pulled(self, reader: Reader, pull: PullProgress, bytes_per_offset: float | None = None) -> None:
-        """A reader got an answer. ``bytes_per_offset``: message bytes, where known anew."""
+        """A reader's pull ended. ``bytes_per_offset``: message bytes, if known."""
         window = reader.window
         with self._lock:
             before = window.unread_bytes if window.ranges else 0
@@ -94,11 +92,11 @@ class Prefetcher:
             self._account(reader, before)
         if is_changed:
             self._log.add(
-                EventKind.WINDOW, reader.name, window.size, "grown" if window.sequential else "anew"
+                EventKind.WINDOW, reader.name, window.size, "grown" if window.sequential else "restarted"
             )
 
     def stepped(self, reader: Reader, offset: int, next_offset: int, time_s: float) -> None:
-        """A reader got an answer out of the block it has in hand."""
+        """A reader's pull ended within its buffered block."""
         window = reader.window
         with self._lock:
             is_changed = window.stepped(offset, next_offset, time_s)
@@ -108,7 +106,7 @@ class Prefetcher:
             self._log.add(EventKind.WINDOW, reader.name, window.size, "grown")
 
     def announced(self, reader: Reader, offset: int, until: int, bytes_per_offset: float) -> None:
-        """A reader that has not read before says that it reads [offset, until) from beginning to end."""
+        """A new reader announces that it reads [offset, until) completely."""
         window = reader.window
         with self._lock:
             before = window.unread_bytes
@@ -118,12 +116,12 @@ class Prefetcher:
         self._log.add(EventKind.WINDOW, reader.name, window.size, "announced")
 
     def ready(self, reader: Reader, offset: int) -> PrefetchRange | None:
-        """What holds ``offset`` already, fetched ahead: to be told apart after a wait."""
+        """The prefetched range that holds ``offset``: needed after a wait."""
         with self._lock:
             return reader.window.ready(offset)
 
     def waited(self, reader: Reader, ready: PrefetchRange, next_offset: int) -> None:
-        """A pull waited although ``ready`` had been fetched ahead."""
+        """A pull waited although ``ready`` had been prefetched."""
         with self._lock:
             before = reader.window.unread_bytes
             is_lost = reader.window.waited(ready, next_offset, self._clock_s())
@@ -135,14 +133,14 @@ class Prefetcher:
     def fetch_ahead(
         self, reader: Reader, view: QueueView, message_filter: MessageFilter | None, *, inline: bool
     ) -> None:
-        """Begin to fetch what the reader's window wants, if anything. ``inline``: requests leave before this returns,
+        """Start the fetch that the reader's window needs, if any. ``inline``: requests leave before this returns,
         so that a pull about to read the same joins them."""
         window = reader.window
         time_s = self._clock_s()
         if not self._settings.enabled or not window.is_low(time_s):
             return
         if max(window.fetched, window.position) >= view.max_offset:
-            return  # nothing is left of the queue: found out here for next to nothing, pull after pull
+            return  # nothing is left of the queue: checked here, as it costs little
         with self._lock:
             before = window.unread_bytes
             room_bytes = self._settings.memory_bytes - self.unread_bytes - before
@@ -165,11 +163,11 @@ class Prefetcher:
         try:
             read = await self._reader.read(view, begin, end, message_filter)
         except TieredError as error:
-            # Not lost: whoever pulls these offsets meets the same error, or finds it gone.
+            # Not lost: a pull of these offsets reports the same error, if it persists.
             self._failed(reader, part, str(error))
             return
         except BaseException:
-            self._failed(reader, part, "given up")
+            self._failed(reader, part, "cancelled")
             raise
         with self._lock:
             before = reader.window.unread_bytes
@@ -189,7 +187,7 @@ class Prefetcher:
         self._log.add(EventKind.FAILED, reader.name, part.end - part.begin, detail)
 
     def dropped(self, gone: Sequence[DroppedUnread]) -> None:
-        """Blocks left the cache before anybody read them: windows that had them fetched are halved."""
+        """Blocks were evicted or expired unread: halve the windows that fetched them."""
         keys = {tuple(drop.key): drop.reason for drop in gone}
         time_s = self._clock_s()
         halved: list[tuple[Reader, DropReason]] = []
@@ -214,7 +212,7 @@ class Prefetcher:
             self._log.add(EventKind.WINDOW, reader.name, reader.window.size, f"halved: {reason.value} unread")
 
     def sweep(self, time_s: float) -> bool:
-        """Expire what has waited too long, every so often. True when it was time."""
+        """Expire ranges that waited too long, at intervals. True if it was time."""
         if time_s - self._swept_s < self._sweep_s:
             return False
         expired: list[tuple[Reader, int, bool]] = []
@@ -222,13 +220,13 @@ class Prefetcher:
             self._swept_s = time_s
             for reader in list(self._ahead):
                 before, size = reader.window.unread_bytes, reader.window.size
-                given_up = reader.window.expire(time_s)
+                expired_bytes = reader.window.expire(time_s)
                 self._account(reader, before)
-                if given_up:
-                    expired.append((reader, given_up, reader.window.size < size))
-                    self.counters.expired_bytes += given_up
-        for reader, given_up, is_halved in expired:
-            self._log.add(EventKind.EXPIRED, reader.name, given_up)
+                if expired_bytes:
+                    expired.append((reader, expired_bytes, reader.window.size < size))
+                    self.counters.expired_bytes += expired_bytes
+        for reader, expired_bytes, is_halved in expired:
+            self._log.add(EventKind.EXPIRED, reader.name, expired_bytes)
             if is_halved:
                 self._log.add(EventKind.WINDOW, reader.name, reader.window.size, "halved: expired unread")
         return True
@@ -244,5 +242,5 @@ class Prefetcher:
             self.unread_bytes -= before_bytes
 
     def close(self) -> None:
-        """Fetch nothing more."""
+        """Stop prefetch."""
         self._background.close()

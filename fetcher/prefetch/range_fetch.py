@@ -1,9 +1,7 @@
-"""Which blocks hold a part of a queue, and fetching them: all that reading ahead needs to know.
+"""Fetches the blocks of a range of a queue, for prefetch.
 
-No row is looked at where the catalog and the objects' tables say enough: rows are for who reads them. A filter by tag,
-rows that span several offsets and light queues need their columns, and are read as a pull reads them.
-
-Owns that difference. Does not own how far ahead (prefetch_window.py) nor memory (segment_source.py).
+The catalog and the objects' tables name the blocks of plain runs, so no row is decoded. A filter by tag, rows that span
+several offsets and LMQs need columns, and are read as by a pull.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from tiered.model.tables import RunKind
 
 
 class FetchedBlocks(NamedTuple):
-    """What is in memory now: blocks that reach up to offset ``covered``, ``block_bytes`` raw bytes of them."""
+    """Blocks now in memory, up to offset ``covered``, with ``block_bytes`` raw bytes."""
 
     covered: int
     block_bytes: int
@@ -42,7 +40,7 @@ def run_ends(runs: RunList, offset: int) -> RunEnds | None:
 
 
 class RangeFetcher:
-    """Fetches ranges of queues on the priority of who reads ahead. Holds no state: threads may share it."""
+    """Fetches ranges of queues at prefetch priority. Stateless: threads may share it."""
 
     def __init__(self, source: BlockSource, catalog: CatalogView, rows: RowReader) -> None:
         self._source = source
@@ -55,7 +53,7 @@ class RangeFetcher:
     async def read(
         self, view: QueueView, begin: int, end: int, message_filter: MessageFilter | None
     ) -> FetchedBlocks:
-        """Have the blocks of offsets [begin, end) in memory, up to a gap. Raises as RowReader.read."""
+        """Load the blocks of offsets [begin, end), up to a gap. Raises as RowReader.read."""
         if message_filter is None:
             runs = await self._catalog.runs_of(view)
             at = view.existing(begin)
@@ -72,7 +70,7 @@ class RangeFetcher:
         return FetchedBlocks(read.covered, read.block_bytes, read.blocks)
 
     async def open(self, view: QueueView, offset: int) -> None:
-        """Have the tail of the object that holds ``offset`` in memory: then ``read`` asks for its blocks at once."""
+        """Load the tail of the object that holds ``offset``: then ``read`` requests its blocks at once."""
         runs = await self._catalog.runs_of(view)
         at = view.existing(offset)
         if at < view.max_offset:
@@ -93,7 +91,7 @@ class RangeFetcher:
         return FetchedBlocks(covered, sum(span.raw_bytes for span in found), tuple(blocks))
 
     async def _place(self, place: RunPlace, begin: int, end: int) -> BlockSpan:
-        """Blocks of one run; it waits for no other's tail."""
+        """Blocks of one run, without waiting for other tails."""
         (index,) = await BlockFetch(self._source, Priority.PREFETCH, BufferedRows()).indexes([place])
         first, last = max(0, begin - place.base), min(place.rows, end - place.base)
         span = index.block_span(place.ordinal, first, last)

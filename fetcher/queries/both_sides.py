@@ -1,10 +1,9 @@
-"""Queries by key and id of an archive and of its broker's files together, each message once.
+"""Queries by key and id over an archive and its broker's files, each message once.
 
-The archive's word counts for what it has: it knows deleted topics, earlier lives of recreated ones and superseded log
-lines, which a commitlog does not tell. The broker's files add what is not archived yet.
-
-Owns the merge. Does not own either side's search (archive_queries.py, broker_side.py) nor who is asked what
-(query_policy.py). A log that was replaced and that the archive has not seen yet shows from the archive's end on.
+For archived messages the archive decides: only it has deleted topics, earlier generations and superseded log histories.
+The broker's files add messages that are not archived yet. A replaced log that the archive has not seen yet is visible
+from the archive's end on. Does not own either side's search (archive_queries.py, broker_side.py) nor the choice of side
+(query_policy.py).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tiered.model.queue import QueueKey
 
 
 class BothSidesQueries:
-    """Asks the archive and the broker's files as ``policy`` says. Not for several threads at once."""
+    """Queries the archive and the broker's files by ``policy``. Not thread-safe."""
 
     def __init__(self, archive: ArchiveQueries, broker: BrokerSideQueries, policy: ReadPolicy) -> None:
         self._archive, self._broker, self._policy = archive, broker, policy
@@ -33,7 +32,7 @@ class BothSidesQueries:
     def by_key(self, query: KeyQuery) -> list[FoundMessage]:
         """Messages with a key, newest first, at most ``query.max_messages``.
 
-        Raises CorruptionError, UnavailableError, or what either side raises: half an answer is none.
+        Raises CorruptionError, UnavailableError, or what either side raises, rather than return half a result.
         """
         shares = query_shares(
             self._policy, TimeRange(query.begin_ms, query.end_ms), self._broker.earliest_ms()
@@ -62,18 +61,18 @@ class BothSidesQueries:
         return None if record is None else _found(self._archive.state, record)
 
     def _is_its_own(self, record: Record) -> bool:
-        """Whether it is for the broker to show: the archive does not speak for it, or is not asked."""
-        return self._policy is ReadPolicy.DISABLE or not speaks_for(self._archive.state, record)
+        """Whether the broker's files decide: the record is not archived, or the policy excludes the archive."""
+        return self._policy is ReadPolicy.DISABLE or not covers(self._archive.state, record)
 
 
-def speaks_for(state: CatalogState, record: Record) -> bool:
-    """Whether the archive's answer about this record counts: it lies before the archive's end, in some life of its
-    queue between the offsets that the archive knows. What it does not show then is hidden, or gone."""
+def covers(state: CatalogState, record: Record) -> bool:
+    """Whether the archive decides about this record: it lies before the archive's end, within the archived offsets of
+    a generation of its queue. If the archive does not return it, it is hidden or deleted."""
     if record.physical_offset >= state.cursor.phys:
         return False
     generation = state.current_generation(record.topic, record.queue_id)
-    for life in range(0 if generation is None else generation + 1):
-        row = state.queue(QueueKey(record.topic, record.queue_id, life))
+    for number in range(0 if generation is None else generation + 1):
+        row = state.queue(QueueKey(record.topic, record.queue_id, number))
         if row is not None and row["min_queue_offset"] <= record.queue_offset < row["end_queue_offset"]:
             return True
     return False

@@ -1,10 +1,8 @@
-"""Messages by key and id from the broker's own files: its IndexFiles say where, the commitlog says whether.
+"""Messages by key and id from the broker's own files: IndexFiles locate them, the commitlog confirms them.
 
-A broker's index knows hashes of 31 bits and whole seconds, names records that are gone or were cut off the log, and is
-written while it is read. So every record it names is read, checked, and compared with topic, key and time in full.
-
-Owns reading one store for queries. Does not own what the archive has, nor who is asked (both_sides.py). Blocks for as
-long as the disk takes. Sources: IndexService.queryOffset, DefaultMessageStore.queryMessage.
+A broker's index has hashes of 31 bits and whole seconds, names deleted or truncated records, and is written while it is
+read. So every record it names is read, checked, and compared with topic, key and time in full. Blocks for as long as
+the disk takes. Sources: IndexService.queryOffset, DefaultMessageStore.queryMessage.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _SLOTS_KEY, _ITEMS_KEY = "maxHashSlotNum", "maxIndexNum"
 
 
 class BrokerSideQueries:
-    """Asks one broker's store directory. Not for several threads at once. The store is closed by its owner."""
+    """Queries one broker's store directory. Not thread-safe. The caller closes the store."""
 
     def __init__(self, store: BrokerStore) -> None:
         """Raises UsageError when the store's index files are not of the sizes that its broker.conf says."""
@@ -57,8 +55,8 @@ class BrokerSideQueries:
         self, query: KeyQuery, is_wanted: Callable[[Record], bool] = lambda _: True, *, archived_phys: int = 0
     ) -> list[Record]:
         """Records that match and are wanted, newest first: the last ``query.max_messages`` of the log, which are the
-        newest unless the broker's clock was set back; pages of a query are not continued here. What lies behind the
-        last indexed record and ``archived_phys`` is looked for in the log itself.
+        newest unless the broker's clock was set back; pages of a query are not continued here. Records after the
+        last indexed one and ``archived_phys`` are searched in the log itself.
 
         Raises CorruptionError for an impossible index file, UnavailableError naming a file.
         """
@@ -80,7 +78,7 @@ class BrokerSideQueries:
         return newest_first[: query.max_messages]
 
     def _index(self) -> BrokerIndex:
-        """The index files there are now; none where the broker is told to make none."""
+        """The current index files; none if the broker writes none."""
         try:
             return BrokerIndex(self._directory, self._slots)
         except NotFoundError:
@@ -130,22 +128,22 @@ class BrokerSideQueries:
 
 
 def _slots_of(directory: Path, conf: BrokerConf | None) -> int:
-    """Slots of each index file: the broker's configuration knows, the files do not."""
+    """Slots of each index file, by the broker's configuration, as the files do not record them."""
     properties = conf.properties if conf is not None else {}
     try:
         slots = int(properties.get(_SLOTS_KEY, DEFAULT_SLOTS))
         items = int(properties.get(_ITEMS_KEY, DEFAULT_ITEMS))
     except ValueError as error:
-        raise UsageError(f"{_SLOTS_KEY} or {_ITEMS_KEY} of broker.conf is no number: {error}") from error
+        raise UsageError(f"{_SLOTS_KEY} or {_ITEMS_KEY} of broker.conf is not a number: {error}") from error
     if slots < 1 or items < 1:
-        raise UsageError(f"{_SLOTS_KEY} is {slots}, {_ITEMS_KEY} {items}", hint="look at broker.conf")
+        raise UsageError(f"{_SLOTS_KEY} is {slots}, {_ITEMS_KEY} {items}", hint="check broker.conf")
     try:
         sizes = {path.stat().st_size for path in directory.iterdir() if path.name.isdigit()}
     except FileNotFoundError:
         return slots
     if not sizes <= {file_bytes(slots, items)}:
         raise UsageError(
-            f"index files in {directory} are not of {slots} slots and {items} items ({min(sizes)} bytes)",
-            hint=f"give the broker's broker.conf, where {_SLOTS_KEY} and {_ITEMS_KEY} are",
+            f"index files in {directory} do not have {slots} slots and {items} items ({min(sizes)} bytes)",
+            hint=f"pass the broker's broker.conf with {_SLOTS_KEY} and {_ITEMS_KEY}",
         )
     return slots

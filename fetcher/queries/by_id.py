@@ -1,11 +1,9 @@
 """A message by offsetMsgId: the broker's address and the physical offset of its record.
 
-The catalog's memory says which objects may hold a physical offset; for older ones the tail of one index file does.
-At most four object requests where a cycle has one object or two: an index file's tail, the tails of these, one block.
-A cycle with large runs of several queues has an object for each, all over one part of the log, and their tails
-are read, the largest object's first, until one has the offset.
-
-Owns the id's two forms and the choice of objects. Awaits only the source.
+The catalog's memory names the objects that may hold a physical offset; for older ones the tail of one index file does.
+At most four object requests if a cycle has one or two objects: an index file's tail, their tails, one block. A cycle
+with large runs of several queues has an object for each, all over one range of the log: their tails are read, the
+largest object's first, until one has the offset.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _HEX = re.compile(r"[0-9A-Fa-f]+\Z")
 class OffsetMsgId:
     """A parsed id. ``text`` is upper-case hex: address (4 or 16 bytes), port (4), physical offset (8).
 
-    An empty ``text`` means any address: a broker that is asked for one of its own offsets.
+    An empty ``text`` means any address, as in a request to a broker for one of its own offsets.
     """
 
     text: str
@@ -51,7 +49,7 @@ class OffsetMsgId:
         wanted = text.strip()
         if len(wanted) not in (_IPV4_DIGITS, _IPV6_DIGITS) or _HEX.match(wanted) is None:
             raise UsageError(
-                f"{text[:80]!r} is no offsetMsgId",
+                f"{text[:80]} is not an offsetMsgId",
                 hint=f"it has {_IPV4_DIGITS} hex digits (IPv4) or {_IPV6_DIGITS} (IPv6); "
                 "a client's own id is a --unique-key",
             )
@@ -62,14 +60,14 @@ class OffsetMsgId:
 
 
 class _Candidate(NamedTuple):
-    """An object that may hold the record. ``ordinals``: runs the catalog names in it; None: an index file told."""
+    """An object that may hold the record. ``ordinals``: runs the catalog names in it; None: named by an index file."""
 
     place: Place
     ordinals: frozenset[int] | None
 
 
 async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsgId) -> FoundMessage | None:
-    """The message, or None. Found too when its topic is deleted; never when its log line was superseded.
+    """The message, or None. Found too when its topic is deleted; never if its log history was superseded.
 
     Raises CorruptionError, NotFoundError (the state is older than a removal: refresh it), or what the source raises.
     """
@@ -84,7 +82,7 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
             try:
                 covered = await source.believed(index.key, partial(_covered, source, index))
             except CorruptionError as error:
-                logger.warning("pages of the catalog are read instead of an index file: %s", error)
+                logger.warning("reading catalog pages instead of a damaged index file: %s", error)
                 damaged.append(index)
                 continue
             for key, row in covered.at(wanted.phys):
@@ -95,10 +93,10 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
                         return found
     # Runs that left memory before an index file covered them: none but for moments, so they come last.
     for ref in state.pages:
-        is_told = not any(ref.overlaps(index.from_version, index.to_version) for index in damaged)
-        if not is_told or ref.to_version > state.indexed_version:
+        is_indexed = not any(ref.overlaps(index.from_version, index.to_version) for index in damaged)
+        if not is_indexed or ref.to_version > state.indexed_version:
             chunk = (await source.page(state, ref)).chunk
-            after_version = state.indexed_version if is_told else -1
+            after_version = state.indexed_version if is_indexed else -1
             found = await _look_at_all(source, state, _living(chunk, wanted.phys, after_version), wanted)
             if found is not None:
                 return found
@@ -169,7 +167,7 @@ async def _look(
 
 
 def _rows_at(index: SegmentIndex, phys: int) -> list[tuple[int, int]]:
-    """(run, row) of records that begin at ``phys``; a light queue's own copy last."""
+    """(run, row) of records that begin at ``phys``; an LMQ's own copy last."""
     runs = index.runs
     hits = np.flatnonzero(
         (runs["min_phys"] <= phys) & (phys < runs["end_phys"]) & (runs["kind"] != RunKind.LMQ)

@@ -1,12 +1,9 @@
 """Messages by key or unique key.
 
-Index files whose time range overlaps the query's tell where messages with the key's hash are; the key sections of
-segments that no index file covers yet, that were left out of theirs, or whose file is damaged, tell the rest. Every
-candidate is read and compared with topic and key as texts, so equal hashes never answer for each other, and no
-collision uses up the number of answers asked for (both differ from the broker: IndexFile.selectPhyOffset,
-MQAdminImpl.queryMessage).
-
-Owns which candidates are looked at, their order and paging. Awaits only the source.
+Index files whose time range overlaps the query's locate the messages with the key's hash; for segments that are not
+indexed yet, were excluded, or whose index file is damaged, their key sections do. Every candidate is read and compared
+with topic and key as texts, so equal hashes never answer for each other and never count towards the limit (both differ
+from the broker: IndexFile.selectPhyOffset, MQAdminImpl.queryMessage).
 """
 
 from __future__ import annotations
@@ -81,7 +78,7 @@ class KeyQuery:
     """Messages of ``topic`` with ``key``, stored in [begin_ms, end_ms], at most ``max_messages``.
 
     ``after``: only those after this position, from the page before. ``with_hidden``: of deleted topics and earlier
-    lives of recreated ones too.
+    generations of recreated ones too.
     """
 
     topic: str
@@ -96,7 +93,7 @@ class KeyQuery:
     """Of all messages of a page; a single larger one comes alone."""
 
     def is_full(self, found: Sequence[FoundMessage]) -> bool:
-        """Whether no more need be looked at."""
+        """Whether the page is full."""
         if len(found) >= self.max_messages:
             return True
         return self.max_bytes < NO_LIMIT and sum(len(one.data) for one in found) >= self.max_bytes
@@ -111,7 +108,7 @@ class QueryPage:
 
 
 class QueryCost(NamedTuple):
-    """What a key query will read before it looks at messages."""
+    """The reads of a key query before those of messages."""
 
     index_files: int
     segments: int
@@ -185,8 +182,7 @@ def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
 async def _verified(
     source: QuerySource, state: CatalogState, query: KeyQuery, candidates: Table
 ) -> tuple[list[FoundMessage], bool]:
-    """Messages that really carry the key, in order, at least as many as asked for; whether all candidates were
-    looked at."""
+    """Messages that carry the key, in order, at least as many as requested; whether all candidates were examined."""
     shown: dict[QueueKey, bool] = {}
     found: list[FoundMessage] = []
     at = 0
@@ -200,7 +196,7 @@ async def _verified(
             end < len(candidates)
             and candidates["store_timestamp"][end] == candidates["store_timestamp"][end - 1]
         ):
-            end += 1  # a millisecond is looked at as a whole
+            end += 1  # a millisecond is read as a whole
         entries = []
         for item in candidates[at:end]:
             queue = QueueKey(query.topic, int(item["queue_id"]), int(item["generation"]))
@@ -225,7 +221,7 @@ def _is_wanted(message: FoundMessage, query: KeyQuery) -> bool:
 
 
 def carries(record: Record, query: KeyQuery) -> bool:
-    """Whether topic, key and time of the record itself are those asked for."""
+    """Whether topic, key and time of the record match the query."""
     if record.topic != query.topic or not query.begin_ms <= record.store_timestamp <= query.end_ms:
         return False
     is_key, is_unique = query.key in record.keys, query.key == record.uniq_key
@@ -257,7 +253,7 @@ async def _scan_instead(
     segments = await _unindexed(source, state, topic, wanted.begin_ms, wanted.end_ms, instead=ref)
     if len(segments) > SEGMENTS_INSTEAD_MAX:
         raise error
-    logger.warning("%s segments are read instead of an index file: %s", len(segments), error)
+    logger.warning("reading %s segments instead of a damaged index file: %s", len(segments), error)
     return await _scan_all(source, segments, wanted)
 
 
@@ -291,14 +287,14 @@ async def _unindexed(
     *,
     instead: IndexRef | None = None,
 ) -> list[_Unindexed]:
-    """Segments above the coverage, or left out of it, with runs of ``topic`` in the time range; or those that the file
-    ``instead`` covers."""
-    left_out = sorted(version for versions in state.unindexed.values() for version in versions)
+    """Segments above the coverage, or excluded from it, with runs of ``topic`` in the time range; or those covered by
+    the file ``instead``."""
+    excluded = sorted(version for versions in state.unindexed.values() for version in versions)
     pages = await gather(
         [
             source.page(state, ref)
             for ref in state.pages
-            if ref.first.topic <= topic <= ref.last.topic and _may_hold(ref, state, left_out, instead)
+            if ref.first.topic <= topic <= ref.last.topic and _may_hold(ref, state, excluded, instead)
         ]
     )
     if state.memory_runs:
@@ -321,12 +317,12 @@ async def _unindexed(
     return found
 
 
-def _may_hold(ref: PageRef, state: CatalogState, left_out: Sequence[int], instead: IndexRef | None) -> bool:
-    """``left_out``: versions with segments that were left out, ascending."""
+def _may_hold(ref: PageRef, state: CatalogState, excluded: Sequence[int], instead: IndexRef | None) -> bool:
+    """``excluded``: versions with unindexed segments, ascending."""
     if instead is not None:
         return ref.overlaps(instead.from_version, instead.to_version)
     return ref.to_version > state.indexed_version or (
-        bisect_left(left_out, ref.from_version) < bisect_right(left_out, ref.to_version)
+        bisect_left(excluded, ref.from_version) < bisect_right(excluded, ref.to_version)
     )
 
 
@@ -340,8 +336,8 @@ def _is_unindexed(state: CatalogState, chunk: RunChunk, instead: IndexRef | None
     if not state.unindexed:
         return is_newer
     is_named = np.array([key in state.unindexed for key in chunk.object_keys], bool)
-    is_left_out: NDArray[np.bool_] = is_named[chunk.objects["key"]][chunk.runs["object"]]
-    return is_newer | is_left_out
+    is_excluded: NDArray[np.bool_] = is_named[chunk.objects["key"]][chunk.runs["object"]]
+    return is_newer | is_excluded
 
 
 def _memory_page(state: CatalogState, instead: IndexRef | None) -> Page:

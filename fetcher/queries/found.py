@@ -1,6 +1,6 @@
-"""A message that a query found, and reading one where the catalog says it is.
+"""A message found by a query, and reading it from its place in the catalog.
 
-Owns the checks between an index entry and the message it means: expired, superseded and hidden ones are no answer.
+Checks index entries against the catalog: expired, superseded and hidden messages are no result.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 
 
 def count_within(sizes_bytes: Iterable[int], max_bytes: int) -> int:
-    """How many of these, the first ones, have no more than ``max_bytes`` together; one at least, if there is any."""
+    """How many of these, the first ones, have no more than ``max_bytes`` together; at least one, if there is any."""
     count = total_bytes = 0
     for size_bytes in sizes_bytes:
         total_bytes += size_bytes
@@ -84,7 +84,7 @@ def is_shown(state: CatalogState, queue: QueueKey, *, with_hidden: bool) -> bool
 
 
 async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> FoundMessage | None:
-    """The message of ``entry``, or None when it is not there any more (expired, superseded by another log line).
+    """The message of ``entry``, or None if it no longer exists (expired, superseded by another log history).
 
     Raises CorruptionError when catalog and object contradict each other, NotFoundError when an object is gone.
     """

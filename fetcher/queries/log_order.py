@@ -1,7 +1,7 @@
 """All records of an archive in the order of the broker's log.
 
-A cycle of the uploader is a part of the log spread over a few objects, so one cycle at a time is read and sorted:
-memory holds one cycle, whatever the archive's size. Owns that order. Not for pulls: nothing is cached.
+An upload cycle is a range of the log spread over a few objects: one cycle at a time is read and sorted, so memory holds
+one cycle, whatever the archive's size. Not for pulls: nothing is cached.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Object:
 
 
 def records_in_log_order(store: ObjectStore, state: CatalogState) -> Iterator[bytes]:
-    """Every archived record once, by physical offset; those of superseded log lines are left out.
+    """Every archived record once, by physical offset; except those of superseded log histories.
 
     Raises CorruptionError or what the store raises.
     """
@@ -88,7 +88,7 @@ def _records(store: ObjectStore, group: list[_Object]) -> Iterator[bytes]:
     last = -1
     for at in order.tolist():
         if int(whole[at]) == last:
-            continue  # a light queue of an excluded parent has a copy of its own
+            continue  # an LMQ of an excluded parent has a copy of its own
         last = int(whole[at])
         piece, index = pieces[int(number[at])], int(row[at])
         start = int(piece.starts[index])

@@ -1,9 +1,7 @@
-"""Small parts of an archive that queries come back to: kept between queries, by last use, up to a number of bytes.
+"""Cache of small parts of an archive between queries: parts of index files, key sections, footers, catalog pages.
 
-Parts of index files, key sections, footers, catalog pages. Objects are immutable, so what is kept is never stale; it
-is checked again when it is used, and dropped by the name of its object when a check fails.
-
-Owns what is kept. Does not own requests (source.py) nor what the parts mean.
+Objects are immutable, so cached parts are never stale; they are checked when used, and dropped by object if a check
+fails.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority
 
 ENTRY_BYTES = 200
-"""What an entry takes beside its value, about."""
+"""Approximate memory of an entry without its value."""
 
 
 class PartKey(NamedTuple):
@@ -66,7 +64,7 @@ class PartCache:
             return entry.value
 
     def put(self, object_key: str, part: Hashable, value: Any, byte_count: int) -> None:
-        """Keep ``value`` unless it is too large, or the budget has no room for what nobody waits for."""
+        """Cache ``value`` unless it is too large or the budget has no room."""
         key, byte_count = PartKey(object_key, part), byte_count + ENTRY_BYTES
         if byte_count > self._bytes_max or key in self._entries:
             return

@@ -1,7 +1,4 @@
-"""The queues of an archive at one catalog version, as people and programs list them.
-
-Owns what is said of a queue. Does not own the catalog (tiered.catalog.state).
-"""
+"""The queues of an archive at one catalog version, as listings for people and programs."""
 
 from __future__ import annotations
 

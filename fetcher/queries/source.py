@@ -1,11 +1,7 @@
-"""What queries read, as coroutines: parts of index files, tails and key sections of segments, records, catalog pages.
+"""Reads of one query, as coroutines: parts of index files, tails and key sections of segments, records, catalog pages.
 
-One source serves one query: what is under way is asked once however many want it, and every request is counted. Small
-parts are kept between queries (part_cache.py); with a ``BlockSource`` tails of segments and blocks are its business,
-so that
-queries and pulls share them.
-
-Owns requests and their sharing. Does not own what is looked for.
+Concurrent reads of the same part share one request, and every request is counted. Small parts are cached between
+queries (part_cache.py); with a ``BlockSource``, queries share tails and blocks with pulls.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ from tiered.object_store.interface import ObjectStore
 
 T = TypeVar("T")
 INDEX_CHUNK_BYTES: Final = 16 * 1024
-"""Index files are read in aligned pieces of this size: a slot's neighbours cost no more, and answer the next query."""
+"""Index files are read in aligned pieces of this size: adjacent slots cost nothing extra and serve the next query."""
 INDEX_WHOLE_BYTES: Final = 8 * INDEX_CHUNK_BYTES
 """Of an index file up to this size all items and slots are read at once."""
 
@@ -79,7 +75,7 @@ class QuerySource:
         """Made here, so without those of the ``BlockSource``."""
 
     async def range(self, key: str, offset: int, length: int) -> bytes:
-        """Exactly ``length`` bytes; asked once however many want them, and kept if small."""
+        """Exactly ``length`` bytes; concurrent reads share a request, small parts are cached."""
         kept: bytes | None = self._kept.get(key, (offset, length))
         if kept is not None:
             return kept
@@ -99,7 +95,7 @@ class QuerySource:
         self._ranges.clear()
 
     async def believed(self, key: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What ``ask`` makes of the object ``key``; when that fails a check it is read once more, and not from memory.
+        """The result of ``ask`` from the object ``key``; if a check fails, it is read once more, not from memory.
 
         Raises CorruptionError when it fails again.
         """
@@ -255,5 +251,5 @@ class QuerySource:
 def _check(place: Place) -> None:
     if not TRAILER_BYTES <= place.tail_bytes <= place.size_bytes:
         raise CorruptionError(
-            f"{place.key}: a tail of {place.tail_bytes} of {place.size_bytes} bytes is impossible"
+            f"{place.key}: invalid tail length {place.tail_bytes} of {place.size_bytes} bytes"
         )

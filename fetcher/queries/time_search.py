@@ -5,8 +5,8 @@ at or before the time, the queue's minimum before the first (ConsumeQueue.getOff
 of its own (``_batch_row``). The catalog's time ranges choose the run; a row inside it comes from the footer of one
 object. Where timestamps ascend, as in a broker's log, no answer opens more than one object, BatchCQ two.
 
-Owns which row answers. Does not own requests (``IndexOpener``), nor a 404 after maintenance (whoever asks again with a
-newer catalog version). Awaits nothing but the opener.
+Does not own requests (``IndexOpener``) nor retries at a newer catalog version (time_reader.py). Awaits nothing but the
+opener.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One message read from an archive: the broker's bytes, decoded when somebody looks.
-
-Owns what a program sees of a message. Does not own the record's layout (tiered.formats.record).
-"""
+"""One message read from an archive: the broker's bytes, decoded on access."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Which messages of a queue a reader wants: the interface of every filter, and the filter by tag.
+"""The interface of message filters, and the filter by tag.
 
-A filter is asked twice: by consume-queue columns before any record is fetched, then by the record itself. The broker's
-tag filter compares 32-bit hashes and leaves the rest to the client (DefaultMessageFilter); this one compares the tag.
-
-Owns tag expressions. SQL92 is in fetcher/sql92.
+A filter is applied twice: to consume-queue columns before a record is fetched, then to the record. The broker's tag
+filter compares 32-bit hashes and leaves the rest to the client (DefaultMessageFilter); this one compares tags. SQL92 is
+in fetcher/sql92.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ ANY_TAG = "*"
 
 
 class MessageFilter(Protocol):
-    """Says which messages are wanted. Immutable; used by several threads at once."""
+    """Selects messages. Immutable and thread-safe."""
 
     def tags_mask(self, tags_code: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Which rows may be wanted, by their tags codes alone; None when that says nothing of any row."""
+        """Rows that may match by their tags codes; None if codes do not decide."""
         ...
 
     def keep(self, record: memoryview) -> bool:
-        """Whether this record is wanted; asked only of rows that ``tags_mask`` leaves. Raises CorruptionError."""
+        """Whether this record matches; called only for rows in ``tags_mask``. Raises CorruptionError."""
         ...
 
 
@@ -73,5 +72,5 @@ def tag_filter(expression: str | None) -> TagFilter | None:
     tags = [tag.strip() for tag in expression.split("||")]
     tags = [tag for tag in tags if tag]
     if not tags:
-        raise UsageError(f"no tag in {expression!r}", hint="write a || b")
+        raise UsageError(f"filter {expression} has no tag", hint="write a || b")
     return TagFilter(tags)

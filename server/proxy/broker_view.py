@@ -30,20 +30,20 @@ from tiered.remoting.command import RemotingCommand
 
 KNOWN_BYTES_MAX = 32 * 1024 * 1024
 QUEUE_BYTES = 1_200
-"""A queue of the broker's as it is known, without its name: measured."""
+"""A cached queue of the broker, without its name: measured."""
 RELEARN_S = 60.0
 
 
 @dataclass(frozen=True)
 class _Known:
-    """``learnt_s``: when all was, ``max_s``: when the maximum was told last."""
+    """``learnt_s``: when all was read, ``max_s``: when the maximum was read last."""
 
     side: BrokerSide
     learnt_s: float
     max_s: float
     queue: OffsetRange | None = None
     first_phys: int = -1
-    """Of the record at the minimum; GONE_PHYS when that went while it was asked for, -1 where it is not told."""
+    """Of the record at the minimum; GONE_PHYS if it was deleted during the query, -1 if unknown."""
     last_phys: int = -1
     oldest_phys: int = 0
     """Where the broker's log begins."""
@@ -55,15 +55,15 @@ class _Known:
 
 @dataclass
 class ViewCounters:
-    """``by_files``, ``by_word``: queues looked at; the others were remembered."""
+    """``by_files``, ``by_request``: queues read; the others were cached."""
 
     by_files: int = 0
-    by_word: int = 0
+    by_request: int = 0
 
 
 @dataclass
 class BrokerViews:
-    """Belongs to one event loop. ``files``: None where they are not beside us."""
+    """Belongs to one event loop. ``files``: None if they are not accessible."""
 
     files: BrokerFiles | None = None
     executor: Executor | None = None
@@ -76,7 +76,7 @@ class BrokerViews:
         self._oldest: tuple[float, int] | None = None
 
     async def local_view(self, command: RemotingCommand, upstream: Upstream, offset: int) -> LocalView:
-        """The queue that ``command`` names (``topic``, ``queueId``), for ``offset``."""
+        """The queue of ``command`` (``topic``, ``queueId``), for ``offset``."""
         place = _place(command)
         known = self._known.get(place)
         if known is None or await self._is_stale(known, command, upstream, offset):
@@ -103,15 +103,19 @@ class BrokerViews:
         self._oldest = None
         if self.files is not None:
             self.files.expire()
-        is_told = known is not None and is_known and known.first_phys != GONE_PHYS
-        if known is None or not is_told or known.oldest_phys != await self._oldest_phys(command, upstream):
+        is_reported = known is not None and is_known and known.first_phys != GONE_PHYS
+        if (
+            known is None
+            or not is_reported
+            or known.oldest_phys != await self._oldest_phys(command, upstream)
+        ):
             known = await self._learn(place, command, upstream, known)
         if 0 <= known.first_phys < known.oldest_phys or known.first_phys == GONE_PHYS:
             return False  # its queue's minimum does not know yet what is deleted
         if known.queue is None:
             return (
                 known.side is BrokerSide.UNREPORTED
-            )  # who never tells is believed, who is away now tells later
+            )  # a broker that never reports is trusted; an unreachable one reports later
         # Deletions are going on: of the file that is next it may have let go already.
         return offset >= max(known.queue.min_offset, known.kept_from)
 
@@ -134,7 +138,7 @@ class BrokerViews:
         return await asyncio.get_running_loop().run_in_executor(self.executor, ask)
 
     def note(self, topic: str, queue_id: int, minimum: int, maximum: int) -> None:
-        """A pull's answer told the broker's ends of a queue."""
+        """A pull's reply reported the broker's bounds of a queue."""
         known = self._known.get((topic, queue_id))
         if known is None or known.queue is None:
             return
@@ -145,7 +149,7 @@ class BrokerViews:
         if step > 0:
             self._doubt(known)
         queue = OffsetRange(max(minimum, known.queue.min_offset), maximum)
-        told = replace(
+        noted = replace(
             known,
             queue=queue,
             first_phys=-1 if step > 0 else known.first_phys,
@@ -153,10 +157,10 @@ class BrokerViews:
             learnt_s=known.learnt_s if step <= 0 else -math.inf,
             max_s=self.clock_s() if step <= 0 else -math.inf,
         )
-        self._known.replace((topic, queue_id), told)
+        self._known.replace((topic, queue_id), noted)
 
     def _doubt(self, known: _Known) -> None:
-        """The broker has deleted since: by its old begin nobody may say that the archive has come so far."""
+        """The broker has deleted files: its old log begin no longer shows that the archive has reached it."""
         self._oldest = None
         if self.files is not None and known.oldest_file is not None and not known.oldest_file.exists():
             self.files.expire()
@@ -172,8 +176,8 @@ class BrokerViews:
             )
             self.counters.by_files += 1
         if found is None or found.side is BrokerSide.UNREADABLE:
-            found = await self._by_word(command, upstream)
-            self.counters.by_word += 1
+            found = await self._by_request(command, upstream)
+            self.counters.by_request += 1
         if earlier is not None:
             both = earlier.queue is not None and found.queue is not None
             step = found.queue.min_offset - earlier.queue.min_offset if both else 0  # type: ignore[union-attr]
@@ -181,9 +185,9 @@ class BrokerViews:
         self._known.put(place, found, QUEUE_BYTES + sys.getsizeof(place[0]))
         return found
 
-    # -- the broker's word ------------------------------------------------------------------------------------
+    # -- requests to the broker ------------------------------------------------------------------------------------
 
-    async def _by_word(self, command: RemotingCommand, upstream: Upstream) -> _Known:
+    async def _by_request(self, command: RemotingCommand, upstream: Upstream) -> _Known:
         now_s = self.clock_s()
         try:
             minimum = await query_offset(command, upstream, RequestCode.GET_MIN_OFFSET)
@@ -202,7 +206,7 @@ class BrokerViews:
         return _Known(BrokerSide.READABLE, now_s, now_s, queue, first, last, oldest)
 
     async def _oldest_phys(self, command: RemotingCommand, upstream: Upstream) -> int:
-        """Where the broker's log begins. Not told: nobody can say that the archive has come so far."""
+        """The begin of the broker's log; if it is unknown, the archive counts as behind."""
         now_s = self.clock_s()
         if self._oldest is not None and now_s - self._oldest[0] < self.keep_s:
             return self._oldest[1]
@@ -225,7 +229,7 @@ def _by_files(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earli
     try:
         return _looked_up(files, topic, queue_id, now_s, earlier)
     except TieredError:
-        return _Known(BrokerSide.UNREADABLE, now_s, now_s)  # damaged, or the broker writes it now
+        return _Known(BrokerSide.UNREADABLE, now_s, now_s)  # damaged, or being written
 
 
 def _looked_up(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
@@ -251,6 +255,6 @@ def _view(known: _Known, offset: int) -> LocalView:
     queue = known.queue
     if queue is None or offset not in queue:
         return LocalView(known.side, queue, oldest_phys=known.oldest_phys, last_phys=known.last_phys)
-    # The first record's place tells two lives of a queue apart as well as the record's own, which is behind it.
+    # The first record's position tells two generations apart as well as the record's own.
     leaving = offset < known.kept_from or is_expiring(offset, queue, known.margin)
     return LocalView(known.side, queue, True, known.first_phys, known.oldest_phys, known.last_phys, leaving)

@@ -128,7 +128,7 @@ def test_a_smaller_bound_admits_nobody_until_enough_is_back() -> None:
 def test_more_given_back_than_charged_is_an_error() -> None:
     budget = ByteBudget(100)
     budget.charge(10, 0)
-    with pytest.raises(ValueError, match="11 bytes given back"):
+    with pytest.raises(ValueError, match="11 bytes released"):
         budget.release(11)
 
 

@@ -176,7 +176,7 @@ def test_who_asks_for_memory_when_it_is_closed_does_not_wait_either(large_url: s
     everything = access.budget.charge(access.budget.total_bytes, 0)
     archive.close()
     reading = Reading(lambda: run_sync(access.fetcher.pull(PullRequest("t", 0, 0, count=1, max_bytes=1))))
-    assert reading.error().startswith("UnavailableError: nothing is read any more: the archive is closed")
+    assert reading.error().startswith("UnavailableError: cannot read: the archive is closed")
     assert everything.future.done()
 
 

@@ -81,7 +81,7 @@ def test_background_work_goes_on_when_what_it_waits_for_is_there(caplog: pytest.
         raise ZeroDivisionError
 
     background.start(broken(), inline=False)
-    assert "reading ahead failed" in caplog.text
+    assert "prefetch failed" in caplog.text
     never = new_future()
 
     async def forgotten() -> None:

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from fetcher.policy.query_policy import (
     QueryShares,
     TimeRange,
-    asks_local_too,
     earliest_time,
-    is_time_in_archive,
     query_shares,
 )
 from fetcher.policy.read_policy import ReadPolicy
@@ -24,15 +22,6 @@ EARLIEST = 100
 )
 def test_the_earliest_time_is_the_earlier_known_one(local: int, tiered: int, expected: int) -> None:
     assert earliest_time(local, tiered) == expected
-
-
-def test_a_time_before_the_broker_s_is_looked_for_in_the_archive() -> None:
-    assert not is_time_in_archive(ReadPolicy.NOT_IN_DISK, EARLIEST, EARLIEST)
-    assert is_time_in_archive(ReadPolicy.NOT_IN_DISK, EARLIEST - 1, EARLIEST)
-    assert is_time_in_archive(ReadPolicy.FORCE, EARLIEST + 1, EARLIEST)
-    assert not is_time_in_archive(ReadPolicy.DISABLE, 0, EARLIEST)
-    assert asks_local_too(ReadPolicy.NOT_IN_DISK, -1) and not asks_local_too(ReadPolicy.FORCE, -1)
-    assert not asks_local_too(ReadPolicy.NOT_IN_DISK, 0)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_expressions(expression: str, tags: set[str]) -> None:
 
 
 def test_an_expression_without_a_tag_is_an_error() -> None:
-    with pytest.raises(UsageError, match="no tag in"):
+    with pytest.raises(UsageError, match="has no tag"):
         tag_filter(" || ")
 
 

@@ -211,7 +211,7 @@ def test_a_place_that_both_sides_show_is_one_message(real_store: Callable[[str],
 def test_the_sizes_of_index_files_must_be_known(real_store: Callable[[str], Path]) -> None:
     with (
         open_broker_store(real_store("F") / "store") as store,
-        pytest.raises(UsageError, match="are not of 5000000 slots") as refused,
+        pytest.raises(UsageError, match="do not have 5000000 slots") as refused,
     ):
         BrokerSideQueries(store)
     assert "broker.conf" in refused.value.hint
