@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.policy.broker_files import BrokerFiles
@@ -175,27 +175,8 @@ def checks_clients(conf: BrokerConf | None) -> bool:
     return any(conf.properties.get(name, "").strip().lower() == "true" for name in names)
 
 
-class Handlers(Protocol):
-    """Handlers over archive and broker, from the opening of the archive on."""
-
-    @property
-    def handlers(self) -> ProxyHandlers: ...
-
-    def apply(self, settings: Settings) -> None:
-        """Use other read policies and topic filters, from the next request on."""
-        ...
-
-    def committed(self) -> None:
-        """The catalog has a new version."""
-        ...
-
-    def close(self) -> None:
-        """Release everything but the access."""
-        ...
-
-
 class MergedHandlers:
-    """See Handlers. With ``redirect`` they are those of slave mode. Belongs to one event loop."""
+    """Handlers over archive and broker; those of slave mode with ``redirect``. Belongs to one event loop."""
 
     def __init__(self, archive: ServedArchive, access: ArchiveAccess, settings: Settings, clients: ClientTable,
                  store: BrokerStore, *, checks_clients: bool, redirect: RedirectContext | None) -> None:  # fmt: skip
@@ -232,10 +213,11 @@ class MergedHandlers:
         return cls(archive, access, settings, clients, store, checks_clients=checks, redirect=redirect)
 
     def committed(self) -> None:
-        """See Handlers: wakes waiting pulls."""
+        """The catalog has a new version: wake waiting pulls."""
         self._archive.wake()
 
     def apply(self, settings: Settings) -> None:
+        """Use other read policies and topic filters, from the next request on."""
         self.line.apply(self._policies(settings.read), self._topics(settings))
 
     def _policies(self, read: ReadSettings) -> ReadSettings:
@@ -251,13 +233,13 @@ class MergedHandlers:
         self._store.close()
 
 
-OpenHandlers = Callable[[ArchiveAccess, RelayService[Any], Settings], Awaitable[Handlers]]
+OpenHandlers = Callable[[ArchiveAccess, RelayService[Any], Settings], Awaitable[MergedHandlers]]
 
 
 def handlers_with(conf: BrokerConf | None) -> OpenHandlers:
     """Opens the handlers of a service, beside a broker with this configuration file."""
 
-    async def opened(access: ArchiveAccess, service: RelayService[Any], settings: Settings) -> Handlers:
+    async def opened(access: ArchiveAccess, service: RelayService[Any], settings: Settings) -> MergedHandlers:
         redirect = service.redirect if isinstance(service, SlaveService) else None
         return await MergedHandlers.opened(access, service.clients, settings, conf, redirect)
 
@@ -286,7 +268,7 @@ class ServingThread:
         self._thread = threading.Thread(target=self._run, name="serving", daemon=True)
         self._access: ArchiveAccess | None = None
         self._opened_with: Settings | None = None
-        self._handlers: list[Handlers] = []
+        self._handlers: list[MergedHandlers] = []
         self._newest: CatalogState | None = None
         self._drain_s = 0.0
 
@@ -387,7 +369,7 @@ class ServingThread:
                 settings.archive.url, cluster=names.cluster, broker=names.broker, settings=settings
             )
         )
-        made: list[Handlers] = []
+        made: list[MergedHandlers] = []
         try:
             for service in self._services:
                 made.append(await self._open_handlers(access, service, self._started_with))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Protocol
 
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.upstream import LinkEvents, RemotingUpstream
+from server.slave.master_monitor import MasterMonitor
 from server.slave.registration import (
     GET_BROKER_CLUSTER_INFO,
     MASTER_ID,
@@ -51,28 +51,10 @@ class NameServerStatus:
     why: str
 
 
-class Master(Protocol):
-    """State of the master; see MasterMonitor."""
-
-    @property
-    def is_available(self) -> bool:
-        """Whether it answers, as far as known."""
-        ...
-
-    @property
-    def answers(self) -> int:
-        """Replies received from it."""
-        ...
-
-    def refusal(self) -> str | None:
-        """Why its configuration rules out slave mode, or None."""
-        ...
-
-
 class Registrar:
     """Belongs to one event loop. ``monitor`` is checked in every round."""
 
-    def __init__(self, slave: SlaveConfig, period_s: float, monitor: Master) -> None:
+    def __init__(self, slave: SlaveConfig, period_s: float, monitor: MasterMonitor) -> None:
         self.monitor = monitor
         self.master: str | None = None
         """The master's address as listed while it answered."""

@@ -1,4 +1,4 @@
-"""Test double of serving.Handlers."""
+"""Test double of serving.MergedHandlers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiered.settings.sections import (
 
 
 class FakeHandlers:
-    """See serving.Handlers."""
+    """See serving.MergedHandlers."""
 
     def __init__(self) -> None:
         self.handlers: ProxyHandlers = {}

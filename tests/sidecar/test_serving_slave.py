@@ -22,7 +22,7 @@ from server.slave.registration import RegistrationState, SlaveConfig
 from server.slave.slave_service import SlaveOptions, SlaveService, SlaveStatus
 from sidecar.cli import status as status_command
 from sidecar.report import decode_report, encode_report
-from sidecar.serving import Handlers, ServingThread, handlers_with, services_of, slave_config, slave_policies
+from sidecar.serving import ServingThread, handlers_with, services_of, slave_config, slave_policies
 from sidecar.serving_metrics import ServingCollector, slave_report
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.server.slave.master_double import MasterDouble
@@ -159,9 +159,7 @@ def test_proxy_and_slave_share_one_thread_and_one_archive(
         names = BrokerNames(CLUSTER, BROKER)
         name_server.names = BROKER, CLUSTER
 
-        async def opened(
-            access: ArchiveAccess, service: RelayService[Any], opened_with: Settings
-        ) -> Handlers:
+        async def opened(access: ArchiveAccess, service: RelayService[Any], opened_with: Settings) -> Any:
             if isinstance(service, SlaveService):
                 return await handlers_with(None)(access, service, opened_with)
             accesses.append(access)
