@@ -148,11 +148,6 @@ class CycleUploader:
         """Nothing closed, building or in flight."""
         return self._builder.is_idle
 
-    def oldest_uncommitted_ms(self) -> int | None:
-        """When the oldest cycle in flight was opened."""
-        cycle = self._in_flight.oldest()
-        return None if cycle is None else cycle.batch.opened_ms
-
     def next_attempt(self) -> int:
         """A number that no other key of this epoch has."""
         return self._builder.next_attempt()

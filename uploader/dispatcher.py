@@ -68,12 +68,6 @@ class TieredDispatcher:
         return self._cursor
 
     @property
-    def open_since_ms(self) -> int | None:
-        """When the open batch got its first rows, or None."""
-        batch = self._open
-        return batch.opened_ms if batch is not None and batch.is_wanted else None
-
-    @property
     def has_open_range(self) -> bool:
         """Whether anything was read that is not yet closed."""
         batch = self._open

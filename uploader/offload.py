@@ -417,17 +417,12 @@ class Offloader:
         state = self._writer.state
         committed = state.cursor.phys if state.started else self._log.min_phys
         bound = max(self._bound_source.feed.limit_phys, committed)
-        since_ms = self._uploader.oldest_uncommitted_ms() or self._dispatcher.open_since_ms
         return OffloadStatus(
             committed_phys=committed,
             read_phys=self._dispatcher.cursor,
             bound_phys=bound,
-            log_min_phys=self._log.min_phys,
             written_phys=max(bound, self._bound_source.written_phys),
-            lag_bytes=bound - committed,
-            lag_ms=0 if since_ms is None else max(0, self._environment.clock_ms() - since_ms),
             epoch=state.epoch,
-            version=state.version,
             fenced=isinstance(self._failure, FencedError),
             memory_used_bytes=self._pool.used_bytes() + self._uploader.in_flight_bytes(),
             memory_budget_bytes=self._settings.memory_budget_bytes,

@@ -33,13 +33,9 @@ class OffloadStatus:
     committed_phys: int
     read_phys: int
     bound_phys: int
-    log_min_phys: int
     written_phys: int
     """End of what may be written, at least ``bound_phys``."""
-    lag_bytes: int
-    lag_ms: int
     epoch: int
-    version: int
     fenced: bool
     memory_used_bytes: int
     memory_budget_bytes: int

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     parser = _Parser(prog=f"tiered {verb}", description=help_text, epilog=EXIT_CODES, allow_abbrev=False)
     module.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="print the Python trace of an error")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     return _execute(module, parser.parse_args(rest))
 
 

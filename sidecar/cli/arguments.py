@@ -6,7 +6,9 @@ import argparse
 import os
 from typing import Any, NamedTuple
 
+from tiered.errors import UsageError
 from tiered.settings.load import LoadedSettings, flag_assignments, load_settings
+from tiered.timestamps import parse_instant
 
 
 class SettingFlag(NamedTuple):
@@ -53,6 +55,14 @@ _KNOWN = {flag.key: flag.option for flag in _FLAGS} | {
 }
 
 
+def instant(text: str) -> int:
+    """Milliseconds since the epoch. Raises ArgumentTypeError, which argparse reports as wrong usage."""
+    try:
+        return parse_instant(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
 def add_setting_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
     """``--config``, ``--set`` and the named flags of ``groups``."""
     parser.add_argument("--config", metavar="FILE", help="TOML settings file (default: $TIERED_CONFIG)")
@@ -86,8 +96,9 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_writer_flags(parser: argparse.ArgumentParser) -> None:
-    """Switches of verbs that write an archive."""
+def add_writer_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
+    """Flags of verbs that write an archive, and those of ``groups``."""
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS, *groups)
     parser.add_argument(
         "--include-system", dest="topics.include_system", action="store_const", const="true", default=None,
         help="also archive RocketMQ's system topics",

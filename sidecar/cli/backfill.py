@@ -15,16 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sidecar.allocator import return_freed_memory
-from sidecar.cli.arguments import (
-    BROKER_FLAGS,
-    NAME_FLAGS,
-    STORE_FLAGS,
-    TOPIC_FLAGS,
-    add_json,
-    add_setting_flags,
-    add_writer_flags,
-    settings_of,
-)
+from sidecar.cli.arguments import add_json, add_writer_flags, settings_of
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
 from sidecar.uploader_job import UploaderJob, Writer
@@ -44,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """STORE, ARCHIVE_URL and writer flags."""
     parser.add_argument("broker.store_path", metavar="STORE", help="the broker's store directory")
     parser.add_argument("archive.url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
-    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
     add_writer_flags(parser)
     parser.add_argument(
         "--replace-log", dest="archive.replace_log", action="store_const", const="true", default=None,

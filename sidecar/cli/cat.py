@@ -18,8 +18,7 @@ from fetcher.rows.tag_filter import MessageFilter, tag_filter
 from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
 from fetcher.walk import Walk
-from sidecar.cli.arguments import add_archive, settings_of
-from sidecar.cli.instant import instant
+from sidecar.cli.arguments import add_archive, instant, settings_of
 from sidecar.cli.rendering import BODY_FORMS, jsonl_line
 from sidecar.logs import log_plain
 from tiered.errors import NotFoundError, UnavailableError, UsageError

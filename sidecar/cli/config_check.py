@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sidecar.cli.arguments import (
-    BROKER_FLAGS,
-    NAME_FLAGS,
-    SERVE_FLAGS,
-    STORE_FLAGS,
-    TOPIC_FLAGS,
-    add_json,
-    add_places,
-    add_setting_flags,
-    add_writer_flags,
-    settings_of,
-)
+from sidecar.cli.arguments import SERVE_FLAGS, add_json, add_places, add_writer_flags, settings_of
 from tiered.console import print_json, print_table
 from tiered.object_store.open_store import check_addresses
 from tiered.settings.load import FIELDS, value_of
@@ -25,8 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`check` and the flags of every other verb."""
     parser.add_argument("action", choices=["check"], help="the only action")
     add_places(parser)
-    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS, SERVE_FLAGS)
-    add_writer_flags(parser)
+    add_writer_flags(parser, SERVE_FLAGS)
     add_json(parser)
 
 

@@ -6,8 +6,7 @@ import argparse
 
 from fetcher.archive import Queue, open_archive
 from fetcher.queries.time_search import Boundary
-from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.cli.instant import instant
+from sidecar.cli.arguments import add_archive, add_json, instant, settings_of
 from tiered.console import print_json, print_table, time_text
 from tiered.errors import NotFoundError
 

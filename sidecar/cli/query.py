@@ -22,8 +22,7 @@ from fetcher.queries.by_key import KeyKind, KeyQuery
 from fetcher.queries.found import ALWAYS_MS, FoundMessage, newest_ms
 from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf
-from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, settings_of
-from sidecar.cli.instant import instant
+from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, instant, settings_of
 from sidecar.cli.rendering import warn_of_body
 from sidecar.logs import log_plain
 from tiered.catalog.state import CatalogState

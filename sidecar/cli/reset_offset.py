@@ -8,8 +8,7 @@ import time
 from fetcher.archive import open_archive
 from server.groups.group_state import GroupLog
 from sidecar.broker_side import credentials_of, tls_of
-from sidecar.cli.arguments import NAME_FLAGS, STORE_FLAGS, add_json, add_setting_flags, settings_of
-from sidecar.cli.instant import instant
+from sidecar.cli.arguments import NAME_FLAGS, STORE_FLAGS, add_json, add_setting_flags, instant, settings_of
 from sidecar.group_owner import is_gone, own_name
 from sidecar.group_reset import ArchiveGroups, QueueMove, ServerGroups, Start, StartKind
 from tiered.console import print_json, print_table

@@ -20,16 +20,7 @@ from server.slave.slave_service import SlaveService
 from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
 from sidecar.broker_side import TlsCache, names_of, open_store_of, read_conf
-from sidecar.cli.arguments import (
-    BROKER_FLAGS,
-    NAME_FLAGS,
-    STORE_FLAGS,
-    TOPIC_FLAGS,
-    add_places,
-    add_setting_flags,
-    add_writer_flags,
-    settings_of,
-)
+from sidecar.cli.arguments import add_places, add_writer_flags, settings_of
 from sidecar.instance import InstanceDescription, StateDirectory, default_state_dir
 from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
 from sidecar.logs import log_json
@@ -52,7 +43,6 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Settings that are usually given on the command line."""
     add_places(parser)
-    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
     add_writer_flags(parser)
 
 
