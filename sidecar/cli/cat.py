@@ -8,8 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 
-import numpy as np
-
 from fetcher.archive import Archive, open_archive
 from fetcher.io.waiting import run_sync
 from fetcher.queries.queue_listing import QueueListing
@@ -168,25 +166,16 @@ class _Printer:
         """Print the new messages of each queue."""
         for listing in listings:
             walk = self._walks.get(listing.key) or self._begin(listing.key)
-            is_late = False
-            while not is_late and (batch := run_sync(walk.next_batch())) is not None:
-                batch, is_late = self._cut(batch)
+            while (batch := run_sync(walk.next_batch())) is not None:
                 for piece in self._pieces(batch, listing):
                     sys.stdout.buffer.write(piece)
-
-    def _cut(self, batch: MessageBatch) -> tuple[MessageBatch, bool]:
-        """``batch`` up to the first message stored after --until, and whether there is one."""
-        until_ms = self._options.until
-        if until_ms is None or not (is_late := batch.store_timestamp > until_ms).any():
-            return batch, False
-        return batch.select(~np.logical_or.accumulate(is_late)), True
 
     def _begin(self, queue: QueueKey) -> Walk:
         options = self._options
         # A generation that began since starts at offset 0: print all of it.
         is_later_generation = any(known[:2] == queue[:2] for known in self._walks)
         start = None if is_later_generation else options.start
-        span = Span(start, options.since, options.limit, READ_ROWS, READ_BYTES)
+        span = Span(start, options.since, options.limit, READ_ROWS, READ_BYTES, options.until)
         handle = self._archive.queue(queue.topic, queue.queue_id, generation=queue.generation)
         walk = self._walks[queue] = handle.walk(span, self._filter)
         return walk
