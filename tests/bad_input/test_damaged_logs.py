@@ -14,6 +14,7 @@ from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.flat_file.queue_reader import QueueReader
+from tests.sweeps import sweep
 from tests.uploader.damaged_headers import archived, assert_all_but, flip
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
@@ -25,13 +26,14 @@ from tiered.object_store.prefixed import PrefixedStore
 
 SPEC = StoreSpec(topics=1, queues_per_topic=2, body_bytes=200)
 # Where in a record of an IPv4 host. The last byte of QUEUEOFFSET, and QUEUEID, leave a record that looks whole.
+LATER = pytest.mark.soak
 PLACES = {
     "size": 0, "magic": 4, "queue id": 15, "queue offset": 20, "low queue offset": 27, "physical offset": 28,
     "body": 88,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("place", sorted(PLACES))
+@pytest.mark.parametrize("place", sweep(sorted(PLACES), fast=["size", "queue offset", "body"]))
 def test_one_flipped_byte_costs_one_record(
     place: str, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -80,7 +82,10 @@ def test_a_copied_record_with_a_stale_checksum_is_archived_if_the_consume_queue_
     assert verify_archive(archive, full=True).anomalies == []
 
 
-@pytest.mark.parametrize("stops", [(), (1000,), (1000, 1001)])
+@pytest.mark.parametrize(
+    "stops",
+    [pytest.param((), marks=pytest.mark.soak), pytest.param((1000,), marks=pytest.mark.soak), (1000, 1001)],
+)
 def test_damage_before_a_restart_is_recorded_as_damage(stops: tuple[int, ...], tmp_path: Path) -> None:
     """The queue continues after the restart, in a process that has not seen the damage."""
     memory = MemoryStore("memory://restarted")

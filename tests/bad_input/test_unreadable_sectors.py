@@ -13,6 +13,7 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.sweeps import sweep
 from tests.uploader.living_broker import LivingBroker
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.pins import PinKeeper, PinLimits
@@ -112,8 +113,10 @@ def last_end_before(phys: int) -> int:
     return phys // RECORD * RECORD
 
 
-@pytest.mark.parametrize("gives_the_front", [True, False])
-@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize(
+    ("gives_the_front", "follows"),
+    sweep([(True, True), (False, False), (True, False), (False, True)], fast=[(True, True), (False, False)]),
+)
 def test_records_before_an_unreadable_sector_are_archived_and_the_rest_once_it_is_readable(
     follows: bool, gives_the_front: bool, scene: Scene, disk: BadSectors
 ) -> None:
@@ -142,7 +145,7 @@ def test_records_before_an_unreadable_sector_are_archived_and_the_rest_once_it_i
     assert verify_archive(archive_of(memory), full=True).anomalies == []
 
 
-@pytest.mark.parametrize("gives_the_front", [True, False])
+@pytest.mark.parametrize("gives_the_front", sweep([True, False], fast=[True]))
 @pytest.mark.parametrize("pages", [[BAD_AT], [BAD_AT, BAD_AT + 5 * PAGE_BYTES, FILE_BYTES - 100_000]])
 def test_a_pin_that_is_broken_costs_what_stands_in_its_broken_pages(
     pages: list[int], gives_the_front: bool, scene: Scene, disk: BadSectors

@@ -10,7 +10,10 @@ import pytest
 from benchmarks import one_shot
 
 
-@pytest.mark.parametrize(("limit_s", "code"), [pytest.param(60.0, 0, marks=pytest.mark.soak), (0.0, 1)])
+@pytest.mark.parametrize(
+    ("limit_s", "code"),
+    [pytest.param(60.0, 0, marks=pytest.mark.soak), pytest.param(0.0, 1, marks=pytest.mark.integration)],
+)
 def test_it_writes_a_line_a_command_and_judges_it(
     limit_s: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
 
 from tests.broker_store.record_bytes import log_file, queue_file, record, unit
 from tiered.broker_store.commit_log import CommitLog
-from tiered.broker_store.damage import find_cut_record, find_next_record
+from tiered.broker_store.damage import accepted_size, find_cut_record, find_next_record, record_size
 from tiered.broker_store.file_consume_queue import FileConsumeQueues
 
 SIZE = 64 * 1024
@@ -66,3 +67,30 @@ def test_a_record_longer_than_its_file_is_no_cut_record(tmp_path: Path) -> None:
     log_file(tmp_path / "commitlog", 0, data[:-1], len(data) - 1)
     log = CommitLog([tmp_path / "commitlog"])
     assert find_cut_record(log, positions[4], positions[5] + 1) is None
+
+
+def test_a_record_right_behind_the_damaged_byte_is_found(tmp_path: Path) -> None:
+    log, positions = damaged_log(tmp_path, 4)
+    assert find_next_record(log, positions[5] - 1, SIZE) == positions[5]
+    assert find_cut_record(log, positions[5] - 1, positions[5] + 60) == positions[5]
+    assert find_next_record(log, positions[5], SIZE) is None
+    assert find_cut_record(log, positions[5], positions[5] + 60) is None
+
+
+def with_stale_checksum(phys: int) -> bytes:
+    """A record that brought the ``__CRC32#`` of another one."""
+    properties = b"__CRC32#\x010000000001\x02"
+    data = record(phys, b"x" * 100)[:-2] + struct.pack(">h", len(properties)) + properties
+    return struct.pack(">i", len(data)) + data[4:]
+
+
+def test_a_stale_checksum_is_accepted_if_a_unit_names_just_this_record(tmp_path: Path) -> None:
+    data = with_stale_checksum(0)
+    log_file(tmp_path / "commitlog", 0, data, SIZE)
+    log = CommitLog([tmp_path / "commitlog"])
+    assert record_size(log, 0) is None
+    for named, accepted in ((len(data), len(data)), (len(data) - 1, None)):
+        store = tmp_path / str(named)
+        queue_file(store, "t", 0, unit(0, named))
+        assert accepted_size(log, 0, index=FileConsumeQueues(store, lambda: 0)) == accepted
+    assert accepted_size(log, 0, index=None) is None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.sweeps import sweep
 from tests.truth import archived_messages, read_lines, truth_directories
 from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.consume_queue_index import QueueKind
@@ -22,7 +23,7 @@ F_RECORDS_WITHOUT_UNIT = {("t_k_four", 1): 1, ("t_k_one", 0): 1}
 """Killed before its consume queues were flushed: two records of the log have no unit on disk."""
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(scope="module", params=sweep(STORES, fast=STORES[1:], rest="integration"))
 def opened(
     request: pytest.FixtureRequest, real_store: Callable[[str], Path]
 ) -> Iterator[tuple[str, Path, BrokerStore]]:

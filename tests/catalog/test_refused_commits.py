@@ -12,6 +12,7 @@ import pytest
 from tests.catalog.drafts import NOW_MS, append_draft, at, claim_draft, queue, small_limits, writer
 from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import head_version, load, read_commit, read_root
+from tiered.catalog.claims import refusal
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.pages import RunIndex, runs_of_queue
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, Owner
@@ -36,7 +37,19 @@ def test_a_claim_names_its_maker_as_an_owner_that_stays() -> None:
     empty, owner = CatalogState(), Owner("w1", "run", "h", NOW_MS, False)
     apply(empty, at(empty, CommitDraft(CommitKind.CLAIM, owner=owner)))
     for other in (None, owner._replace(instance="w2"), owner._replace(released=True)):
-        refused(empty, CommitDraft(CommitKind.CLAIM, owner=other), "a claim names its maker")
+        refused(empty, CommitDraft(CommitKind.CLAIM, owner=other), "as the owner")
+
+
+@pytest.mark.parametrize(
+    ("idle_ms", "is_advancing"), [(0, True), (59_999, True), (60_000, False), (10**9, False)]
+)
+def test_a_backfill_takes_over_from_one_that_has_not_advanced_for_a_minute(
+    idle_ms: int, is_advancing: bool
+) -> None:
+    state = apply(CatalogState(), at(CatalogState(), claim_draft("b1", "backfill"), "b1"))
+    claimant = Owner("b2", "backfill", "h", NOW_MS, False)
+    says = refusal(state, claimant, take_over=False, now_ms=NOW_MS + idle_ms)
+    assert ("advancing" in says) == bool(says) == is_advancing
 
 
 def test_a_commit_names_every_object_once(started: CatalogState) -> None:

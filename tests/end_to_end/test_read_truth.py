@@ -17,6 +17,7 @@ from fetcher.queries.time_reader import TimeReader
 from fetcher.queries.time_search import Boundary
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import FILTER, backfill
+from tests.sweeps import sweep
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.object_store.open_store import open_store
@@ -79,7 +80,7 @@ def truth_of(directory: Path, name: str) -> Path:
     return directory / "truth" / TRUTH_OF_ROUND.get(name, "")
 
 
-@pytest.mark.parametrize("name", BROKERS_5)
+@pytest.mark.parametrize("name", sweep(BROKERS_5, fast=["D", "F", "K"], rest="integration"))
 def test_bounds_and_offsets_by_time_are_the_brokers(name: str, real_store: Callable[[str], Path]) -> None:
     directory = real_store(name)
     with archived(directory) as archive:

@@ -19,6 +19,7 @@ import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.queries.time_search import Boundary
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.sweeps import sweep
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
 from tiered.errors import CorruptionError, TieredError
@@ -194,7 +195,10 @@ def ask_all(scene: Scene, directory: Path) -> dict[str, TieredError]:
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES))
-@pytest.mark.parametrize("kind", ["data", "set", "index", "root", "commit", "commit with the root"])
+@pytest.mark.parametrize(
+    "kind",
+    sweep(["data", "set", "index", "root", "commit", "commit with the root"], fast=["set", "index", "root"]),
+)
 def test_one_damaged_object(scene: Scene, kind: str, damage: str, tmp_path: Path) -> None:
     keys = objects_of(scene, kind)
     key, other = keys[0], keys[1] if len(keys) > 1 else objects_of(scene, "set")[0]

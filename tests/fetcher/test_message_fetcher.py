@@ -284,7 +284,7 @@ def test_walks_deliver_every_row_once_in_order(seed: int, count: int, tag: str |
         assert found == [row for row in rows if codes is None or (row.tags_code in codes and tag != "")]
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 15), data=st.data())
 def test_what_is_in_hand_is_what_a_pull_answers(seed: int, data: st.DataObject) -> None:
     builder = mixed_archive(seed)

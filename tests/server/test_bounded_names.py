@@ -34,7 +34,7 @@ from tiered.errors import TieredError
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ServeSettings
 
-BYTES_MAX = 1 << 20
+BYTES_MAX = 1 << 18
 PEER = RecordingPeer()
 
 

@@ -20,6 +20,7 @@ from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
 from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.sweeps import sweep
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -161,7 +162,7 @@ def test_its_memory_is_that_of_the_setting_and_one_key_section(
         tracemalloc.stop()
     assert index.counters.items == keys and 8 * memory_bytes < keys * ITEM_DTYPE.itemsize
     section_bytes = 8 * keys if as_set else keys
-    assert peak_bytes < memory_bytes + 1.25 * section_bytes + memory_bytes
+    assert peak_bytes < memory_bytes + 1.25 * section_bytes + (1 << 20)
     assert verify_archive(store, full=True).anomalies == []
     assert found(store, "a", "7-2499") == [b"body"] * 8
 
@@ -513,7 +514,7 @@ def indexed(request: pytest.FixtureRequest) -> Indexed:
 
 
 @pytest.mark.parametrize("what", ["items", "tail", "gone"])
-@pytest.mark.parametrize("number", [0, 1, -1])
+@pytest.mark.parametrize("number", sweep([0, 1, -1], fast=[1]))
 def test_a_damaged_index_file_is_made_anew_and_all_are_merged(
     indexed: Indexed, what: str, number: int
 ) -> None:

@@ -17,6 +17,7 @@ from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.broker_store.record_bytes import BLANK_MAGIC
 from tests.catalog.drafts import append_draft, queue
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.sweeps import sweep
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
@@ -113,7 +114,7 @@ def test_a_log_that_has_padding_where_the_archive_ends_goes_on_in_another_way(tm
     )
 
 
-@pytest.mark.parametrize("files_gone", [0, FILES_GONE])
+@pytest.mark.parametrize("files_gone", sweep([0, FILES_GONE], fast=[FILES_GONE]))
 @pytest.mark.parametrize("messages", [MESSAGES // 2, MESSAGES * 3 // 2])
 def test_another_brokers_log_is_refused_also_when_its_first_files_are_gone(
     memory: MemoryStore, tmp_path: Path, messages: int, files_gone: int

@@ -25,9 +25,7 @@ from tiered.formats.record import Record
 
 STORES = ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"]
 FAST = [
-    ("B", True, 5),
     ("F", True, 1),
-    ("F", False, 5),
     ("G", True, 9),
     ("H2", True, 1),
     ("K", True, 5),
