@@ -27,8 +27,8 @@ HOLD_S_MAX = 25.0
 
 
 class PopHandlers:
-    """Gives messages out and takes acknowledgements. ``bytes_max``: of one answer; ``unacked_bytes_max``: of what is
-    known of messages in hand. ``clock_ms``: the time of day."""
+    """``bytes_max``: of one reply; ``unacked_bytes_max``: memory of unacknowledged messages. ``clock_ms``: wall
+    clock."""
 
     def __init__(
         self,

@@ -25,5 +25,4 @@ class QueueState:
         return await self.views.local_view(self.command, self.upstream, self.offset)
 
     async def residency(self) -> Residency:
-        """See BrokerSource; nobody reads."""
         return Residency.NOT_CHECKED
