@@ -107,7 +107,7 @@ class _Search:
     ) -> None:
         self._log = log
         self._newest = newest
-        self._said_end_phys = reported_end_phys
+        self._reported_end_phys = reported_end_phys
         self.is_contradicted = False
         """Whether existing bytes differed from a check."""
 
@@ -137,8 +137,8 @@ class _Search:
     def _is_held(self, entry: Check) -> bool:
         """Not if it ends above the log, or has no bytes to compare, as at the start of a history."""
         _, check, to_phys = entry
-        end_phys = _end_phys(self._log, self._said_end_phys)
-        result = compare(self._log, check, self._said_end_phys)
+        end_phys = _end_phys(self._log, self._reported_end_phys)
+        result = compare(self._log, check, self._reported_end_phys)
         self.is_contradicted |= result == CheckResult.DIFFERENT and check.end_phys <= end_phys
         return result != CheckResult.DIFFERENT and check.begin_phys < check.end_phys and to_phys <= end_phys
 
