@@ -39,7 +39,17 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("examples", "benchmarks", "tiered", "uploader", "fetcher", "server")},
     **{name: (name,) for name in ("sidecar", "pipeline", "rocketmq_tiered", "tests")},
 }
-FINISHED = ("docs", "deploy", "examples", "benchmarks", "pipeline", "rocketmq_tiered", "sidecar", "uploader")
+FINISHED = (
+    "docs",
+    "deploy",
+    "examples",
+    "benchmarks",
+    "pipeline",
+    "rocketmq_tiered",
+    "sidecar",
+    "tiered",
+    "uploader",
+)
 """Packages without retired words. A package stays in this list once it is in it."""
 
 TEXT_SUFFIXES = {"", ".md", ".yml", ".yaml", ".toml", ".conf", ".json", ".service", ".timer", ".sh"}

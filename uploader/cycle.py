@@ -107,7 +107,7 @@ class Attempt:
             self._failing_since_s = now_s
             for put in self.puts:
                 put.cancel()
-            self.abandonment.give_up()
+            self.abandonment.cancel()
         is_over = all(put.done() for put in self.puts)
         is_over = is_over or now_s - self._failing_since_s >= self.timeout_s + PUT_GRACE_S
         return self._failure if is_over else None

@@ -162,7 +162,7 @@ def test_a_put_that_is_given_up_ends_at_once_and_closes_its_socket(
     proxied.store.put_if_absent("first", [b"loads the SDK"])
     proxied.action = action
     abandonment = Abandonment()
-    Timer(0.3, abandonment.give_up).start()
+    Timer(0.3, abandonment.cancel).start()
     began_s = time.monotonic()
     with abandonable(abandonment):
         with pytest.raises(UnansweredError):

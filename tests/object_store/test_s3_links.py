@@ -112,7 +112,7 @@ def test_a_put_that_is_given_up_ends_at_once_with_tls_too(
         def give_up_soon(_shaken: object) -> None:
             """From the handshake on: loading the SDK may take as long."""
             began_s.append(time.monotonic())
-            Timer(0.5, abandonment.give_up).start()
+            Timer(0.5, abandonment.cancel).start()
 
         shaken.add_done_callback(give_up_soon)
         with abandonable(abandonment), pytest.raises(UnansweredError):

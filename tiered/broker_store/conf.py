@@ -74,7 +74,7 @@ class BrokerConf:
 
     @property
     def keeps_lmqs_in_rocksdb(self) -> bool:
-        """Whether light queues are in RocksDB only, wherever the others are."""
+        """Whether LMQs are in RocksDB only, wherever the others are."""
         names = ("rocksdbCQDoubleWriteEnable", "combineCQUseRocksdbForLmq")
         return all(is_true(self.properties, name) for name in names)
 

@@ -66,7 +66,7 @@ class BrokerStore:
 
     @property
     def has_rocksdb_lmqs(self) -> bool:
-        """Whether light queues are in RocksDB, if perhaps they alone (5.5: combineCQUseRocksdbForLmq). Where there are
+        """Whether LMQs are in RocksDB, if perhaps they alone (5.5: combineCQUseRocksdbForLmq). Where there are
         no consume queues at all the configuration says."""
         if self.conf is not None and self.conf.keeps_lmqs_in_rocksdb:
             return True

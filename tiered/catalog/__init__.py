@@ -1,1 +1,1 @@
-"""Which segments exist: the only source of visibility. Commits, roots, pages, epochs, log lines, garbage."""
+"""Which segments exist: the only source of visibility. Commits, roots, pages, epochs, log histories, garbage."""

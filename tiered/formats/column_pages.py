@@ -135,7 +135,7 @@ def _signed(zigzag: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _sums(values: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Running sums that begin again at every bound; they wrap at 64 bits."""
+    """Running sums that restart at every bound; they wrap at 64 bits."""
     sums: NDArray[np.int64] = np.cumsum(values)
     if len(bounds) > 2:
         before = np.concatenate([_FIRST, sums])[bounds[:-1]]

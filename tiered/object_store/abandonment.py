@@ -3,7 +3,7 @@
     abandonment = Abandonment()
     with abandonable(abandonment):      # in each thread that puts
         store.put_if_absent(…)
-    abandonment.give_up()               # from any thread: closes the connections, the requests fail
+    abandonment.cancel()               # from any thread: closes the connections, the requests fail
 
 A store that can cancel requests registers how (s3_transport.py); requests of others complete.
 """
@@ -21,17 +21,17 @@ class Abandonment:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_given_up = False
+        self._is_cancelled = False
         self._running: dict[object, Callable[[], None]] = {}
 
     def begin(self, request: object, end: Callable[[], None]) -> None:
         """``end`` cancels ``request``; it is called at most once, by another thread.
 
-        Raises TimeoutError if already given up.
+        Raises TimeoutError if already cancelled.
         """
         with self._lock:
-            if self._is_given_up:
-                raise TimeoutError("given up")
+            if self._is_cancelled:
+                raise TimeoutError("cancelled")
             self._running[request] = end
 
     def finish(self, request: object) -> None:
@@ -39,10 +39,10 @@ class Abandonment:
         with self._lock:
             self._running.pop(request, None)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel all running and later requests. Does not wait."""
         with self._lock:
-            self._is_given_up = True
+            self._is_cancelled = True
             for end in self._running.values():
                 with suppress(Exception):  # it has just ended, or ends at its deadline
                     end()

@@ -25,7 +25,7 @@ def buffer_bytes(piece: Buffer) -> int:
 
 
 def as_views(body: Body) -> list[memoryview]:
-    """The pieces as flat byte views, empty ones left out."""
+    """The pieces as flat byte views, without empty ones."""
     return [memoryview(piece).cast("B") for piece in body if buffer_bytes(piece)]
 
 

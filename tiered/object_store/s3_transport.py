@@ -5,7 +5,7 @@ request was sent. It lets a handler respond to a signed request instead of sendi
 handler. It guarantees:
 
 - after the deadline nothing is sent or awaited, and the connection is closed;
-- likewise once the request is given up (abandonment.py);
+- likewise once the request is cancelled (abandonment.py);
 - a failure before the first byte was sent is ThrottledError (no effect), after it UnansweredError;
 - a refusal during the upload is read, not taken for a broken connection.
 """
@@ -51,7 +51,7 @@ class _Call:
         return remaining
 
     def begin(self, sock: Any) -> None:
-        """Register ``sock`` to be shut down when the request is given up."""
+        """Register ``sock`` to be shut down when the request is cancelled."""
         if self.abandonment is not None:
             self.abandonment.begin(self, partial(_shut_down, sock))
 

@@ -69,7 +69,7 @@ class ClientTls:
         self._kept = TlsContextCache(paths, lambda: _loaded(options), "the broker")
         self.context = self._kept.now
         """The current context."""
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
     def explained(self, error: BaseException, host: str) -> TlsFailure | None:
         """The meaning of ``error`` of a connection to ``host``, during the handshake or before any response; None if
@@ -78,13 +78,13 @@ class ClientTls:
 
     def failed(self, address: str, failure: TlsFailure) -> None:
         """Log a failure of ``address``, once until it changes or ends."""
-        if self._told.get(address) != str(failure):
-            self._told[address] = str(failure)
+        if self._logged.get(address) != str(failure):
+            self._logged[address] = str(failure)
             logger.warning("TLS connection failed", extra={"address": address, "cause": str(failure)})
 
     def succeeded(self, address: str) -> None:
         """``address`` responded."""
-        if self._told.pop(address, None) is not None:
+        if self._logged.pop(address, None) is not None:
             logger.info("TLS connection works again", extra={"address": address})
 
 

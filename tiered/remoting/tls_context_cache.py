@@ -1,6 +1,6 @@
 """Caches a TLS context and reloads it when one of its files changes.
 
-Certificates may live for days only, and nobody restarts a process for the next one. If files do not load (half
+Certificates may live for days only, and a renewal must not require a restart. If files do not load (half
 replaced, say), this is logged and the previous context stays in use.
 """
 

@@ -1,7 +1,7 @@
 """All settings: one frozen dataclass for each component, one section of the TOML file each.
 
-Fields declared with ``setting`` are for users. Plain fields are constants of the component: nobody can choose a better
-value for them, but tests replace them. Sizes are bytes and times milliseconds unless the name says otherwise.
+Fields declared with ``setting`` are for users. Plain fields are constants of the component: users cannot choose a
+better value for them, but tests replace them. Sizes are bytes and times milliseconds unless the name says otherwise.
 """
 
 from __future__ import annotations
