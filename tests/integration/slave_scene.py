@@ -36,7 +36,6 @@ from tiered.errors import UnavailableError
 from tiered.formats import fastjson
 
 SLAVE_ID = 7
-REGISTER_MS = 2_000
 Message = tuple[str, ...]
 """Queue id, queue offset, the body's CRC and length, unique key."""
 
@@ -152,7 +151,7 @@ def standing(
     config = {**broker_config(), "slaveReadEnable": "true", "registerNameServerPeriod": 10_000, **config}
     settings = {
         "TIERED_SLAVE__BIND": address, "TIERED_SLAVE__ADVERTISE": address, "TIERED_SLAVE__BROKER_ID": SLAVE_ID,
-        "TIERED_SLAVE__REGISTER_MS": REGISTER_MS, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
+        "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
     }  # fmt: skip
     scene = Scene(version, topics, QUEUES, config, settings, name_servers=name_servers)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from server.slave.registration import AGAIN_S as REGISTER_AGAIN_S
 from server.slave.registration import Listing, SlaveConfig, register_command
 from tests.integration.client_scene import (
     QUEUES,
@@ -20,7 +21,7 @@ from tests.integration.client_scene import (
     need_clients,
     until,
 )
-from tests.integration.slave_scene import REGISTER_MS, SLAVE_ID, Slave, got, standing
+from tests.integration.slave_scene import SLAVE_ID, Slave, got, standing
 from tests.servers.child import ChildServer, free_port_block
 from tests.servers.rocketmq import BROKER, CLUSTER, JAVA_OPENS
 from tests.servers.running_store import RunningStore
@@ -152,7 +153,7 @@ def several_name_servers(slave: Slave) -> None:
 
     mq.name_servers[0].kill()
     until(lambda: stands()[both[0]].startswith("not reachable"), "it does not notice", 15)
-    time.sleep(2 * REGISTER_MS / 1000)
+    time.sleep(2 * REGISTER_AGAIN_S)
     assert slave.listed(both[1]) == beside and stands()[both[1]] == "registered"
     mq.name_servers[0].start()
     until(lambda: str(SLAVE_ID) in slave.listed(both[0]), "not listed again", 15)
