@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.object_store.fault_store import FaultStore
 from tiered.catalog.archives import list_archives, open_archive
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
-from tiered.object_store.faults import FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, log_checks, queue, writer
+from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
@@ -16,7 +17,6 @@ from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
 from tiered.errors import FencedError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
-from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 
 A, B, LATE = queue("a"), queue("b"), queue("late")

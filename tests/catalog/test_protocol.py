@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, log_checks, queue, small_limits, writer
+from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog import embedded_pages as embedded
 from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
 from tiered.catalog.claims import ADVANCING_MS, refusal
@@ -26,7 +27,6 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.formats.keys import Part, catalog_key, object_of, parse_part_key
-from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 
 A, B = queue("a"), queue("b")

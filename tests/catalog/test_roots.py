@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
+from tests.object_store.fault_store import FaultStore
 from tiered.catalog import catalog_reader as reading
 from tiered.catalog.catalog_reader import REPLAY_MAX, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -16,7 +17,6 @@ from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, RootRef
 from tiered.errors import CorruptionError
 from tiered.formats.keys import Part, catalog_key, object_of, parse_part_key
-from tiered.object_store.faults import FaultStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 

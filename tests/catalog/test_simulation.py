@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, log_checks, small_limits
+from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep
 from tiered.catalog import catalog_reader as reading
 from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
@@ -33,7 +34,6 @@ from tiered.errors import FencedError, NotFoundError, UnavailableError
 from tiered.formats.keys import data_key, epoch_of, set_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
-from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.object_store.fault_store import OPERATIONS, Fault, FaultRule, FaultStore, Request
 from tiered.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -18,7 +19,6 @@ from tiered.errors import (
     UnansweredError,
     UsageError,
 )
-from tiered.object_store.faults import OPERATIONS, Fault, FaultRule, FaultStore, Request
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.open_store import StoreAddress, open_store, parse_url

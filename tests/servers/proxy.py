@@ -1,7 +1,7 @@
 """A reverse proxy that loses, stalls, damages and refuses real HTTP requests, and writes down every one.
 
 Stands between a client and a real object store. The Host header passes unchanged, so signatures stay valid.
-Owns the faults of a network; tiered.object_store.faults does the same inside a process.
+Owns the faults of a network; tests.object_store.fault_store does the same inside a process.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ import pytest
 
 from tests.broker_store.mapping_documents import MAPPINGS
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import ThrottledError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.state_object import decode_state
-from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.metadata_commits import TABLE_ATTEMPTS, TABLE_NAMES

@@ -13,6 +13,7 @@ import pytest
 
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.uploader.dispatch_bench import FILE_BYTES, Bench
 from tests.uploader.living_broker import LivingBroker
 from tiered.broker_store.pins import PinKeeper
@@ -21,7 +22,6 @@ from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.formats.keys import archive_prefix
 from tiered.model.tables import GapReason
-from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets

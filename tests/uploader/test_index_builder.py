@@ -20,6 +20,7 @@ from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
 from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -35,7 +36,6 @@ from tiered.index.items import ITEM_DTYPE
 from tiered.index.order import sorted_items
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
-from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore

@@ -17,6 +17,7 @@ from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.broker_store.record_bytes import BLANK_MAGIC
 from tests.catalog.drafts import append_draft, queue
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.object_store.fault_store import FaultStore
 from tests.sweeps import sweep
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
@@ -27,7 +28,6 @@ from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
-from tiered.object_store.faults import FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets

@@ -1,1 +1,1 @@
-"""Object stores: one small protocol, back ends (s3, file, memory), wrappers (retry, metrics, faults)."""
+"""Object stores: one small protocol, back ends (s3, file, memory), wrappers (retry, metrics)."""

@@ -1,6 +1,6 @@
 """Injects faults: loses, stalls, delays and refuses requests, and logs each.
 
-Seeded and free of clocks: a simulation passes its own ``wait``. Part of the product because all crash tests use it.
+Seeded and free of clocks: a simulation passes its own ``wait``.
 """
 
 from __future__ import annotations
