@@ -294,7 +294,7 @@ class ArchiveAccess:
         if limit < 0:
             raise UsageError(f"limit {limit} is negative", hint="count from 0")
         begin_ms = ALWAYS_MS[0] if since is None else milliseconds(since)
-        end_ms = ALWAYS_MS[1] if until is None else milliseconds(until)
+        end_ms = ALWAYS_MS[1] if until is None else milliseconds(until) - 1
         query = KeyQuery(topic, key, kind, begin_ms, end_ms, limit, max_bytes=max_bytes)
         # The newest come first, so the result must include the messages archived last.
         state = await self.catalog.recent()

@@ -103,7 +103,7 @@ class Archive:
         until: TimePoint | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[Message]:
-        """Messages of ``topic`` with ``key`` among their KEYS, stored in [since, until], newest first."""
+        """Messages of ``topic`` with ``key`` among their KEYS, stored in [since, until), newest first."""
         find = self.access.find_by_key(topic, key, KeyKind.KEY, since, until, limit)
         return _answer(self.access, find)
 

@@ -138,9 +138,9 @@ class Walk:
         return None
 
     def _until_time(self, batch: MessageBatch) -> MessageBatch:
-        """The rows before the first one stored after the span; with that one the walk ends."""
+        """The rows before the first one stored at or after ``until_ms``; with that one the walk ends."""
         until_ms = self._span.until_ms
-        if until_ms is None or not (is_late := batch.store_timestamp > until_ms).any():
+        if until_ms is None or not (is_late := batch.store_timestamp >= until_ms).any():
             return batch
         batch = batch.select(np.arange(int(is_late.argmax())))
         self._left = len(batch)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="from the first message stored at or after this time (ms since 1970, or ISO 8601, by default in UTC)",
     )  # fmt: skip
     parser.add_argument(
-        "--until", type=instant, metavar="TIME", help="up to the last message stored at or before this time"
+        "--until", type=instant, metavar="TIME", help="up to the first message stored at or after this time"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="at most N records of each queue")
     parser.add_argument(

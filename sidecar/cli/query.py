@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stored at or after this time (default: 7 days before the archive's newest message)",
     )  # fmt: skip
     parser.add_argument(
-        "--until", type=instant, metavar="TIME", help="stored at or before this time (default: no limit)"
+        "--until", type=instant, metavar="TIME", help="stored before this time (default: no limit)"
     )
     parser.add_argument(
         "--all-time", action="store_true", help="search the whole archive; prints the cost estimate first"
@@ -99,8 +99,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--limit {options.limit} is less than 1", hint="request at least one message")
     if options.all_time and (options.since is not None or options.until is not None):
         raise UsageError("--all-time excludes --since and --until", hint="give one or the other")
-    if options.since is not None and options.until is not None and options.since > options.until:
-        raise UsageError("--since is after --until", hint="swap them")
+    if options.since is not None and options.until is not None and options.since >= options.until:
+        raise UsageError("--since is not before --until", hint="--until is exclusive")
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def _range(state: CatalogState, options: argparse.Namespace) -> tuple[int, int]:
         # A message from the future (flipped bit, wrong clock) must not hide all others.
         newest = min(newest_ms(state), time.time_ns() // 1_000_000)
         begin_ms = max(0, (newest if end_ms is None else min(newest, end_ms)) - DEFAULT_RANGE_MS)
-    return begin_ms, ALWAYS_MS[1] if end_ms is None else end_ms
+    return begin_ms, ALWAYS_MS[1] if end_ms is None else end_ms - 1
 
 
 def _wanted(options: argparse.Namespace) -> str:

@@ -115,7 +115,7 @@ def test_a_walk_begins_at_an_offset_or_a_time_and_ends_where_told(archive: Archi
     assert [m.queue_offset for m in queue.messages(since=as_datetime, limit=2)] == expected[:2]
     assert list(queue.messages(since=datetime(2100, 1, 1))) == []
     until = [m.queue_offset for m in queue.messages(until=stamp)]
-    assert until == [m.queue_offset for m in queue.messages() if m.store_timestamp <= stamp]
+    assert until == [m.queue_offset for m in queue.messages() if m.store_timestamp < stamp]
     assert list(queue.messages(until=0)) == []
     assert list(queue.messages(queue.max_offset)) == []
 
