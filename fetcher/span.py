@@ -14,8 +14,8 @@ BATCH_BYTES = 4 * 1024 * 1024
 @dataclass(frozen=True)
 class Span:
     """From offset ``start``, or the first message stored at or after ``since_ms``, or the queue's minimum; up to the
-    first message stored at or after ``until_ms``; at most ``limit`` messages. Batches have at most ``batch_messages`` and
-    ``batch_bytes``, except for a single larger record."""
+    first message stored at or after ``until_ms``; at most ``limit`` messages. Batches have at most ``batch_messages``
+    and ``batch_bytes``, except for a single larger record."""
 
     start: int | None = None
     since_ms: int | None = None

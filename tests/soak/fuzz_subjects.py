@@ -53,7 +53,7 @@ from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType
 
 SLOTS, ITEMS = 64, 400
 TABLE_KINDS = (COMMIT_KIND, PAGE_KIND, ROOT_KIND)
-ARCHIVE = GOLDEN / sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())[-1] / "archive"
+ARCHIVE = max(GOLDEN.glob("[0-9].[0-9]")) / "archive"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def offsets_at(store: PrefixedStore, now_ms: int, **options: bool) -> GroupOffse
 @pytest.mark.asyncio
 async def test_offsets_are_found_and_continue(store: PrefixedStore) -> None:
     before = load_snapshot(store)
-    assert (before.version, before.owner_name, before.released, before.has_lives) == (
+    assert (before.version, before.owner_name, before.released, before.has_generations) == (
         4,
         "killed-server",
         False,
