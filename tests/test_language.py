@@ -44,6 +44,7 @@ FINISHED = (
     "deploy",
     "examples",
     "benchmarks",
+    "fetcher",
     "pipeline",
     "rocketmq_tiered",
     "sidecar",

@@ -66,7 +66,7 @@ class AdjacentPrefetch:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more adjacent blocks fit, unless some were lost unnoticed."""
+        """Whether adjacent blocks do not fit, unless some were lost unnoticed."""
         return 2 * self._unread_bytes > self.unread_bytes_max
 
     def awaited(self) -> list[BlockKey]:

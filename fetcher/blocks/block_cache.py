@@ -76,9 +76,7 @@ class BlockCacheCounts:
     misses: int = 0
     corrupt: int = 0
     expired_unread: int = 0
-    expired_read: int = 0
     evicted_unread: int = 0
-    evicted_read: int = 0
 
 
 class BlockCache:
@@ -190,15 +188,6 @@ class BlockCache:
         self._report(dropped)
         return freed
 
-    def set_limits(self, limits: BlockCacheLimits) -> None:
-        """New limits from now on; a smaller bound evicts at once."""
-        gone: list[_Entry] = []
-        with self._lock:
-            self._limits = limits
-            dropped = self._evict(self._held_bytes - limits.bytes_max, gone, unread_too=True)
-        gone.clear()
-        self._report(dropped)
-
     def expire(self) -> None:
         """Drop what is too old."""
         now_s = self._clock_s()
@@ -215,8 +204,6 @@ class BlockCache:
                         break
                     if entries is self._unread:
                         dropped.append(DroppedUnread(key, entry.block.nbytes, DropReason.EXPIRED))
-                    else:
-                        self.counts.expired_read += 1
                     self._remove(key, gone)
             self.counts.expired_unread += len(dropped)
         gone.clear()
@@ -226,7 +213,6 @@ class BlockCache:
         dropped: list[DroppedUnread] = []
         while byte_count > 0 and self._read:
             byte_count -= self._remove(next(iter(self._read)), gone)
-            self.counts.evicted_read += 1
         while byte_count > 0 and unread_too and self._unread:
             key = next(iter(self._unread))
             dropped.append(DroppedUnread(key, self._unread[key].block.nbytes, DropReason.EVICTED))

@@ -22,8 +22,8 @@ from fetcher.io.waiting import new_future
 from tiered.errors import TieredError
 
 Reclaimer = Callable[[int, int], None]
-"""``reclaim(needed_bytes, priority)``: drop references until so many bytes are given back, or as many as one may for
-that priority. It is not called again before more is charged or released."""
+"""``reclaim(needed_bytes, priority)``: drop references until so many bytes are released, or as many as allowed for that
+priority. It is not called again before more is charged or released."""
 
 
 @dataclass(eq=False)
@@ -73,11 +73,6 @@ class ByteBudget:
         return self._charged_bytes
 
     @property
-    def reserved_bytes(self) -> int:
-        """Set aside now."""
-        return self._reserved_bytes
-
-    @property
     def peak_bytes(self) -> int:
         """The most that was ever charged and set aside."""
         return self._peak_bytes
@@ -85,13 +80,6 @@ class ByteBudget:
     def add_reclaimer(self, reclaimer: Reclaimer) -> None:
         """Ask ``reclaimer`` for room when a charge does not fit. Called without a lock held, from any thread."""
         self._reclaimers.append(reclaimer)
-
-    def resize(self, total_bytes: int) -> None:
-        """A new bound. What is charged above it is reclaimed as far as possible; the rest drains."""
-        with self._lock:
-            self._total_bytes = total_bytes
-        self._reclaim(0, 0)
-        self.revise()
 
     # -- charging ---------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class DecodeQueue:
         return task
 
     def hurry(self, task: DecodeTask, priority: Priority) -> None:
-        """Somebody in a faster ``priority`` waits for ``task``."""
+        """A reader of a faster ``priority`` waits for ``task``."""
         with self._lock:
             if task.work is not None:
                 self._push(task, priority)

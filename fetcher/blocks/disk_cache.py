@@ -46,7 +46,6 @@ class DiskCacheCounts:
     hits: int = 0
     misses: int = 0
     corrupt: int = 0
-    writes: int = 0
     evicted: int = 0
     failed: int = 0
 
@@ -143,7 +142,6 @@ class DiskCache:
             with suppress(OSError):  # it may never have been made
                 os.unlink(temporary)
             return
-        self.counts.writes += 1
         with self._lock:
             self._held_bytes += space_bytes - self._sizes.get(name, 0)
             self._sizes[name] = space_bytes
@@ -157,12 +155,6 @@ class DiskCache:
             self._held_bytes -= size or 0
         if size is not None:
             self._unlink(name)
-
-    def resize(self, bytes_max: int) -> None:
-        """A new bound; the longest unused blocks go at once when it is smaller."""
-        with self._lock:
-            self._bytes_max = bytes_max
-        self._evict()
 
     def _evict(self) -> None:
         while True:

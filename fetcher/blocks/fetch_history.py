@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tiered.formats.segment_index import BlockSpan
 
 HISTORY_OBJECTS = 4096
-"""Objects of which it is remembered which blocks were fetched."""
+"""Objects whose fetched blocks are recorded."""
 
 
 class FetchHistory:

@@ -192,11 +192,6 @@ class IndexCache:
         self._budget.release(tail_cost_bytes(load.tail_bytes))
         load.future.set_exception(error)
 
-    def resize(self, bytes_max: int) -> None:
-        """A new bound from now on."""
-        self._bytes_max = bytes_max
-        self.shrink(bytes_max)
-
     def shrink(self, bytes_max: int) -> None:
         """Drop tails, the longest unused first, until at most ``bytes_max`` are held."""
         gone: list[_Entry] = []  # freed, and accounted for, outside the lock

@@ -18,7 +18,7 @@ class MemoryShortError(ThrottledError):
 
 
 class MemoryAdmission:
-    """Charges ``budget``. ``wait_ms``: how long a user waits, where there is a ``timer``; may be changed."""
+    """Charges ``budget``. ``wait_ms``: how long a user waits, where there is a ``timer``."""
 
     def __init__(
         self, budget: ByteBudget, wait_ms: int, *, clock_s: Callable[[], float], timer: Timer | None
@@ -26,7 +26,7 @@ class MemoryAdmission:
         self._budget = budget
         self._clock_s = clock_s
         self._timer = timer
-        self.wait_ms = wait_ms
+        self._wait_ms = wait_ms
         self.waits = 0
         """User reads that waited."""
         self.refused = 0
@@ -50,8 +50,8 @@ class MemoryAdmission:
             self._budget.withdraw(admission, _closed())
         elif self._timer is not None:
             # Weak: until then the timer would keep the admission's callbacks, and what they lead to, in memory.
-            give_up = partial(self._give_up, weakref.ref(admission), key)
-            self._timer.call_at(self._clock_s() + self.wait_ms / 1000, give_up)
+            refuse = partial(self._on_timeout, weakref.ref(admission), key)
+            self._timer.call_at(self._clock_s() + self._wait_ms / 1000, refuse)
         try:
             await Wait(admission.future)
         except BaseException:
@@ -65,7 +65,7 @@ class MemoryAdmission:
         self._is_closed = True
         self._budget.refuse_waiting(_closed)
 
-    def _give_up(self, waiting: weakref.ref[Admission], key: str) -> None:
+    def _on_timeout(self, waiting: weakref.ref[Admission], key: str) -> None:
         admission = waiting()
         if admission is not None and not admission.future.done():
             self._budget.withdraw(admission, self._no_memory(admission.byte_count, key))

@@ -6,8 +6,7 @@ charged to the budget before it is requested.
 
 Owns the order of lookups and the waiting. Does not own caches (block_cache.py, disk_cache.py,
 index_cache.py), requests (request_scheduler.py), what is on its way (block_loader.py), waiting for memory
-(memory_admission.py)
-nor what to read ahead.
+(memory_admission.py) nor prefetch.
 """
 
 from __future__ import annotations
@@ -205,11 +204,6 @@ class SegmentSource:
         self._expire_s = self._clock_s() + shortest_ms / 1000 / EXPIRY_CHECKS
         self._cache.expire()
 
-    def is_at_hand(self, index: SegmentIndex, number: int) -> bool:
-        """Whether a block is in memory or on its way to it."""
-        key = BlockKey(index.key, number)
-        return key in self._cache or key in self._loads
-
     def drop_unread(self, keys: Iterable[BlockKey]) -> int:
         """Drop prefetched blocks that will not be read; returns bytes."""
         return self._cache.drop_unread(keys)
@@ -218,19 +212,6 @@ class SegmentSource:
     def held_bytes(self) -> int:
         """Decoded blocks in memory."""
         return self._cache.held_bytes
-
-    def configure(self, settings: FetchSettings) -> None:
-        """New limits from now on: a smaller bound evicts at once, what is in flight ends undisturbed."""
-        self._settings = settings
-        self._scheduler.set_limits(priority_limits(settings), settings.bytes_per_s)
-        self._loads.limits = coalescing_limits(settings)
-        self._cache.set_limits(cache_limits(settings))
-        self._adjacent.unread_bytes_max = settings.cache_bytes // ADJACENT_SHARE
-        self._indexes.resize(settings.index_cache_bytes)
-        self._memory.wait_ms = settings.memory_wait_ms
-        self._budget.resize(settings.memory_bytes)
-        if self._disk is not None:
-            self._disk.resize(settings.disk_cache_bytes)
 
     def close(self) -> None:
         """Refuse what has not begun, or waits for memory, and every read from now on that needs the store. Idempotent;
@@ -256,7 +237,6 @@ class SegmentSource:
             misses=cache.misses + self._indexes.counts.misses,
             joined=loads.joined + self._indexes.counts.joined,
             waits=self._waits + self._memory.waits,
-            memory_waits=self._budget.waits,
             memory_refused=self._memory.refused,
             disk_hits=disk.hits if disk else 0,
             disk_misses=disk.misses if disk else 0,

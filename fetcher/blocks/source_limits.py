@@ -13,27 +13,21 @@ PIECE_BYTES_MIN = 64 * 1024
 
 
 def priority_limits(settings: FetchSettings) -> dict[Priority, PriorityLimits]:
-    """What the settings say of each priority."""
+    """The limits of each priority."""
     return {
-        Priority.USER: PriorityLimits(settings.user_requests, settings.user_bytes_per_s, settings.queue_max),
-        Priority.PREFETCH: PriorityLimits(
-            settings.prefetch_requests, settings.prefetch_bytes_per_s, settings.queue_max
-        ),
-        Priority.BACKGROUND: PriorityLimits(
-            settings.background_requests, settings.background_bytes_per_s, settings.queue_max
-        ),
+        Priority.USER: PriorityLimits(settings.user_requests, settings.queue_max),
+        Priority.PREFETCH: PriorityLimits(settings.prefetch_requests, settings.queue_max),
+        Priority.BACKGROUND: PriorityLimits(settings.background_requests, settings.queue_max),
     }
 
 
 def coalescing_limits(settings: FetchSettings) -> CoalescingLimits:
     """How ranges become GETs; pieces are smaller under a tight bandwidth limit, so that it is kept evenly."""
-    rates = (
-        settings.bytes_per_s, settings.user_bytes_per_s, settings.prefetch_bytes_per_s,
-        settings.background_bytes_per_s,
-    )  # fmt: skip
-    piece_bytes = min([settings.piece_bytes, *(rate // PACED_PIECES_PER_S for rate in rates if rate)])
+    paced_bytes = settings.bytes_per_s // PACED_PIECES_PER_S or settings.piece_bytes
     return CoalescingLimits(
-        settings.gap_ratio, max(piece_bytes, PIECE_BYTES_MIN), max(settings.get_max_bytes, PIECE_BYTES_MIN)
+        settings.gap_ratio,
+        max(min(settings.piece_bytes, paced_bytes), PIECE_BYTES_MIN),
+        max(settings.get_max_bytes, PIECE_BYTES_MIN),
     )
 
 

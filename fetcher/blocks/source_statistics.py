@@ -17,7 +17,6 @@ class SourceStatistics(NamedTuple):
     joined: int
     waits: int
     """User reads that waited for the store, the disk or memory."""
-    memory_waits: int
     memory_refused: int
     disk_hits: int
     disk_misses: int

@@ -1,7 +1,7 @@
 """Schedules requests to the object store by priority: prefetch and background reads never delay user reads.
 
-Each priority has its own concurrency and bandwidth limits, and all share one bandwidth limit. A waiting request may
-be promoted. Nothing here blocks: waiting requests start when others end, or by the timer.
+Each priority has its own concurrency limit, and all share one bandwidth limit. A waiting request may be promoted.
+Nothing here blocks: waiting requests start when others end, or by the timer.
 
 Owns when a request starts. Does not own what is requested (segment_source.py) nor threads (range_reader.py).
 """
@@ -36,10 +36,9 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True)
 class PriorityLimits:
-    """``bytes_per_s`` 0: no limit. ``queue_max``: requests that may wait for their start."""
+    """``queue_max``: requests that may wait for their start."""
 
     concurrency: int
-    bytes_per_s: int = 0
     queue_max: int = 4096
 
 
@@ -94,7 +93,9 @@ class RequestScheduler:
         timer: Timer | None,
         bytes_per_s: int = 0,
     ) -> None:
-        """``bytes_per_s`` bounds all priorities together. A ``timer`` is needed only for a rate."""
+        """``bytes_per_s`` bounds all priorities together; 0: no limit. A ``timer`` is needed only for a rate."""
+        if bytes_per_s and timer is None:
+            raise ValueError("a rate needs a timer")
         self._reader = reader
         self._clock_s = clock_s
         self._timer = timer
@@ -106,7 +107,8 @@ class RequestScheduler:
         self._pump_again = False
         self._is_closed = False
         self.counts = {priority: RequestCounts() for priority in Priority}
-        self._set_limits(limits, bytes_per_s)
+        self._limits = dict(limits)
+        self._pace = Pace(bytes_per_s, clock_s())
 
     def __repr__(self) -> str:
         return f"RequestScheduler(in flight {self.in_flight}, queued {self.queued})"
@@ -122,21 +124,6 @@ class RequestScheduler:
         """Requests that wait for their start."""
         with self._lock:
             return {priority: len(queue) for priority, queue in self._queues.items()}
-
-    def set_limits(self, limits: Mapping[Priority, PriorityLimits], bytes_per_s: int = 0) -> None:
-        """New limits from now on; what is in flight ends undisturbed."""
-        with self._lock:
-            self._set_limits(limits, bytes_per_s)
-        self._pump()
-
-    def _set_limits(self, limits: Mapping[Priority, PriorityLimits], bytes_per_s: int) -> None:
-        has_rate = bytes_per_s > 0 or any(limit.bytes_per_s for limit in limits.values())
-        if has_rate and self._timer is None:
-            raise ValueError("a rate needs a timer")
-        now_s = self._clock_s()
-        self._limits = dict(limits)
-        self._paces = {priority: Pace(limits[priority].bytes_per_s, now_s) for priority in Priority}
-        self._pace = Pace(bytes_per_s, now_s)
 
     # -- requests ---------------------------------------------------------------------------------------------
 
@@ -177,7 +164,7 @@ class RequestScheduler:
         request.future.set_exception(UnavailableError(f"cannot read {request.key}: the archive is closed"))
 
     def promote(self, request: RangeRequest, priority: Priority) -> None:
-        """Somebody in a faster ``priority`` waits for ``request`` too: it goes there unless it has started."""
+        """A reader of a faster ``priority`` waits for ``request`` too: it moves there unless it has started."""
         with self._lock:
             if priority >= request.priority:
                 return
@@ -210,32 +197,23 @@ class RequestScheduler:
 
     def _next(self) -> tuple[RangeRequest | None, float | None]:
         """The next request to start now, or when to look again if the clock decides it."""
-        now_s = self._clock_s()
-        wake_s: float | None = None
         for priority in Priority:
             if not self._queues[priority] or self._in_flight[priority] >= self._limits[priority].concurrency:
                 continue
-            ready_s = max(self._paces[priority].ready_s(), self._pace.ready_s())
-            if ready_s > now_s:
-                wake_s = ready_s if wake_s is None else min(wake_s, ready_s)
-                if self._pace.ready_s() > now_s:
-                    break  # what is left of the common rate belongs to this priority, not to a slower one
-                continue
+            now_s, ready_s = self._clock_s(), self._pace.ready_s()
+            if ready_s > now_s:  # the rest of the rate belongs to this priority, not to a slower one
+                if self._wake_s is not None and now_s < self._wake_s <= ready_s:
+                    return None, None
+                self._wake_s = ready_s
+                return None, ready_s
             request = self._queues[priority].popleft()
             request.started_in = priority
             self._in_flight[priority] += 1
             self.counts[priority].requests += 1
             if request.length is not None:
-                self._charge(priority, request.length, now_s)
+                self._pace.take(request.length, now_s)
             return request, None
-        if wake_s is None or (self._wake_s is not None and now_s < self._wake_s <= wake_s):
-            return None, None
-        self._wake_s = wake_s
-        return None, wake_s
-
-    def _charge(self, priority: Priority, byte_count: int, now_s: float) -> None:
-        self._paces[priority].take(byte_count, now_s)
-        self._pace.take(byte_count, now_s)
+        return None, None
 
     def _on_wake(self, wake_s: float) -> None:
         with self._lock:
@@ -264,7 +242,7 @@ class RequestScheduler:
             if error is None:
                 self.counts[priority].byte_count += len(answer.result())
                 if request.length is None:  # how much it is shows only now
-                    self._charge(priority, len(answer.result()), self._clock_s())
+                    self._pace.take(len(answer.result()), self._clock_s())
             else:
                 self.counts[priority].failed += 1
         self._pump()

@@ -69,7 +69,7 @@ class Wait(Generic[T]):
 
 
 class _Bell:
-    """Which coroutines of a gather can go on. Rung from any thread."""
+    """The coroutines of a gather that can continue. Rung from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class _Bell:
             heard.set_result(None)
 
     async def next(self) -> int:
-        """The next coroutine that can go on."""
+        """The next coroutine that can continue."""
         while True:
             with self._lock:
                 if self._rung:

@@ -1,1 +1,1 @@
-"""Reading ahead: AIMD windows by group and queue, and the record of what they did."""
+"""Prefetch: AIMD windows by group and queue, and their event log."""

@@ -185,7 +185,7 @@ class PrefetchWindow:
         return (begin, end) if end > begin else None
 
     def _free(self, begin: int, end: int) -> tuple[int, int]:
-        """The first part of [begin, end) that is in no part. Where one fetch failed, later ones may go on."""
+        """The first part of [begin, end) outside all ranges. A failed fetch leaves a hole before later ranges."""
         for part in sorted(self.ranges, key=lambda one: one.begin):
             if part.begin <= begin < part.end:
                 begin = part.end

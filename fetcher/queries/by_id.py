@@ -136,7 +136,7 @@ def _living(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:
 async def _look_again(
     source: QuerySource, state: CatalogState, place: Place, wanted: OffsetMsgId
 ) -> FoundMessage | None:
-    """An object that an index file remembers may have been replaced or expired since: then it is no answer."""
+    """An object named by an index file may have been replaced or expired since: then it does not count."""
     try:
         return await _look(source, state, _Candidate(place, None), wanted)
     except NotFoundError:
@@ -184,8 +184,8 @@ def _rows_at(index: SegmentIndex, phys: int) -> list[tuple[int, int]]:
 async def _is_living(
     source: QuerySource, state: CatalogState, candidate: _Candidate, run: int, entry: Entry
 ) -> bool:
-    """Whether the catalog still has this run. Pages are read only where a log line was superseded: elsewhere what is
-    inside a queue's bounds, in an object not given up, is there."""
+    """Whether the catalog still has this run. Pages are read only after a log divergence: otherwise every run
+    inside a queue's bounds, in an object not pending deletion, is live."""
     row = state.queue(entry.queue)
     if row is None or not row["min_queue_offset"] <= entry.queue_offset < row["end_queue_offset"]:
         return False

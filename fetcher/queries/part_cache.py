@@ -31,7 +31,7 @@ class _Entry(NamedTuple):
 
 
 class PartCache:
-    """At most ``bytes_max``; with a ``budget`` charged to it, and given back when a user needs room. Thread-safe."""
+    """At most ``bytes_max``; with a ``budget`` charged to it, and released when a user read needs room. Thread-safe."""
 
     def __init__(self, bytes_max: int, budget: ByteBudget | None = None) -> None:
         self._bytes_max = bytes_max

@@ -67,7 +67,7 @@ class RunRows:
                 f"{_name(span)} [{span.offset}, {span.offset + span.length})"
             )
 
-    def _fit(self, goes_on: bool) -> bool:
+    def _fit(self, is_continued: bool) -> bool:
         """Whether each block ends with a row, the last one perhaps with other runs'."""
         if int(self.sizes.min()) <= 0:
             return False
@@ -75,7 +75,7 @@ class RunRows:
             if int(self.ends[row - 1]) != end_bytes:
                 return False
         last, end_bytes = int(self.ends[-1]), self.block_bytes[-1]
-        return last == end_bytes if goes_on else last <= end_bytes
+        return last == end_bytes if is_continued else last <= end_bytes
 
     def __len__(self) -> int:
         return len(self.sizes)

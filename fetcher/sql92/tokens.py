@@ -1,6 +1,6 @@
 """Words of a SQL92 filter, with where they stand.
 
-Owns what a token is. Reads no further than it is asked: a broker does not look at what follows a complete expression.
+Owns what a token is. Reads only the tokens requested: a broker ignores what follows a complete expression.
 Source: the tokens of org.apache.rocketmq.filter.parser.SelectorParser.
 """
 

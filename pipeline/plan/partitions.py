@@ -59,11 +59,6 @@ class Slices:
     queues: tuple[QueueKey, ...] = field(repr=False)
     objects: tuple[ObjectRef, ...] = field(repr=False)
 
-    @property
-    def weight_bytes(self) -> int:
-        """The sum of all weights."""
-        return int(self.table["weight"].sum())
-
 
 @dataclass(frozen=True)
 class OffsetRange:

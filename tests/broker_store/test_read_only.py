@@ -70,7 +70,6 @@ def read_everything(store_path: Path, conf: Path, pins: Path) -> None:
         find_next_record(log, log.min_phys, log.max_file_end, index=index)
         store.state()
         store.names()
-        store.checkpoint()
         store.liveness()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.broker_store.checkpoint_file import read_checkpoint
 from tests.sweeps import sweep
 from tests.truth import archived_messages, read_lines, truth_directories
 from tiered.broker_store.conf import read_broker_conf
@@ -202,7 +203,7 @@ def test_expired_store_begins_where_its_files_do(real_store: Callable[[str], Pat
 
 def test_checkpoint_of_5_5_names_the_last_dispatched_record(real_store: Callable[[str], Path]) -> None:
     with open_broker_store(real_store("B") / "store") as store:
-        checkpoint = store.checkpoint()
+        checkpoint = read_checkpoint(store.path)
         assert checkpoint is not None
         index = store.consume_queues()
         assert index is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.broker_store.page_cache import resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.broker_store.residency import (
     NOWAIT_STRIDE_BYTES,
@@ -17,7 +18,6 @@ from tiered.broker_store.residency import (
     ColdReadFile,
     ResidencyProbe,
     ResidentPages,
-    resident_bytes,
 )
 from tiered.errors import NotFoundError
 

@@ -25,7 +25,6 @@ def store(tmp_path: Path) -> Path:
 def test_plain_store(store: Path) -> None:
     with open_broker_store(store) as opened:
         assert opened.commit_log.dirs == (store / "commitlog",)
-        assert opened.checkpoint() is None
         assert opened.consume_queues() is not None
 
 

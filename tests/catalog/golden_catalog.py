@@ -20,7 +20,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.index_refs import UNINDEXED, IndexChange, IndexRef
-from tiered.catalog.pages import RunIndex, runs_of_queue
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import REMOVED_DTYPE
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import index_key, state_key
@@ -88,9 +88,9 @@ class _History:
     def replace_run(self, key: QueueKey, number: int) -> None:
         """A run moves to an object of its own."""
         state = self.writer.state
-        runs, objects, _ = runs_of_queue(self.store, state, key)
-        run = runs[[number]]
-        objects = objects[run["object"]].copy()
+        chunk = RunIndex(self.store).runs_of(state, key)
+        runs, run = chunk.runs, chunk.runs[[number]]
+        objects = chunk.objects[run["object"]].copy()
         objects["key"], objects["epoch"], run["object"] = 0, state.epoch, 0
         self.maintain(
             queues=[key], runs=run, removed=_removed(runs[[number]]), objects=objects,
@@ -98,7 +98,7 @@ class _History:
         )  # fmt: skip
 
     def expire(self, key: QueueKey, count: int) -> None:
-        runs, _, _ = runs_of_queue(self.store, self.writer.state, key)
+        runs = RunIndex(self.store).runs_of(self.writer.state, key).runs
         self.maintain(queues=[key], removed=_removed(runs[:count]))
 
     def collect(self) -> None:

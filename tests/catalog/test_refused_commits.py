@@ -14,7 +14,7 @@ from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import head_version, load, read_commit, read_root
 from tiered.catalog.claims import refusal
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
-from tiered.catalog.pages import RunIndex, runs_of_queue
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, Owner
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
@@ -141,7 +141,7 @@ def test_tombstones_and_gaps_of_the_first_queue_outlive_a_new_log_history() -> N
     made.append(append_draft(made.state, {A: 2, B: 2}, gap={A: 3}))
     while not made.state.pages:
         made.append(append_draft(made.state, {A: 1, B: 1}))
-    runs, _, _ = runs_of_queue(memory, made.state, A)
+    runs = RunIndex(memory).runs_of(made.state, A).runs
     removed = np.zeros(1, REMOVED_DTYPE)
     for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
         removed[name] = runs[name][:1]
@@ -173,7 +173,7 @@ def test_tombstones_of_a_queue_that_a_new_log_history_drops_go_with_it() -> None
     made.append(append_draft(made.state, {B: 2}, gap={B: 3}))
     while not made.state.pages:
         made.append(append_draft(made.state, {A: 1, B: 1}))
-    runs, _, _ = runs_of_queue(memory, made.state, B)
+    runs = RunIndex(memory).runs_of(made.state, B).runs
     removed = np.zeros(1, REMOVED_DTYPE)
     for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
         removed[name] = runs[name][:1]

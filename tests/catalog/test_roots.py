@@ -11,7 +11,7 @@ from tests.object_store.fault_store import FaultStore
 from tiered.catalog import catalog_reader as reading
 from tiered.catalog.catalog_reader import REPLAY_MAX, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import Commit, without_pages
+from tiered.catalog.commit import NO_PAGES, Commit
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, RootRef
@@ -123,7 +123,9 @@ def test_roots_that_name_each_other_are_damage(
     def astray(store: ObjectStore, number: int) -> Commit:
         commit = read(store, number)
         other = RootRef("pages/other", number + version)
-        return replace(commit, draft=without_pages(commit.draft), place=replace(commit.place, root=other))
+        return replace(
+            commit, draft=replace(commit.draft, pages=NO_PAGES), place=replace(commit.place, root=other)
+        )
 
     monkeypatch.setattr(reading, "read_commit", astray)
     with pytest.raises(CorruptionError, match="pages/other"):

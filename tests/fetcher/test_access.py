@@ -50,7 +50,7 @@ def test_blocks_that_leave_the_cache_unread_halve_the_window_of_who_had_them_fet
         reader = access.fetcher.readers.find(ReaderKey("g", QUEUE))
         assert reader is not None and reader.window.unread_bytes > 0
         size = reader.window.size
-        access.source.configure(FetchSettings(cache_bytes=0))  # nothing has room any more
+        access.source._cache.reclaim(1 << 30, unread_too=True)
         assert access.source.statistics().evicted_unread > 0
         assert reader.window.size == max(size // 2, 32)
         assert access.fetcher.log.events(EventKind.WINDOW, "g")[-1].detail == "halved: evicted unread"

@@ -22,12 +22,12 @@ from fetcher.rows.pull import PullStatus
 from fetcher.rows.tag_filter import TagFilter
 from fetcher.sql92.message_filter import Sql92Filter
 from tests.broker_store.lock_holder import HOLDER
+from tests.broker_store.page_cache import resident_bytes
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tests.fetcher.hot_reader import SCAN_UNITS_MAX, HotReader, RecordGoneError
 from tests.fetcher.store_growth import grows
 from tests.kernels.record_builder import Message, encode
-from tiered.broker_store.residency import resident_bytes
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import UnavailableError
 from tiered.model.tables import Table

@@ -112,19 +112,6 @@ def test_a_withdrawn_admission_fails_and_lets_the_next_one_in() -> None:
     assert not budget.withdraw(small)
 
 
-def test_a_smaller_bound_admits_nobody_until_enough_is_back() -> None:
-    budget = ByteBudget(100)
-    budget.charge(90, 0)
-    budget.resize(50)
-    waiting = budget.charge(10, 0)
-    budget.release(40)
-    assert not waiting.future.done()
-    budget.release(20)
-    assert waiting.future.done()
-    budget.resize(200)
-    assert budget.try_charge(150, 0)
-
-
 def test_more_given_back_than_charged_is_an_error() -> None:
     budget = ByteBudget(100)
     budget.charge(10, 0)
@@ -138,7 +125,6 @@ _steps = st.lists(
         st.tuples(st.just("try"), st.integers(0, 130), st.integers(0, 2)),
         st.tuples(st.just("end"), st.integers(0, 50), st.just(0)),
         st.tuples(st.just("withdraw"), st.integers(0, 50), st.just(0)),
-        st.tuples(st.just("resize"), st.integers(1, 150), st.just(0)),
     ),
     max_size=60,
 )
@@ -162,8 +148,6 @@ def test_the_sum_never_exceeds_the_bound_and_nothing_waits_for_nothing(
             budget.release(held.pop(number % len(held)))
         elif what == "withdraw" and waiting:
             assert budget.withdraw(waiting.pop(number % len(waiting)), ThrottledError("no"))
-        elif what == "resize":
-            budget.resize(total := number)
         admitted = [other for other in waiting if other.future.done()]
         waiting = [other for other in waiting if not other.future.done()]
         held += [other.byte_count for other in admitted]

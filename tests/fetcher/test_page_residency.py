@@ -11,8 +11,9 @@ import pytest
 
 from fetcher.policy.page_residency import PageResidency, ResidencyCall, cached_pages
 from fetcher.policy.read_policy import Residency
+from tests.broker_store.page_cache import resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged
-from tiered.broker_store.residency import PAGE_BYTES, resident_bytes
+from tiered.broker_store.residency import PAGE_BYTES
 from tiered.errors import NotFoundError
 
 PAGES = 64

@@ -15,6 +15,7 @@ from fetcher.io.waiting import run_sync
 from fetcher.policy.page_residency import PageResidency
 from fetcher.policy.read_policy import ReadPolicy, Residency
 from fetcher.rows.pull import PullResult, PullStatus
+from tests.broker_store.page_cache import resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import FILTER, backfill
@@ -23,7 +24,6 @@ from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tests.fetcher.hot_reader import HotReader
 from tests.fetcher.policy_reader import PolicyReader
 from tests.fetcher.store_growth import grows
-from tiered.broker_store.residency import resident_bytes
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.model.queue import QueueKey

@@ -53,7 +53,7 @@ def test_readers_of_made_up_groups_are_in_the_one_budget() -> None:
     readers = Readers(LIMITS, 1 << 20, budget)
     for number in range(20_000):
         opened(readers, number, chars=255)
-        assert readers.kept_bytes == budget.reserved_bytes <= budget.total_bytes // BUDGET_SHARE
+        assert readers.kept_bytes == budget._reserved_bytes <= budget.total_bytes // BUDGET_SHARE
         assert budget.peak_bytes <= budget.total_bytes
     assert len(readers) < 2_000
     assert readers.find(key_of(19_999, 255)) is not None
@@ -84,13 +84,13 @@ def test_a_reader_without_memory_takes_the_place_of_another_or_is_not_remembered
     first = readers.open(key_of(1), 0.0)
     gone: list[Reader] = []
     readers.on_evicted = gone.append
-    assert budget.try_charge(budget.total_bytes - budget.reserved_bytes, Priority.USER)
+    assert budget.try_charge(budget.total_bytes - budget._reserved_bytes, Priority.USER)
     second = readers.open(key_of(2), 1.0)
     assert gone == [first] and readers.find(key_of(2)) is second
     longer = readers.open(key_of(3, 255), 2.0)
     assert readers.find(longer.key) is None and len(readers) == 0
     assert readers.open(longer.key, 3.0) is not longer
-    assert budget.reserved_bytes == readers.kept_bytes == 0
+    assert budget._reserved_bytes == readers.kept_bytes == 0
     budget.release(budget.charged_bytes)
     assert readers.open(key_of(4), 4.0) is readers.find(key_of(4))
 
@@ -107,7 +107,7 @@ def test_what_is_set_aside_is_not_there_for_others() -> None:
     waiting = budget.charge(200, Priority.USER)
     assert not waiting.future.done()
     budget.unreserve(100)
-    assert waiting.future.done() and (budget.charged_bytes, budget.reserved_bytes) == (700, 300)
+    assert waiting.future.done() and (budget.charged_bytes, budget._reserved_bytes) == (700, 300)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "used", "drop"]), st.integers(0, 12), st.integers(1, 40))))

@@ -19,7 +19,6 @@ from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import SourceBench
 from tiered.errors import CorruptionError, ThrottledError, TieredError, UnansweredError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
-from tiered.settings.sections import FetchSettings
 
 OBJECTS = [
     segment(f"data/{name}.so", blocks=16, block_bytes=8 * 1024, noise=noise)
@@ -36,9 +35,9 @@ class Run:
         self.bench = SourceBench(
             OBJECTS, disk=disk, disk_cache_bytes=100_000, piece_bytes=64 * 1024, user_requests=3,
             prefetch_requests=2, background_requests=1, read_expiry_ms=500, unread_expiry_ms=3000,
-            memory_wait_ms=1000, bytes_per_s=rng.choice([0, 0, 2_000_000]), **TIGHT,
+            memory_wait_ms=1000, bytes_per_s=rng.choice([0, 0, 2_000_000]),
+            **{**TIGHT, "cache_bytes": rng.choice([0, 20, 100, 200]) * 1024},
         )  # fmt: skip
-        self.bench.source.configure(self.bench.settings)
         self._failing, self._damaging = failing, damaging
         self.errors: set[type[TieredError]] = set()
         self.answers = 0
@@ -94,13 +93,6 @@ class Run:
     def go(self, readers: int) -> None:
         for _ in range(readers):
             self.bench.clock.call_at(self.rng.random() * readers / 40, self.reader)
-        for _ in range(3):
-            shrunk = FetchSettings(
-                **{**vars(self.bench.settings), "cache_bytes": self.rng.randrange(200_000)}
-            )
-            self.bench.clock.call_at(
-                self.rng.random() * 3, lambda shrunk=shrunk: self.bench.source.configure(shrunk)
-            )
         self.bench.clock.run()
         self.check_budget()
         assert self.bench.budget.peak_bytes <= self.bench.budget.total_bytes

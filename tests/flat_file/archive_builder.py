@@ -13,7 +13,7 @@ from tests.formats.segment_builder import RowSpec, RunSpec, build
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.pages import runs_of_queue
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import data_key, set_key
@@ -226,7 +226,8 @@ class ArchiveBuilder:
 
     def rewrite(self, queue: QueueKey) -> CatalogState:
         """Maintenance: the queue's only run moves to a new object."""
-        runs, objects, keys = runs_of_queue(self.store, self.state, queue)
+        chunk = RunIndex(self.store).runs_of(self.state, queue)
+        runs, objects, keys = chunk.runs, chunk.objects, chunk.object_keys
         assert len(runs) == 1
         self._attempt += 1
         key = data_key(queue, int(runs["base_queue_offset"][0]), self.state.epoch, self._attempt)
@@ -242,7 +243,7 @@ class ArchiveBuilder:
 
     def expire_first_run(self, queue: QueueKey) -> CatalogState:
         """Maintenance: the queue's oldest run leaves."""
-        runs, _, _ = runs_of_queue(self.store, self.state, queue)
+        runs = RunIndex(self.store).runs_of(self.state, queue).runs
         draft = CommitDraft(
             kind=CommitKind.MAINTENANCE, queues=[queue], removed=_removed(runs[:1]), created_ms=NOW_MS
         )

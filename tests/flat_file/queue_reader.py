@@ -257,7 +257,9 @@ class QueueReader:
             end = at + int(np.searchsorted(offsets[at:], reader.runs["end_queue_offset"][ordinal]))
             rows = reader.row_columns(ordinal)
             index = np.searchsorted(rows.queue_offset, offsets[at:end], side="right") - 1
-            records = reader.read_rows(ordinal, index)
+            read = reader.read_blocks(ordinal, int(index[0]), int(index[-1]) + 1)
+            wanted = index - index[0]
+            records = Records(read.data, read.starts[wanted], read.sizes[wanted])
             parts.append(records._replace(starts=records.starts + done))
             phys.append(rows.phys[index])
             done += len(records.data)

@@ -13,6 +13,7 @@ import fastcrc
 import pytest
 
 from tests.flat_file.queue_reader import QueueReader
+from tests.flat_file.uncataloged import open_uncataloged
 from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, write
 from tests.formats.golden_bytes import assert_same_files, needs_golden_zstd
 from tiered.catalog.catalog_reader import load
@@ -91,7 +92,7 @@ def test_a_golden_archive_has_every_kind_of_object(version: str) -> None:
         assert {page.key.partition("/")[0] for page in state.pages} == {"catalog", "pages"}
     for prefix in ("data/", "sets/"):
         key = _keys(version, prefix)[0]
-        assert len(SegmentReader.open_unknown(store, key).runs) == (1 if prefix == "data/" else 5)
+        assert len(open_uncataloged(store, key).runs) == (1 if prefix == "data/" else 5)
     (state_key,) = _keys(version, "state/")
     assert decode_container(store.get(state_key), STATE_KIND, source=state_key).header == STATE_DOCUMENT
 
@@ -108,7 +109,7 @@ def test_the_newest_golden_archive_is_what_is_written_today(tmp_path: Path) -> N
 def test_a_newer_segment_is_refused_by_name() -> None:
     store = FileStore(GOLDEN / "1.0" / "archive")
     key = _keys("1.0", "sets/")[0]
-    index = SegmentReader.open_unknown(store, key).index
+    index = open_uncataloged(store, key).index
     data = bytearray(store.get(key))
     trailer = data[-48:]
     trailer[20:22] = (3).to_bytes(2, "little")

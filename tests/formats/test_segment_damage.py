@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.flat_file.uncataloged import open_uncataloged
 from tests.formats.segment_builder import RowSpec, RunSpec, Segment, build, whole
 from tiered.errors import CorruptionError
 from tiered.flat_file.segment_reader import SegmentReader
@@ -46,8 +47,6 @@ def _everything(segment: Segment, reader: SegmentReader) -> list[object]:
         if spec.kind != RunKind.LMQ:
             records = reader.read_blocks(run, 1, len(rows) - 1)
             found.append([records.data.tobytes(), records.starts.tolist(), records.sizes.tolist()])
-            records = reader.read_rows(run, np.array([0, len(rows) - 1]))
-            found.append([records.data.tobytes(), records.starts.tolist()])
     keys = reader.key_hashes()
     return [*found, keys.counts.tolist(), keys.hashes.tolist()]
 
@@ -57,7 +56,7 @@ def _open(data: bytes, *, known: bool) -> SegmentReader:
     store.put_if_absent(KEY, [data])
     if known:
         return SegmentReader.open(store, KEY, size_bytes=len(DATA), tail_bytes=ENCODED.tail_bytes)
-    return SegmentReader.open_unknown(store, KEY)
+    return open_uncataloged(store, KEY)
 
 
 EXPECTED = _everything(SEGMENT, _open(DATA, known=True))

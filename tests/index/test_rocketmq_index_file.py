@@ -14,7 +14,7 @@ from tests.end_to_end.ground_truth import read_jsonl
 from tests.index.broker_index import broker_settings
 from tiered.broker_store.commit_log import CommitLog
 from tiered.errors import CorruptionError, NotFoundError, StoreFullError, UsageError
-from tiered.formats.record import SYS_TRANSACTION_MASK, decode_record
+from tiered.formats.record import decode_record
 from tiered.index.rocketmq_index_file import (
     HEADER_BYTES,
     BrokerIndex,
@@ -44,7 +44,7 @@ def messages_of(log: CommitLog, *, with_tags: bool) -> Iterator[IndexedMessage]:
             if size == 0 or magic == BLANK_MAGIC:
                 break
             record = decode_record(data[at : at + size])
-            if record.sys_flag & SYS_TRANSACTION_MASK != SYS_TRANSACTION_MASK:
+            if record.sys_flag & 0xC != 0xC:
                 yield indexed_message(record, with_tags=with_tags)
             at += size
 

@@ -1,4 +1,4 @@
-"""The read half for event loops: ThreadedStore over memory and file, aioboto3 over every S3 server."""
+"""Reads in event loops: ThreadedStore over memory and file, aioboto3 over every S3 server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tiered.errors import (
     UnavailableError,
     UsageError,
 )
-from tiered.object_store import s3_async, threaded
 from tiered.object_store.interface import AsyncObjectStore
 from tiered.object_store.open_store import open_async_store, open_store
 from tiered.object_store.store_options import S3Credentials, StoreOptions
@@ -62,30 +61,17 @@ class AsyncContract:
         assert await store.get("b/1") == b"b/1" * 10
         assert await store.get_range("b/1", 3, 6) == b"b/1" * 2
         assert await store.get_range("b/1", 3, 0) == b""
-        assert await store.get_tail("b/1", 4) == b"1b/1"
-        assert await store.get_tail("b/1", 99) == b"b/1" * 10
-        assert await store.get_tail("empty", 5) == b""
+        assert await store.get("empty") == b""
 
     @pytest.mark.asyncio
     async def test_what_is_not_there(self, store: AsyncObjectStore) -> None:
         with pytest.raises(NotFoundError):
             await store.get("absent")
-        with pytest.raises(NotFoundError):
-            await store.get_tail("absent", 1)
         for offset, length in ((0, 11), (10, 1), (-1, 1)):
             with pytest.raises(CorruptionError):
                 await store.get_range("a", offset, length)
         with pytest.raises(UsageError):
             await store.get("../a")
-
-    @pytest.mark.asyncio
-    async def test_list(self, store: AsyncObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(s3_async, "LIST_KEYS_MAX", 2)
-        monkeypatch.setattr(threaded, "LIST_CHUNK", 2)
-        assert [info.key async for info in store.list("")] == [*KEYS, "empty"]
-        assert [info.key async for info in store.list("b", start_after="b-b", limit=2)] == ["b/1", "b/2"]
-        assert [info.size_bytes async for info in store.list("b/")] == [30, 30]
-        assert [info async for info in store.list("x")] == []
 
     @pytest.mark.asyncio
     async def test_many_at_once(self, store: AsyncObjectStore) -> None:
@@ -130,8 +116,6 @@ async def test_missing_bucket(moto_url: RunningStore) -> None:
     store = open_async_store("s3://no-such-bucket", moto_url.options())
     with pytest.raises(NotFoundError):
         await store.get("k")
-    with pytest.raises(NotFoundError):
-        _ = [info async for info in store.list("")]
     await store.close()
 
 

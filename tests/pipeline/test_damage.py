@@ -23,8 +23,8 @@ from pipeline.source.partition_reader import read_partition
 from rocketmq_tiered.spark import read
 from tests.bad_input.stale_checksum import copy_with_stale_checksum
 from tests.end_to_end.offloading import BROKER, CLUSTER
+from tests.flat_file.uncataloged import open_uncataloged
 from tiered.errors import CorruptionError
-from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.segment_layout import HEADER_BYTES
 from tiered.object_store.file import FileStore
 
@@ -41,7 +41,7 @@ def damaged(small_archive: Path, tmp_path: Path) -> tuple[Path, str, int, int]:
     shutil.copytree(small_archive, archive)
     largest = max(archive.rglob("*.s*o"), key=lambda path: path.stat().st_size)
     key = largest.relative_to(archive).as_posix()
-    blocks = SegmentReader.open_unknown(FileStore(archive), key).index.blocks["stored_bytes"]
+    blocks = open_uncataloged(FileStore(archive), key).index.blocks["stored_bytes"]
     begin = HEADER_BYTES + int(blocks[0])
     end = begin + int(blocks[1])
     data = bytearray(largest.read_bytes())
@@ -84,7 +84,7 @@ def test_permissive_skips_and_reports_the_block(
     whole = rows_of(options_of(small_archive, Mode.FAILFAST))
     kept = [row for row in rows if row[CORRUPT_RECORD] is None]
     # The rows of one block are gone, and the LMQ rows that point into it.
-    lost = SegmentReader.open_unknown(FileStore(archive), key).index.blocks["rows"][1]
+    lost = open_uncataloged(FileStore(archive), key).index.blocks["rows"][1]
     places = {(row["topic"], row["queueId"], row["queueOffset"]) for row in kept}
     missing = [row for row in whole if (row["topic"], row["queueId"], row["queueOffset"]) not in places]
     assert len([row for row in missing if not row["topic"].startswith("%LMQ%")]) == lost > 0

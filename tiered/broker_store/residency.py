@@ -241,19 +241,6 @@ def open_failure(path: Path, error: OSError) -> NotFoundError | AccessDeniedErro
     return UnavailableError(f"{path} cannot be read: {os.strerror(error.errno or 0)}")
 
 
-def resident_bytes(path: Path) -> int:
-    """Bytes of ``path`` in the page cache, in whole pages. Truthful only to the file's owner."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        pages = ResidentPages(fd, os.fstat(fd).st_size)
-        try:
-            return int(pages.query(0, os.fstat(fd).st_size).sum()) * PAGE_BYTES
-        finally:
-            pages.close()
-    finally:
-        os.close(fd)
-
-
 def best_probe(fd: int) -> ResidencyProbe:
     """The method for this process: mincore reports all pages as resident to users who neither own the file nor may
     write it (Linux 5.2)."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tiered.broker_store.checkpoint import Checkpoint, read_checkpoint
 from tiered.broker_store.commit_log import BLANK_MAGIC, NAME_DIGITS, RECORD_MAGICS, CommitLog, LogFile
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.config import BrokerState, read_broker_state, refuse_unknown_configuration
@@ -86,10 +85,6 @@ class BrokerStore:
     def liveness(self) -> LivenessReport:
         """Check whether the broker runs."""
         return ask_liveness(self.path)
-
-    def checkpoint(self) -> Checkpoint | None:
-        """The broker's checkpoint, or None."""
-        return read_checkpoint(self.path)
 
     def state(self) -> BrokerState:
         """Topic table, subscription groups and offsets, as of now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -233,11 +233,6 @@ def check_indexes(draft: CommitDraft, source: str) -> None:
     ):
         if len(table) and int(table[column].max()) >= size:
             raise CorruptionError(f"{source}: {name}.{column} is outside its table of {size}")
-
-
-def without_pages(draft: CommitDraft) -> CommitDraft:
-    """The draft without its page change, which depends on the place in the chain."""
-    return replace(draft, pages=NO_PAGES)
 
 
 def queue_keys(topics: Any, table: Table) -> list[QueueKey]:

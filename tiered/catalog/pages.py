@@ -28,12 +28,11 @@ from tiered.formats.container import decode_container, encode_container
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import sorted_order, taken
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
 from tiered.object_store.interface import ObjectStore
 
 PAGE_KIND = b"RMQTPAGE"
 CACHE_BYTES = 64 << 20
-BYTES_PER_NAME = 200
 
 PutPage = Callable[[int, bytes], str]
 """(version, bytes) -> key of the durable page; raises what the object store raises."""
@@ -230,14 +229,6 @@ class RunIndex:
             yield self.living(state, self.read_page(ref))
         if state.memory_runs:
             yield sorted_page(state.directory.keys, state.memory)
-
-
-def runs_of_queue(
-    store: ObjectStore, state: CatalogState, key: QueueKey
-) -> tuple[Table, Table, tuple[str, ...]]:
-    """(runs, objects, object keys) of a queue, for a single lookup; for many, share a RunIndex."""
-    chunk = RunIndex(store).runs_of(state, key)
-    return chunk.runs, chunk.objects, chunk.object_keys
 
 
 def referenced_keys(page: Page) -> list[str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
-from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex, tail_bytes_of
+from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
@@ -22,7 +22,6 @@ from tiered.object_store.interface import ObjectStore
 
 RANGE_BYTES_MAX = 16 * 1024 * 1024
 """Stored bytes of one GET; a larger block is read by one GET too."""
-TAIL_GUESS_BYTES = 64 * 1024
 CACHE_BYTES = 64 * 1024 * 1024
 
 
@@ -56,20 +55,6 @@ class SegmentReader:
         tail = store.get_range(key, size_bytes - tail_bytes, tail_bytes)
         return cls(store, SegmentIndex(key, size_bytes, tail))
 
-    @classmethod
-    def open_unknown(cls, store: ObjectStore, key: str) -> SegmentReader:
-        """Open an object that is not in the catalog, for repair: sizes come from its trailer."""
-        tail = store.get_tail(key, TAIL_GUESS_BYTES)
-        if len(tail) < TRAILER_BYTES:
-            raise CorruptionError(f"{key}: {len(tail)} bytes are too few for a segment")
-        size_bytes = len(tail)
-        if len(tail) == TAIL_GUESS_BYTES:
-            size_bytes = max(size_bytes, int.from_bytes(tail[-8:], "little"))
-        tail_bytes = tail_bytes_of(tail, size_bytes, key=key)
-        if tail_bytes > len(tail):
-            return cls.open(store, key, size_bytes=size_bytes, tail_bytes=tail_bytes)
-        return cls(store, SegmentIndex(key, size_bytes, tail[len(tail) - tail_bytes :]))
-
     @property
     def key(self) -> str:
         """The object's key."""
@@ -96,21 +81,6 @@ class SegmentReader:
         data = self._fetch(run, span)
         starts = columns.position[first_row:end_row] - span.raw_offset
         return Records(data, starts, columns.size[first_row:end_row])
-
-    def read_rows(self, run: int, rows: NDArray[np.int64]) -> Records:
-        """Records of single ``rows`` of ``run``, ascending; only the blocks that hold them are read."""
-        columns = self.row_columns(run)
-        parts: list[NDArray[np.uint8]] = []
-        starts = np.empty(len(rows), np.int64)
-        done = at = 0
-        for span in self.index.spans_of_rows(run, rows):
-            end = int(np.searchsorted(rows, span.end_row))
-            parts.append(self._fetch(run, span))
-            starts[at:end] = columns.position[rows[at:end]] - span.raw_offset + done
-            done += span.raw_bytes
-            at = end
-        data = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
-        return Records(data, starts, columns.size[rows])
 
     def key_hashes(self) -> KeySection:
         """Key hashes of all rows of the object, by one GET."""

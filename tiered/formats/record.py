@@ -29,7 +29,6 @@ MAGIC_V2 = 0xDAA320AB
 """The topic's length is two bytes, for topics over 127 bytes."""
 
 SYS_COMPRESSED = 0x1
-SYS_TRANSACTION_MASK = 0xC
 SYS_BORN_HOST_V6 = 0x10
 SYS_STORE_HOST_V6 = 0x20
 SYS_NEED_UNWRAP = 0x40

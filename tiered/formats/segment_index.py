@@ -82,7 +82,7 @@ class SegmentIndex:
     """The decoded tail of one segment. Immutable; may be shared by threads."""
 
     def __init__(self, key: str, size_bytes: int, tail: bytes) -> None:
-        """``tail``: the last bytes of the object, at least ``tail_bytes_of`` it.
+        """``tail``: the last bytes of the object, from its footer or further ahead.
 
         Raises CorruptionError or UnsupportedFormatError.
         """
@@ -307,18 +307,6 @@ class SegmentIndex:
         rows[0], rows[-1] = 0, span.end_row - span.first_row  # both may hold rows of other runs too
         return rows.tolist(), (self._block_raw[first : end + 1] - self._block_raw[first]).tolist()
 
-    def spans_of_rows(self, run: int, rows: NDArray[np.int64]) -> list[BlockSpan]:
-        """The blocks that hold these ``rows`` of ``run`` (ascending); adjacent blocks form one span."""
-        if len(rows) == 0:
-            return []
-        self.block_span(run, int(rows[0]), int(rows[-1]) + 1)
-        blocks = np.searchsorted(self._block_row, rows + self._run_row[run], side="right") - 1
-        wanted = np.unique(blocks)
-        cuts = np.flatnonzero(np.diff(wanted) > 1) + 1
-        return [
-            self.span_of_blocks(run, int(group[0]), int(group[-1]) + 1) for group in np.split(wanted, cuts)
-        ]
-
     def split_span(
         self, run: int, span: BlockSpan, stored_bytes_max: int, raw_bytes_max: int = SPAN_RAW_BYTES_MAX
     ) -> list[BlockSpan]:
@@ -383,11 +371,6 @@ class SegmentIndex:
             raise CorruptionError(f"{where} has {self.key_count} hashes, which its counts do not add up to")
         hashes = np.frombuffer(stored, "<u8", offset=self._stored_counts_bytes)
         return KeySection(counts, hashes)
-
-
-def tail_bytes_of(data: bytes, size_bytes: int, *, key: str) -> int:
-    """How many last bytes of an object open it; ``data``: its last 48 bytes or more."""
-    return size_bytes - decode_trailer(data, size_bytes, source=key).tail_offset
 
 
 def _expand(

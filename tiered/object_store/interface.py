@@ -6,7 +6,7 @@ StoreFullError (no effect), UnansweredError (effect unknown), AccessDeniedError,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -67,7 +67,7 @@ class ObjectStore(Protocol):
 
 
 class AsyncObjectStore(Protocol):
-    """The read half of ObjectStore for an event loop: same keys, errors and semantics.
+    """Reading objects in an event loop: keys, errors and semantics of ObjectStore.
 
     Cancelling a call closes its connection.
     """
@@ -83,16 +83,6 @@ class AsyncObjectStore(Protocol):
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``offset``; a shorter answer is a CorruptionError."""
-        ...
-
-    async def get_tail(self, key: str, length: int) -> bytes:
-        """The last ``length`` bytes, or the whole object when it is smaller."""
-        ...
-
-    def list(
-        self, prefix: str, *, start_after: str = "", limit: int | None = None
-    ) -> AsyncIterator[ObjectInfo]:
-        """Keys with ``prefix`` in ascending byte order, beginning after ``start_after``."""
         ...
 
     async def close(self) -> None:

@@ -1,16 +1,14 @@
-"""s3:// for an event loop: the read half of the interface over aioboto3. Semantics, errors and options are those of
+"""s3:// for an event loop: ranges and whole objects over aioboto3. Semantics, errors and options are those of
 s3.py."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 from tiered.errors import AccessDeniedError, CorruptionError, TieredError
-from tiered.object_store.interface import ObjectInfo
 from tiered.object_store.key import check_key
-from tiered.object_store.s3 import LIST_KEYS_MAX, exact_range, listed_objects, next_page
+from tiered.object_store.s3 import exact_range
 from tiered.object_store.s3_client import (
     client_arguments,
     config_arguments,
@@ -56,15 +54,6 @@ class AsyncS3Store:
         content = await self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"})
         return exact_range(content, f"{self.url}/{key}", offset, length)
 
-    async def get_tail(self, key: str, length: int) -> bytes:
-        """See AsyncObjectStore."""
-        if length <= 0:
-            return b""
-        try:
-            return (await self._fetch(key, {"Range": f"bytes=-{length}"}))[-length:]
-        except CorruptionError:  # an empty object has no satisfiable range
-            return (await self._fetch(key, {}))[-length:]
-
     async def _fetch(self, key: str, extra: dict[str, str]) -> bytes:
         check_key(key)
         client = None
@@ -77,34 +66,6 @@ class AsyncS3Store:
         except Exception as error:
             translated = await self._translated(error, f"{self.url}/{key}", client)
             raise translated from error
-
-    async def list(
-        self, prefix: str, *, start_after: str = "", limit: int | None = None
-    ) -> AsyncIterator[ObjectInfo]:
-        """See AsyncObjectStore."""
-        whole, after = self._prefix + prefix, self._prefix + start_after if start_after else ""
-        place = {"StartAfter": after}
-        left = limit
-        while left is None or left > 0:
-            wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
-            client = None
-            try:
-                client = await self._connected()
-                answer = await client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=whole, MaxKeys=wanted, **place
-                )
-            except Exception as error:
-                translated = await self._translated(error, f"{self.url}/{prefix}", client)
-                raise translated from error
-            found = listed_objects(answer, whole, after, where=f"{self.url}/{prefix}")
-            after = found[-1].key if found else after
-            for info in found:
-                yield info._replace(key=info.key[len(self._prefix) :])
-            following = next_page(answer, found)
-            if following is None:
-                return
-            place = following
-            left = None if left is None else left - len(found)
 
     async def close(self) -> None:
         """See AsyncObjectStore."""

@@ -23,7 +23,6 @@ from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 
 SUCCESS = 0
 SYSTEM_BUSY = 2
-NOT_SUPPORTED = 3
 NO_PERMISSION = 16
 _RECEIVE_BYTES = 256 * 1024
 

@@ -450,10 +450,6 @@ class FetchSettings:
     """Waiting requests of one class; more are refused as temporarily unavailable."""
     decode_threads: int = 0
     """Threads that decode blocks; 0: one per processor, at most two (`tiered serve`, asyncio: all but one)."""
-    user_bytes_per_s: int = 0
-    prefetch_bytes_per_s: int = 0
-    background_bytes_per_s: int = 0
-    """Bandwidth limits by request class; 0: none."""
 
     @property
     def threads(self) -> int:

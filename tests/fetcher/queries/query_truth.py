@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fetcher.queries.archives import RealArchive, records_of_log
-from tiered.formats.record import SYS_TRANSACTION_MASK, Record
+from tiered.formats.record import Record
 
 SYS_COMMITTED = 0x8
 
@@ -16,7 +16,7 @@ class Truth:
     def __init__(self, archive: RealArchive) -> None:
         self._records: dict[str, list[Record]] = {}
         for record in records_of_log(archive):
-            if record.sys_flag & SYS_TRANSACTION_MASK in (0, SYS_COMMITTED):
+            if record.sys_flag & 0xC in (0, SYS_COMMITTED):
                 self._records.setdefault(record.topic, []).append(record)
 
     def physical_offsets(self, line: dict[str, Any]) -> list[int]:

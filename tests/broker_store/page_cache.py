@@ -1,0 +1,21 @@
+"""The page cache as the owner of a file sees it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tiered.broker_store.residency import PAGE_BYTES, ResidentPages
+
+
+def resident_bytes(path: Path) -> int:
+    """Bytes of ``path`` in the page cache, in whole pages. Truthful only to the file's owner."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pages = ResidentPages(fd, os.fstat(fd).st_size)
+        try:
+            return int(pages.query(0, os.fstat(fd).st_size).sum()) * PAGE_BYTES
+        finally:
+            pages.close()
+    finally:
+        os.close(fd)
