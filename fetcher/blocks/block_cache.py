@@ -113,12 +113,6 @@ class BlockCache:
         """Bytes of all blocks held."""
         return self._held_bytes
 
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes of unread blocks."""
-        with self._lock:
-            return sum(entry.block.nbytes for entry in self._unread.values())
-
     # -- blocks -----------------------------------------------------------------------------------------------
 
     def get(self, key: BlockKey, *, is_read: bool) -> Block | None:

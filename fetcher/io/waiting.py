@@ -17,9 +17,6 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 
-Core = Coroutine["Wait[Any]", None, T]
-"""A coroutine of the core: what it yields is a Wait, and it is resumed with None once that is done."""
-
 
 class Executor(Protocol):
     """Where CPU work of the core runs: a thread pool, or InlineExecutor."""

@@ -36,7 +36,6 @@ class RequestCode(IntEnum):
     GET_BROKER_RUNTIME_INFO = 28
     GET_MAX_OFFSET = 30
     GET_MIN_OFFSET = 31
-    GET_ALL_CONSUMER_OFFSET = 43
     GET_ALL_DELAY_OFFSET = 45
     GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
     GET_BROKER_HA_STATUS = 907
@@ -192,10 +191,6 @@ class BrokerClient:
     def subscription_groups(self) -> dict[str, Any] | None:
         """Group name to its configuration."""
         return _part(self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG), "subscriptionGroupTable")
-
-    def consumer_offsets(self) -> dict[str, Any] | None:
-        """ "topic@group" to the next offset per queue id."""
-        return _part(self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET), "offsetTable")
 
     def delay_offsets(self) -> dict[str, Any] | None:
         """Delay level to its progress."""
