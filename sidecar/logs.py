@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        document.update({k: v for k, v in vars(record).items() if k not in _STANDARD})
+        document.update({k: v for k, v in vars(record).items() if k not in RECORD_ATTRIBUTES})
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             document["error"] = type(error).__name__
@@ -48,7 +48,9 @@ class PlainFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         """The line, followed by the ``extra`` attributes."""
         line = super().formatMessage(record)
-        extra = ", ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD)
+        extra = ", ".join(
+            f"{name}={value}" for name, value in vars(record).items() if name not in RECORD_ATTRIBUTES
+        )
         return " ".join((f"{line} ({extra})" if extra else line).split("\n"))
 
 

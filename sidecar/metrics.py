@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sidecar.report import QueueReport, StatusReport
+from sidecar.report import StatusReport
 from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
 
 PREFIX = "rocketmq_tiered_store"
@@ -36,11 +36,8 @@ class StatusCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families of one scrape."""
         report = self._report()
-        up = GaugeMetricFamily(
-            f"{PREFIX}_up", "1 while an uploader owns its archive or stands by.", labels=list(_MEDIUM)
-        )
-        up.add_metric(list(_MEDIUM.values()), int(report is not None and report.is_up))
-        yield up
+        is_up = report is not None and report.is_up
+        yield _labelled(GaugeMetricFamily, "up", "1 while an uploader owns its archive or stands by.", is_up)
         if report is not None:
             yield from _queue_families(report)
             yield from _total_families(report)
@@ -48,27 +45,21 @@ class StatusCollector(Collector):
 
 def _queue_families(report: StatusReport) -> Iterator[Metric]:
     worst = sorted(report.queues, key=lambda queue: queue.lag_messages, reverse=True)[:QUEUES_MAX]
-    behind = GaugeMetricFamily(
-        f"{PREFIX}_dispatch_behind", "Messages of a queue not archived yet.", labels=_QUEUE_LABELS
-    )
-    latency = GaugeMetricFamily(
-        f"{PREFIX}_dispatch_latency",
-        "Age in seconds of a queue's oldest message not archived yet.",
-        labels=_QUEUE_LABELS,
-    )
-    behind_bytes = GaugeMetricFamily(
-        f"{PREFIX}_dispatch_behind_bytes", "Bytes of a queue not archived yet.", labels=_QUEUE_LABELS
-    )
+    meanings = {
+        "dispatch_behind": "Messages of a queue not archived yet.",
+        "dispatch_latency": "Age in seconds of a queue's oldest message not archived yet.",
+        "dispatch_behind_bytes": "Bytes of a queue not archived yet.",
+    }
+    families = [
+        GaugeMetricFamily(f"{PREFIX}_{name}", meaning, labels=_QUEUE_LABELS)
+        for name, meaning in meanings.items()
+    ]
     for queue in worst:
-        labels = _queue_labels(queue)
-        behind.add_metric(labels, queue.lag_messages)
-        latency.add_metric(labels, queue.lag_seconds)
-        behind_bytes.add_metric(labels, queue.lag_bytes)
-    yield from (behind, latency, behind_bytes)
-
-
-def _queue_labels(queue: QueueReport) -> list[str]:
-    return [*_MEDIUM.values(), queue.topic, str(queue.queue_id), "consume_queue"]
+        labels = [*_MEDIUM.values(), queue.topic, str(queue.queue_id), "consume_queue"]
+        values = queue.lag_messages, queue.lag_seconds, queue.lag_bytes
+        for family, value in zip(families, values, strict=True):
+            family.add_metric(labels, value)
+    yield from families
 
 
 def _total_families(report: StatusReport) -> Iterator[Metric]:
@@ -115,9 +106,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
     ]
     for name, meaning, value in gauges:
         if value is not None:
-            family = GaugeMetricFamily(f"{PREFIX}_{name}", meaning, labels=list(_MEDIUM))
-            family.add_metric(list(_MEDIUM.values()), value)
-            yield family
+            yield _labelled(GaugeMetricFamily, name, meaning, value)
     counters = [
         ("messages_dispatch", "Messages archived by this process.", report.messages),
         ("upload_message_bytes", "Message bytes archived by this process.", report.bytes),
@@ -125,9 +114,15 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
         ("index_files_rebuilt", "Damaged index files rebuilt by this process.", report.index_files_rebuilt),
     ]
     for name, meaning, value in counters:
-        counter = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=list(_MEDIUM))
-        counter.add_metric(list(_MEDIUM.values()), value)
-        yield counter
+        yield _labelled(CounterMetricFamily, name, meaning, value)
+
+
+def _labelled(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, meaning: str, value: float
+) -> Metric:
+    family = kind(f"{PREFIX}_{name}", meaning, labels=list(_MEDIUM))
+    family.add_metric(list(_MEDIUM.values()), value)
+    return family
 
 
 class ObjectStoreCollector(Collector):

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
 from tiered.console import camel_name, camel_names
 
 
@@ -20,45 +21,6 @@ class QueueReport:
     lag_bytes: int
     lag_seconds: float
     """Age of the oldest message that is not archived."""
-
-
-@dataclass(frozen=True)
-class GroupReport:
-    """A consumer group with members here: pulls that found messages, and its lag behind the end that its last replies
-    named (for archived messages the archive's end)."""
-
-    name: str
-    members: int
-    archive_pulls: int
-    broker_pulls: int
-    behind_messages: int
-
-
-@dataclass(frozen=True)
-class ProxyReport:
-    """Proxy mode."""
-
-    address: str
-    connections: int
-    broker_connections: int
-    is_archive_open: bool
-    groups: tuple[GroupReport, ...]
-
-
-@dataclass(frozen=True)
-class SlaveReport:
-    """Slave mode. ``redirects``: whether the master redirects slow consumers (slaveReadEnable), None: unknown;
-    ``name_servers``: (address, registration state); ``master_failure``: why the master does not answer."""
-
-    address: str
-    broker_id: int
-    connections: int
-    is_archive_open: bool
-    is_master_available: bool
-    redirects: bool | None
-    name_servers: tuple[tuple[str, str], ...]
-    groups: tuple[GroupReport, ...]
-    master_failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,9 +66,9 @@ class StatusReport:
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_seconds: float = 0.0
     """Age of the oldest pending deletion; 0 without one."""
-    proxy: ProxyReport | None = None
+    proxy: ProxyStatus | None = None
     """None if proxy mode is off."""
-    slave: SlaveReport | None = None
+    slave: SlaveStatus | None = None
     """None if slave mode is off."""
 
     @property
@@ -134,21 +96,16 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
     """The report of a /status.json body; unknown members are dropped."""
     known = _members(StatusReport, document)
     known["queues"] = tuple(QueueReport(**_members(QueueReport, queue)) for queue in known["queues"])
-    if known.get("proxy") is not None:
-        known["proxy"] = ProxyReport(**_with_groups(ProxyReport, known["proxy"]))
-    if known.get("slave") is not None:
-        slave = _with_groups(SlaveReport, known["slave"])
-        slave["name_servers"] = tuple(
-            (str(address), str(status)) for address, status in slave["name_servers"]
-        )
-        known["slave"] = SlaveReport(**slave)
+    for name, kind in (("proxy", ProxyStatus), ("slave", SlaveStatus)):
+        if known.get(name) is not None:
+            mode = known[name] = _members(kind, known[name])
+            mode["groups"] = tuple(GroupReading(**_members(GroupReading, group)) for group in mode["groups"])
+            if "name_servers" in mode:
+                mode["name_servers"] = tuple(
+                    (str(address), str(state)) for address, state in mode["name_servers"]
+                )
+            known[name] = kind(**mode)
     return StatusReport(**known)
-
-
-def _with_groups(kind: type, document: dict[str, Any]) -> dict[str, Any]:
-    known = _members(kind, document)
-    known["groups"] = tuple(GroupReport(**_members(GroupReport, group)) for group in known["groups"])
-    return known
 
 
 def _members(kind: type, document: dict[str, Any]) -> dict[str, Any]:

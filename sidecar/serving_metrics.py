@@ -1,4 +1,4 @@
-"""Metrics and status of proxy and slave mode. Owns names and labels."""
+"""Metrics of proxy and slave mode. Owns names and labels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.proxy.proxy_service import ProxyService, ProxyStatus
+from server.proxy.proxy_service import ProxyService
 from server.proxy.relay_service import RelayService
-from server.proxy.relay_status import RelayStatus
 from server.slave.registration import RegistrationState
-from server.slave.slave_service import SlaveService, SlaveStatus
+from server.slave.slave_service import SlaveService
 from sidecar.metrics import PREFIX
-from sidecar.report import GroupReport, ProxyReport, SlaveReport
 
 
 class ServingCollector(Collector):
@@ -68,8 +66,8 @@ def _slave(service: SlaveService) -> Iterator[Metric]:
     registered = GaugeMetricFamily(
         f"{PREFIX}_slave_registered", "1 if the name server lists this process", labels=["name_server"]
     )
-    for server in status.name_servers:
-        registered.add_metric([server.address], int(server.state is RegistrationState.REGISTERED))
+    for address, state in status.name_servers:
+        registered.add_metric([address], int(state == RegistrationState.REGISTERED.value))
     yield registered
     yield _gauge("slave_master_available", "1 while the master answers", int(status.is_master_available))
     dropped = "offset commits that came while the master was away"
@@ -89,29 +87,3 @@ def _counters(name: str, meaning: str, label: str, counts: Mapping[str, int]) ->
     for value, count in sorted(counts.items()):
         family.add_metric([value], count)
     return family
-
-
-def proxy_report(status: ProxyStatus) -> ProxyReport:
-    """Proxy mode in the status document."""
-    return ProxyReport(
-        status.address, status.connections, status.broker_connections, status.is_archive_open, _groups(status)
-    )
-
-
-def slave_report(status: SlaveStatus) -> SlaveReport:
-    """Slave mode in the status document."""
-    name_servers = tuple(
-        (server.address, server.state.value + (f": {server.why}" if server.why else ""))
-        for server in status.name_servers
-    )
-    return SlaveReport(
-        status.address, status.broker_id, status.connections, status.is_archive_open, status.is_master_available,
-        status.redirects, name_servers, _groups(status), status.master_failure,
-    )  # fmt: skip
-
-
-def _groups(status: RelayStatus) -> tuple[GroupReport, ...]:
-    return tuple(
-        GroupReport(group.name, group.members, group.archive_pulls, group.broker_pulls, group.behind_messages)
-        for group in status.groups
-    )

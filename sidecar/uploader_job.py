@@ -22,6 +22,7 @@ from sidecar.broker_side import (
     store_path,
     topic_filter_of,
 )
+from sidecar.logs import RECORD_ATTRIBUTES
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter
 from tiered.broker_store.conf import BrokerConf
@@ -184,8 +185,5 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
 
 def _log(message: str, fields: Mapping[str, object]) -> None:
     level = logging.WARNING if "error" in fields else logging.INFO
-    extra = {f"{name}_" if name in _TAKEN else name: value for name, value in fields.items()}
+    extra = {f"{name}_" if name in RECORD_ATTRIBUTES else name: value for name, value in fields.items()}
     logger.log(level, message, extra=extra)
-
-
-_TAKEN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}

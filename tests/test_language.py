@@ -47,6 +47,7 @@ FINISHED = (
     "fetcher",
     "pipeline",
     "rocketmq_tiered",
+    "server",
     "sidecar",
     "tiered",
     "uploader",

@@ -77,16 +77,7 @@ class LookupHandlers:
 
     async def by_key(self, request: Request) -> Response:
         """QUERY_MESSAGE by key or unique key."""
-        is_unique = request.flag("_UNIQUE_KEY_QUERY") or request.text("indexType", "K") == "U"
-        count = UNIQUE_KEY_COUNT if is_unique else min(max(request.number("maxNum", 32), 1), KEY_COUNT_MAX)
-        records = await self._archive.messages_by_key(
-            request.text("topic"),
-            request.text("key"),
-            is_unique=is_unique,
-            count=count,
-            begin_ms=request.number("beginTimestamp", 0),
-            end_ms=request.number("endTimestamp", (1 << 63) - 1),
-        )
+        records = await records_by_key(self._archive, request)
         if not records:
             return Response(ResponseCode.QUERY_NOT_FOUND, remark="no message with this key")
         ext = {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
@@ -124,11 +115,11 @@ class LookupHandlers:
                 "queueData": [
                     {
                         "eval": True,
-                        "physicOffset": unit.phys,
-                        "physicSize": unit.size,
-                        "tagsCode": unit.tags_code,
+                        "physicOffset": one.phys,
+                        "physicSize": one.size,
+                        "tagsCode": one.tags_code,
                     }
-                    for unit in units
+                    for one in units
                 ],
             }
         )
@@ -147,3 +138,25 @@ class LookupHandlers:
     async def refuse(self, request: Request) -> Response:
         """Writes are refused."""
         return Response(ResponseCode.NO_PERMISSION, remark=READ_ONLY)
+
+
+def is_unique_key(request: Request) -> bool:
+    """Whether a QUERY_MESSAGE is for a unique key."""
+    return request.flag("_UNIQUE_KEY_QUERY") or request.text("indexType", "K") == "U"
+
+
+def key_count(request: Request) -> int:
+    """The limit of a QUERY_MESSAGE."""
+    return (
+        UNIQUE_KEY_COUNT
+        if is_unique_key(request)
+        else min(max(request.number("maxNum", 32), 1), KEY_COUNT_MAX)
+    )
+
+
+async def records_by_key(archive: Backend, request: Request) -> list[bytes]:
+    """The archived records that a QUERY_MESSAGE matches."""
+    return await archive.messages_by_key(
+        request.text("topic"), request.text("key"), is_unique=is_unique_key(request), count=key_count(request),
+        begin_ms=request.number("beginTimestamp", 0), end_ms=request.number("endTimestamp", (1 << 63) - 1),
+    )  # fmt: skip

@@ -64,28 +64,14 @@ class GroupOffsets:
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
         """The group's last commit here, for the served generation of the queue. A group with an offset of an earlier
         generation only starts at 0."""
-        queues = self._offsets.get((group, topic))
-        if queues is None:
-            return None
-        number = self._log.number(topic, queue_id)
-        found = queues.get(number)
-        if (
-            found is None
-            and number != queue_id
-            and any(is_generation_of(known, queue_id) for known in queues)
-        ):
-            return 0
-        return found
+        found = self._offsets.get((group, topic), {}).get(self._log.number(topic, queue_id))
+        return 0 if found is None and self.is_new_generation(group, topic, queue_id) else found
 
     def is_new_generation(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether the group has an offset of an earlier generation of the queue and none of the served one."""
-        queues = self._offsets.get((group, topic))
-        if queues is None:
-            return False
-        number = self._log.number(topic, queue_id)
-        return (
-            number not in queues and number != queue_id and any(is_generation_of(n, queue_id) for n in queues)
-        )
+        queues, number = self._offsets.get((group, topic), {}), self._log.number(topic, queue_id)
+        is_later = number not in queues and number != queue_id
+        return is_later and any(is_generation_of(known, queue_id) for known in queues)
 
     def is_earlier_generation(self, group: str, topic: str, queue_id: int, offset: int, end: int) -> bool:
         """Whether a committed ``offset`` belongs to an earlier generation: past the ``end`` of the served one, of which

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from server.backend.backend import Backend
 from server.backend.route_handlers import RouteTable
+from server.groups.bounded_gather import first_of
 from server.groups.client_table import TAG
 from server.groups.group_offsets import GroupOffsets
 from server.pop.pop_delivery import UNACKED_MAX, PopBatch, PopDelivery, PopRequest
@@ -95,13 +96,7 @@ class PopHandlers:
         due_ms = min((visible_ms for visible_ms in due if visible_ms is not None), default=None)
         if due_ms is not None:
             left_s = min(left_s, max(0.01, (due_ms - self._clock_ms()) / 1000))
-        loop = asyncio.get_running_loop()
-        waits = {loop.create_task(self._archive.changed(left_s)), loop.create_task(_event(self._freed))}
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await first_of(self._archive.changed(left_s), self._freed.wait())
 
     def _response(self, wanted: PopRequest, answer: PopBatch) -> Response:
         ext = {
@@ -190,10 +185,6 @@ class PopHandlers:
     def expire(self) -> None:
         """Remove unused queues."""
         self._queues.expire()
-
-
-async def _event(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 def _pop_request(request: Request) -> PopRequest:

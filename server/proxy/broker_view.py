@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fetcher.blocks.segmented_lru import SegmentedLru
@@ -54,14 +54,6 @@ class _Known:
 
 
 @dataclass
-class ViewCounters:
-    """``by_files``, ``by_request``: queues read; the others were cached."""
-
-    by_files: int = 0
-    by_request: int = 0
-
-
-@dataclass
 class BrokerViews:
     """Belongs to one event loop. ``files``: None if they are not accessible."""
 
@@ -69,7 +61,6 @@ class BrokerViews:
     executor: Executor | None = None
     keep_s: float = 1.0
     clock_s: Callable[[], float] = time.monotonic
-    counters: ViewCounters = field(default_factory=ViewCounters)
 
     def __post_init__(self) -> None:
         self._known: SegmentedLru[tuple[str, int], _Known] = SegmentedLru(KNOWN_BYTES_MAX)
@@ -113,10 +104,9 @@ class BrokerViews:
         if 0 <= known.first_phys < known.oldest_phys or known.first_phys == GONE_PHYS:
             return False  # its queue's minimum does not know yet what is deleted
         if known.queue is None:
-            return (
-                known.side is BrokerSide.UNREPORTED
-            )  # a broker that never reports is trusted; an unreachable one reports later
-        # Deletions are going on: of the file that is next it may have let go already.
+            # A broker that never reports is trusted; an unreachable one reports later.
+            return known.side is BrokerSide.UNREPORTED
+        # During deletions the oldest file may be gone already.
         return offset >= max(known.queue.min_offset, known.kept_from)
 
     async def residency(
@@ -174,10 +164,8 @@ class BrokerViews:
             found = await loop.run_in_executor(
                 self.executor, _by_files, self.files, *place, self.clock_s(), earlier
             )
-            self.counters.by_files += 1
         if found is None or found.side is BrokerSide.UNREADABLE:
             found = await self._by_request(command, upstream)
-            self.counters.by_request += 1
         if earlier is not None:
             both = earlier.queue is not None and found.queue is not None
             step = found.queue.min_offset - earlier.queue.min_offset if both else 0  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fetcher.blocks.segmented_lru import SegmentedLru
+from server.proxy.relay_status import GroupReading
 from server.wire.codes import ResponseCode
 from server.wire.request import Request, Response
 
@@ -18,18 +19,6 @@ QUEUE_BYTES = 500
 
 Key = tuple[str, str, int]
 """Group, topic, queue id."""
-
-
-@dataclass(frozen=True)
-class GroupReading:
-    """One group: members, pulls that found messages by source, and its lag behind the end that its last replies named
-    (for archived messages the archive's end)."""
-
-    name: str
-    members: int
-    archive_pulls: int
-    broker_pulls: int
-    behind_messages: int
 
 
 @dataclass(slots=True)

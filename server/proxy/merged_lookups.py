@@ -16,7 +16,7 @@ from fetcher.policy.read_policy import ReadPolicy
 from fetcher.policy.read_router import ReadRouter
 from fetcher.queries.found import count_within
 from server.backend.backend import Backend
-from server.backend.lookup_handlers import KEY_COUNT_MAX, UNIQUE_KEY_COUNT
+from server.backend.lookup_handlers import key_count, records_by_key
 from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Buffer, Request, Response
@@ -75,10 +75,8 @@ class MergedLookups:
     async def by_key(self, request: Request, upstream: Upstream) -> Response:
         if not self._may_search(request):
             return relayed(await upstream.call(request.command, ANSWER_S))
-        is_unique = request.flag("_UNIQUE_KEY_QUERY") or request.text("indexType", "K") == "U"
-        count = UNIQUE_KEY_COUNT if is_unique else min(max(request.number("maxNum", 32), 1), KEY_COUNT_MAX)
         (answer, away), (archived, failure) = await asyncio.gather(
-            _call(request.command, upstream), self._archived(request, is_unique=is_unique, count=count)
+            _call(request.command, upstream), self._archived(request)
         )
         if away is not None and self._checks_clients:
             raise away
@@ -86,7 +84,7 @@ class MergedLookups:
             return relayed(answer)  # perhaps a refusal by access control
         is_found = answer is not None and answer.code == ResponseCode.SUCCESS
         ours = list(records_in(answer.body)) if answer is not None and is_found else []
-        records = merged(ours, archived, count)
+        records = merged(ours, archived, key_count(request))
         if not records:
             for missing in (away, failure):
                 if missing is not None:
@@ -96,22 +94,12 @@ class MergedLookups:
         ext = {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
         return Response(ext=ext | dict(answer.ext_fields) if answer is not None else ext, body=records)
 
-    async def _archived(
-        self, request: Request, *, is_unique: bool, count: int
-    ) -> tuple[Sequence[Buffer], TieredError | None]:
+    async def _archived(self, request: Request) -> tuple[Sequence[Buffer], TieredError | None]:
         try:
-            found = await self._archive.messages_by_key(
-                request.text("topic"),
-                request.text("key"),
-                is_unique=is_unique,
-                count=count,
-                begin_ms=request.number("beginTimestamp", 0),
-                end_ms=request.number("endTimestamp", (1 << 63) - 1),
-            )
+            return await records_by_key(self._archive, request), None
         except TieredError as error:
             logger.warning("key query failed in the archive: %s", error)
             return (), error
-        return found, None
 
     def _may_search(self, request: Request) -> bool:
         return not self._is_disabled(request.text("topic", ""))

@@ -91,7 +91,6 @@ class ProxyPulls:
                 sources.may_relay = False
                 outcome = await self._router.pull(sources, plan)
         except RefusedError as error:
-            self._context.counters.relayed_errors[error.reply.code] += 1
             return relayed(error.reply)
         except UnsubscribedError:
             return unknown_subscription()
@@ -116,7 +115,6 @@ class ProxyPulls:
             return None
         reply = result.reply
         if reply is not None and result.status is PullStatus.REFUSED:
-            self._context.counters.relayed_errors[reply.code] += 1
             return relayed(reply)
         if reply is not None and not is_joined:
             return _staying(relayed(reply))
@@ -136,7 +134,6 @@ class ProxyPulls:
         return Response(code, ext, response.body, remark, reply.version)
 
     def _retry(self, offset: int, outcome: Outcome) -> Response:
-        self._context.counters.retried += 1
         is_at_end = outcome.result is not None
         code = ResponseCode.PULL_NOT_FOUND if is_at_end else ResponseCode.PULL_RETRY_IMMEDIATELY
         return _pull_response(code, offset, outcome.joined)

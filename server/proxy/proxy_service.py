@@ -25,7 +25,7 @@ from server.proxy.relay import Relay
 from server.proxy.relay_client import ProxyClient
 from server.proxy.relay_rules import Destination, destination_of
 from server.proxy.relay_service import RelayService
-from server.proxy.relay_status import RelayCounters, RelayStatus
+from server.proxy.relay_status import ProxyStatus, RelayCounters
 from server.proxy.upstream import RemotingUpstream
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.connection import Connection
@@ -61,13 +61,6 @@ class ProxyCounters(RelayCounters):
     """``routes``: routes sent to clients with this process in them."""
 
     routes: int = 0
-
-
-@dataclass(frozen=True)
-class ProxyStatus(RelayStatus):
-    """``broker_connections``: open connections to the broker, made for clients."""
-
-    broker_connections: int
 
 
 class ProxyService(RelayService[ProxyClient]):

@@ -7,8 +7,8 @@ Owns the wire fields of a relayed pull. Does not own the choice of source (read_
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -49,17 +49,6 @@ class RefusedError(TieredError):
         self.reply = reply
 
 
-@dataclass
-class PullCounters:
-    """``commits``: sent for pulls read from the archive; ``commits_failed``: the client commits again.
-    ``relayed_errors`` by code."""
-
-    commits: int = 0
-    commits_failed: int = 0
-    retried: int = 0
-    relayed_errors: Counter[int] = field(default_factory=Counter)
-
-
 PermissionKey = tuple[str, str, str]
 """Access key, group, topic. A connection that sent a valid signature once belongs to that client."""
 
@@ -77,7 +66,6 @@ class PullContext:
     permissions: WeakKeyDictionary[Upstream, dict[PermissionKey, float]] = field(
         default_factory=WeakKeyDictionary
     )
-    counters: PullCounters = field(default_factory=PullCounters)
 
 
 class PullSources:
@@ -120,15 +108,9 @@ class PullSources:
         if not self._commits or self._committed_s is not None:
             return
         self._committed_s = self._context.now_s()
-        counters = self._context.counters
         command = replace(self._command, code=int(RequestCode.UPDATE_CONSUMER_OFFSET), flag=_ONEWAY, body=b"")
-        try:
+        with suppress(UnavailableError):  # the client commits again in a few seconds
             await self._upstream.send(command)
-            counters.commits += 1
-        except UnavailableError:
-            counters.commits_failed += (
-                1  # the broker is unreachable; the client commits again in a few seconds
-            )
 
     async def _archived(self) -> PullResult:
         if self._pull is None:

@@ -9,12 +9,12 @@ from typing import ClassVar, Generic, TypeVar
 
 from server.listen.options import server_options
 from server.listen.service import Service
-from server.proxy.group_reads import GroupReading, GroupReadStats
+from server.proxy.group_reads import GroupReadStats
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.proxy_handlers import ProxyHandlers
 from server.proxy.relay import Relay
 from server.proxy.relay_client import RelayClient
-from server.proxy.relay_status import RelayCounters, RelayStatus
+from server.proxy.relay_status import GroupReading, RelayCounters, RelayStatus
 from server.wire.connection import Connection
 from server.wire.request import HandlerTable, Request, Response
 from tiered.settings.sections import ReadSettings, ServeSettings

@@ -1,11 +1,9 @@
-"""Counters and status values that proxy and slave mode share."""
+"""Counters and status values of proxy and slave mode. The status values are also members of the status report."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-
-from server.proxy.group_reads import GroupReading
 
 
 @dataclass
@@ -18,6 +16,18 @@ class RelayCounters:
 
 
 @dataclass(frozen=True)
+class GroupReading:
+    """One group: members, pulls that found messages by source, and its lag behind the end that its last replies named
+    (for archived messages the archive's end)."""
+
+    name: str
+    members: int
+    archive_pulls: int
+    broker_pulls: int
+    behind_messages: int
+
+
+@dataclass(frozen=True)
 class RelayStatus:
     """Current state. ``address``: advertised; ``groups``: groups with members here, and their reads."""
 
@@ -25,3 +35,22 @@ class RelayStatus:
     connections: int
     is_archive_open: bool
     groups: tuple[GroupReading, ...]
+
+
+@dataclass(frozen=True)
+class ProxyStatus(RelayStatus):
+    """``broker_connections``: open connections to the broker, made for clients."""
+
+    broker_connections: int
+
+
+@dataclass(frozen=True)
+class SlaveStatus(RelayStatus):
+    """``redirects``: whether the master sends slow consumers here (slaveReadEnable); None: unknown.
+    ``name_servers``: (address, registration state); ``master_failure``: why the master is unavailable, if known."""
+
+    broker_id: int
+    is_master_available: bool
+    redirects: bool | None
+    name_servers: tuple[tuple[str, str], ...]
+    master_failure: str = ""

@@ -20,6 +20,7 @@ from typing import Any
 
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.name_lookup import addresses_of
+from server.security.addresses import host_of
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode
 from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
@@ -160,7 +161,7 @@ class _Link(asyncio.Protocol):
             raise
         finally:
             self._pending.pop(command.opaque, None)
-            _retrieve(waiting)  # a failed write raises first
+            retrieve_exception(waiting)  # a failed write raises first
 
 
 class RemotingUpstream:
@@ -256,7 +257,7 @@ class RemotingUpstream:
         if self._connecting is None:
             # A task of its own: cancelling one caller does not affect the others.
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
-            self._connecting.add_done_callback(_retrieve)
+            self._connecting.add_done_callback(retrieve_exception)
         try:
             return await asyncio.shield(self._connecting)
         except asyncio.CancelledError:
@@ -314,12 +315,7 @@ class RemotingUpstream:
         )
 
 
-def host_of(address: str) -> str:
-    """The host of ``host:port``, without brackets."""
-    return address.rpartition(":")[0].strip("[]")
-
-
-def _retrieve(outcome: asyncio.Future[Any]) -> None:
+def retrieve_exception(outcome: asyncio.Future[Any]) -> None:
     """Retrieve its exception, which may have no waiter left."""
     if outcome.done() and not outcome.cancelled():
         outcome.exception()

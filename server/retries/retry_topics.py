@@ -4,13 +4,13 @@ and tools see one queue.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.tag_filter import tags_code
 from server.backend.backend import Backend, Bounds, TopicConfig, Unit
+from server.groups.bounded_gather import first_of
 from server.retries.delivered_queues import DeliveredQueues
 from server.retries.retry_record import PHYS_BASE
 from server.retries.retry_state import RetryQueue
@@ -168,16 +168,4 @@ class ArchiveWithRetries:
     def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
         """See Backend; also ends at a delivery here. Not ``async``: events between the call and its first step
         count."""
-        return _first_of([queues.delivered() for queues in self._grown], self._archive.changed(timeout_s))
-
-
-async def _first_of(
-    deliveries: list[Coroutine[Any, Any, object]], archived: Coroutine[Any, Any, None]
-) -> None:
-    loop = asyncio.get_running_loop()
-    waits: set[asyncio.Task[object]] = {loop.create_task(one) for one in (*deliveries, archived)}
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+        return first_of(*(queues.delivered() for queues in self._grown), self._archive.changed(timeout_s))

@@ -18,7 +18,7 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-_EVERYBODY = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
+_ALL_HOSTS = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
 """Of both families, as at a broker."""
 
 
@@ -47,7 +47,7 @@ def _is_valid_one(pattern: str) -> bool:
 def _matches_one(pattern: str, host: str) -> bool:
     if not pattern:
         return False
-    if pattern in _EVERYBODY:
+    if pattern in _ALL_HOSTS:
         return True
     try:
         address = ipaddress.ip_address(host)

@@ -45,7 +45,6 @@ class Permission(NamedTuple):
 
 
 SUB = frozenset({Action.SUB})
-_PUB = frozenset({Action.PUB})
 _READ = frozenset({Action.SUB, Action.GET})
 _MOVE = frozenset({Action.SUB, Action.UPDATE})
 _ROUTE = frozenset({Action.PUB, Action.SUB, Action.GET})

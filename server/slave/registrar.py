@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 
 from server.proxy.inflight_limit import InflightLimit
-from server.proxy.upstream import LinkEvents, RemotingUpstream
+from server.proxy.upstream import LinkEvents, RemotingUpstream, retrieve_exception
 from server.slave.master_monitor import MasterMonitor
 from server.slave.registration import (
     GET_BROKER_CLUSTER_INFO,
@@ -42,15 +41,6 @@ ANSWER_S = 3.0
 LEAVE_S = 2.0
 
 
-@dataclass(frozen=True)
-class NameServerStatus:
-    """The registration at one name server, for status output."""
-
-    address: str
-    state: RegistrationState
-    why: str
-
-
 class Registrar:
     """Belongs to one event loop. ``monitor`` is checked in every round."""
 
@@ -61,7 +51,8 @@ class Registrar:
         self._candidate: tuple[str, int] | None = None
         self.last = Listing()
         """The listing at the last registration: a name server that has just started knows no cluster."""
-        self._was_registered = False
+        self.was_registered = False
+        """Whether any name server has listed this process since the start."""
         self._sessions = [_Session(self, slave, address, period_s) for address in slave.name_servers]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -82,9 +73,9 @@ class Registrar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(session.leave() for session in self._sessions))
 
-    def statuses(self) -> tuple[NameServerStatus, ...]:
-        """Of every name server. Callable from any thread."""
-        return tuple(session.status for session in self._sessions)
+    def statuses(self) -> tuple[Progress, ...]:
+        """Of every name server, in the order of the settings. Callable from any thread."""
+        return tuple(session.progress for session in self._sessions)
 
     def note_master(self, address: str | None) -> None:
         """A name server lists a master at ``address`` while ours counts as available. A new address is accepted once
@@ -100,14 +91,9 @@ class Registrar:
         """Of every name server, as last listed."""
         return tuple(session.claims for session in self._sessions)
 
-    @property
-    def was_registered(self) -> bool:
-        """Whether any name server has listed this process since the start."""
-        return self._was_registered
-
     def note(self, progress: Progress) -> None:
         """A session has progressed."""
-        self._was_registered |= progress.state is RegistrationState.REGISTERED
+        self.was_registered |= progress.state is RegistrationState.REGISTERED
 
 
 class _Session:
@@ -116,15 +102,11 @@ class _Session:
     def __init__(self, registrar: Registrar, slave: SlaveConfig, address: str, period_s: float) -> None:
         self._registrar, self._slave, self._address, self._period_s = registrar, slave, address, period_s
         self._link = RemotingUpstream(address, InflightLimit(), LinkEvents(on_lost=self._lost), slave.tls)
-        self._progress = Progress()
+        self.progress = Progress()
         self._awake = asyncio.Event()
         self._registering: asyncio.Task[RemotingCommand] | None = None
         self.claims = Claims()
         """As last listed; none while the name server is away."""
-
-    @property
-    def status(self) -> NameServerStatus:
-        return NameServerStatus(self._address, self._progress.state, self._progress.why)
 
     def wake(self) -> None:
         self._awake.set()
@@ -136,16 +118,16 @@ class _Session:
             except Exception as error:
                 # Unexpected: keep maintaining the registration.
                 logger.exception("registration round failed unexpectedly")
-                progress = self._progress.failed(repr(error))
+                progress = self.progress.failed(repr(error))
             self._enter(progress)
             try:
-                async with asyncio.timeout(wait_s(self._progress, self._period_s)):
+                async with asyncio.timeout(wait_s(self.progress, self._period_s)):
                     await self._awake.wait()
             except TimeoutError:
                 continue
             self._awake.clear()
-            if self._progress.state is RegistrationState.UNREACHABLE:
-                await asyncio.sleep(wait_s(self._progress, self._period_s))
+            if self.progress.state is RegistrationState.UNREACHABLE:
+                await asyncio.sleep(wait_s(self.progress, self._period_s))
 
     async def leave(self) -> None:
         try:
@@ -157,11 +139,11 @@ class _Session:
                     await self._unregister(await self._listing())
         except (TimeoutError, UnavailableError, CorruptionError) as error:
             logger.info("not unregistered at %s: %s", self._address, error)
-        self._progress = self._progress.left()
+        self.progress = self.progress.left()
         self._link.close("the service stops")
 
     async def _round(self) -> Progress:
-        before = self._progress
+        before = self.progress
         try:
             listed = await self._listing()
             why = self._refusal(listed)
@@ -173,7 +155,7 @@ class _Session:
             else:
                 listed = self._registrar.last
             self._registering = asyncio.create_task(self._call(register_command(self._slave, listed)))
-            self._registering.add_done_callback(_retrieve)
+            self._registering.add_done_callback(retrieve_exception)  # ``leave`` does not await it
             answer = await asyncio.shield(self._registering)
             if answer.code != ResponseCode.SUCCESS:
                 return before.refused(f"registration failed: {answer.remark or answer.code}")
@@ -221,12 +203,12 @@ class _Session:
         return await self._link.call(command, ANSWER_S)
 
     def _lost(self, why: str, had_requests: bool) -> None:
-        if self._progress.state is RegistrationState.REGISTERED:
-            self._enter(self._progress.failed(why))
+        if self.progress.state is RegistrationState.REGISTERED:
+            self._enter(self.progress.failed(why))
             self._awake.set()
 
     def _enter(self, progress: Progress) -> None:
-        before, self._progress = self._progress, progress
+        before, self.progress = self.progress, progress
         self._registrar.note(progress)
         if (before.state, before.why) == (progress.state, progress.why):
             return
@@ -235,9 +217,3 @@ class _Session:
             level, "slave %s", progress.state.value,
             extra={"name_server": self._address, "id": self._slave.broker_id, "why": progress.why},
         )  # fmt: skip
-
-
-def _retrieve(task: asyncio.Task[RemotingCommand]) -> None:
-    """Retrieve its exception: ``leave`` does not await it."""
-    if not task.cancelled():
-        task.exception()

@@ -239,6 +239,9 @@ class Progress:
     rounds: int = 0
     failures: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.state.value}: {self.why}" if self.why else self.state.value
+
     def registered(self) -> Progress:
         """The name server lists this process."""
         return Progress(RegistrationState.REGISTERED, "", self.rounds + 1, 0)

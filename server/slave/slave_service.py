@@ -25,11 +25,11 @@ from server.proxy.proxy_handlers import ProxyHandlers
 from server.proxy.relay import Relay
 from server.proxy.relay_client import RelayClient
 from server.proxy.relay_service import RelayService
-from server.proxy.relay_status import RelayCounters, RelayStatus
+from server.proxy.relay_status import RelayCounters, SlaveStatus
 from server.proxy.upstream import RemotingUpstream
 from server.slave.master_monitor import MasterMonitor
 from server.slave.pull_redirect import RedirectContext, RedirectCounters
-from server.slave.registrar import NameServerStatus, Registrar
+from server.slave.registrar import Registrar
 from server.slave.registration import RegistrationState, SlaveConfig
 from server.slave.slave_requests import ACKNOWLEDGED, BETWEEN_REPLICAS, READ_ONLY, RELAYED
 from server.wire.codes import RequestCode, ResponseCode
@@ -66,18 +66,6 @@ class SlaveCounters(RelayCounters):
 
     commits_dropped: int = 0
     pulls: RedirectCounters = field(default_factory=RedirectCounters)
-
-
-@dataclass(frozen=True)
-class SlaveStatus(RelayStatus):
-    """``redirects``: whether the master sends slow consumers here (slaveReadEnable); None: unknown.
-    ``master_failure``: why the master is unavailable, if known."""
-
-    broker_id: int
-    is_master_available: bool
-    redirects: bool | None
-    name_servers: tuple[NameServerStatus, ...]
-    master_failure: str = ""
 
 
 class SlaveService(RelayService[RelayClient]):
@@ -131,7 +119,7 @@ class SlaveService(RelayService[RelayClient]):
             slave.broker_id,
             self.master.is_available,
             self.master.redirects(),
-            self._registrar.statuses(),
+            tuple(zip(slave.name_servers, map(str, self._registrar.statuses()), strict=True)),
             self.master.failure,
         )
 

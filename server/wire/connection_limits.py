@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-from server.wire.buffered_bytes import BufferedBytes
+from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
 RECEIVE_BYTES = 64 * 1024
+
+HolderT = TypeVar("HolderT")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,42 @@ class Holder(Protocol):
     def close(self, why: str) -> None:
         """Close the connection."""
         ...
+
+
+class BufferedBytes(Generic[HolderT]):
+    """Bytes buffered for all holders together. Above the limit the holder that has buffered longest is closed: a client
+    that keeps up holds nothing, so it is never closed. ``close`` gets a holder and the reason; it may call ``forget``.
+    """
+
+    def __init__(self, limit_bytes: int, what: str, close: Callable[[HolderT, str], None]) -> None:
+        self._limit_bytes, self._what, self._close = limit_bytes, what, close
+        self._held: dict[HolderT, int] = {}
+        """In the order in which holders began to hold bytes."""
+        self.total_bytes = 0
+        self.peak_bytes = 0
+
+    def set(self, holder: HolderT, held_bytes: int) -> None:
+        """``holder`` holds ``held_bytes`` now."""
+        before = self._held.get(holder, 0)
+        if before == held_bytes:
+            return
+        self.total_bytes += held_bytes - before
+        if held_bytes:
+            self._held[holder] = held_bytes
+        else:
+            del self._held[holder]
+        self.peak_bytes = max(self.peak_bytes, self.total_bytes)
+        while self.total_bytes > self._limit_bytes:
+            oldest = next(iter(self._held))
+            reason = (
+                f"{self._what} of all clients take {self.total_bytes} bytes, this client's are the oldest"
+            )
+            self.forget(oldest)
+            self._close(oldest, reason)
+
+    def forget(self, holder: HolderT) -> None:
+        """``holder`` is gone."""
+        self.total_bytes -= self._held.pop(holder, 0)
 
 
 class BufferAccounts:

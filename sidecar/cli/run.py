@@ -27,7 +27,7 @@ from sidecar.logs import log_json
 from sidecar.metrics import ObjectStoreCollector, StatusCollector
 from sidecar.report import encode_report
 from sidecar.serving import ServingThread, handlers_with, services_of
-from sidecar.serving_metrics import ServingCollector, proxy_report, slave_report
+from sidecar.serving_metrics import ServingCollector
 from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
@@ -182,9 +182,9 @@ class _Source:
             raise UnavailableError("the uploader has not started yet")
         for service in self._services:
             if isinstance(service, ProxyService):
-                report = replace(report, proxy=proxy_report(service.status()))
+                report = replace(report, proxy=service.status())
             elif isinstance(service, SlaveService):
-                report = replace(report, slave=slave_report(service.status()))
+                report = replace(report, slave=service.status())
         return encode_report(report)
 
     def metrics(self) -> bytes:

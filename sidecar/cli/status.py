@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from fetcher.queries.queue_listing import list_queues
+from server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
 from sidecar.admin_client import fetch_status
 from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf, topic_filter_of
@@ -26,10 +27,7 @@ from sidecar.cli.arguments import (
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
 from sidecar.report import (
-    GroupReport,
-    ProxyReport,
     QueueReport,
-    SlaveReport,
     StatusReport,
     decode_report,
     seconds_since,
@@ -215,13 +213,13 @@ def _print(report: StatusReport) -> None:
         _print_slave(report.slave)
 
 
-def _print_proxy(proxy: ProxyReport) -> None:
+def _print_proxy(proxy: ProxyStatus) -> None:
     archive = "" if proxy.is_archive_open else "; the archive is not open yet"
     print(f"\nclients     {proxy.connections:,} connected to {proxy.address}{archive}")
     _print_groups(proxy.groups)
 
 
-def _print_slave(slave: SlaveReport) -> None:
+def _print_slave(slave: SlaveStatus) -> None:
     states = {
         True: "redirects slow consumers here",
         False: "redirects no consumers (slaveReadEnable)",
@@ -237,7 +235,7 @@ def _print_slave(slave: SlaveReport) -> None:
     _print_groups(slave.groups)
 
 
-def _print_groups(groups: Sequence[GroupReport]) -> None:
+def _print_groups(groups: Sequence[GroupReading]) -> None:
     if groups:
         print_table(
             ["group", "members", "pulls from the archive", "from the broker", "messages behind"],

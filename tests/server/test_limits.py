@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from server.listen.options import kept_tls, tls_context
 from server.wire import listener as server_module
 from server.wire.active_requests import LARGE_BYTES_MAX
-from server.wire.buffered_bytes import BufferedBytes
-from server.wire.connection_limits import ConnectionLimits
+from server.wire.connection_limits import BufferedBytes, ConnectionLimits
 from server.wire.listener import ServerOptions
 from tests.server.connection_scene import ECHO, LARGE, LARGE_BYTES, SLOW, WHO, Client, Scene, play
 from tiered.errors import UsageError

@@ -66,7 +66,7 @@ def test_a_slave_registers_and_relays_with_tls(papers: Papers) -> None:
             await until(lambda: name_server.addresses.get(OWN_ID) == ADVERTISED)
             answer = await client.ask(QUERY_OFFSET, consumerGroup="g", topic="t", queueId="0")
             assert (answer.code, answer.ext_fields["offset"]) == (0, "5")
-            await until(lambda: service.status().name_servers[0].state is RegistrationState.REGISTERED)
+            await until(lambda: service.status().name_servers[0][1] == RegistrationState.REGISTERED.value)
             assert service.status().is_master_available
 
     asyncio.run(story())

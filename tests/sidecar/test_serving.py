@@ -16,12 +16,12 @@ import pytest
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.policy.read_policy import BrokerSide, LocalView, Residency
 from server.groups.client_table import ClientTable
-from server.proxy.group_reads import GroupReading
-from server.proxy.proxy_service import ProxyConfig, ProxyService, ProxyStatus
+from server.proxy.proxy_service import ProxyConfig, ProxyService
 from server.proxy.relay_service import RelayService
+from server.proxy.relay_status import GroupReading, ProxyStatus
 from sidecar.report import decode_report, encode_report
 from sidecar.serving import MergedHandlers, ServingThread, checks_clients, proxy_config
-from sidecar.serving_metrics import ServingCollector, proxy_report
+from sidecar.serving_metrics import ServingCollector
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import free_port
 from tests.sidecar.handlers_double import FakeHandlers
@@ -220,7 +220,7 @@ def test_a_commit_of_this_process_is_adopted_at_once(
 def test_proxy_mode_is_part_of_the_status_document() -> None:
     reading = GroupReading("g", 2, 30, 4, 5)
     status = ProxyStatus("host:9876", 3, True, (reading,), 2)
-    report = replace(REPORT, proxy=proxy_report(status))
+    report = replace(REPORT, proxy=status)
     assert decode_report(orjson.loads(encode_report(report))) == report
     assert decode_report(orjson.loads(encode_report(REPORT))).proxy is None
 

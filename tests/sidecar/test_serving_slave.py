@@ -12,18 +12,17 @@ import orjson
 import pytest
 
 from fetcher.access import ArchiveAccess
-from server.proxy.group_reads import GroupReading
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.proxy_service import ProxyService
 from server.proxy.relay_service import RelayService
+from server.proxy.relay_status import GroupReading, SlaveStatus
 from server.proxy.upstream import RemotingUpstream
-from server.slave.registrar import NameServerStatus
-from server.slave.registration import RegistrationState, SlaveConfig
-from server.slave.slave_service import SlaveOptions, SlaveService, SlaveStatus
+from server.slave.registration import SlaveConfig
+from server.slave.slave_service import SlaveOptions, SlaveService
 from sidecar.cli import status as status_command
 from sidecar.report import decode_report, encode_report
 from sidecar.serving import ServingThread, handlers_with, services_of, slave_config, slave_policies
-from sidecar.serving_metrics import ServingCollector, slave_report
+from sidecar.serving_metrics import ServingCollector
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.server.slave.master_double import MasterDouble
 from tests.server.slave.name_server_double import NameServerDouble
@@ -48,8 +47,7 @@ from tiered.settings.sections import (
 CONF = {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 STATUS = SlaveStatus(
     "h:10931", 3, True, (GroupReading("g", 2, 30, 4, 5),), 7, True, False,
-    (NameServerStatus("10.0.0.8:9876", RegistrationState.REGISTERED, ""),
-     NameServerStatus("10.0.0.9:9876", RegistrationState.REFUSED, "id 7 is taken")),
+    (("10.0.0.8:9876", "registered"), ("10.0.0.9:9876", "not registered: id 7 is taken")),
 )  # fmt: skip
 
 
@@ -116,7 +114,7 @@ def test_archived_messages_come_from_the_archive_unless_disabled() -> None:
 def test_it_is_part_of_the_status_document_and_of_the_metrics(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = replace(REPORT, slave=slave_report(STATUS))
+    report = replace(REPORT, slave=STATUS)
     assert decode_report(orjson.loads(encode_report(report))) == report
     assert decode_report(orjson.loads(encode_report(REPORT))).slave is None
     slave = SlaveConfig("broker-a", "10.0.0.1:10911", ("10.0.0.8:9876",), "h:10931", 7)
@@ -132,7 +130,7 @@ def test_it_is_part_of_the_status_document_and_of_the_metrics(
     assert "id 7 at h:10931, 3 connected; the master redirects no consumers (slaveReadEnable)" in printed
     assert "name server 10.0.0.9:9876: not registered: id 7 is taken" in printed
     silent = replace(STATUS, is_master_available=False, master_failure="m:1 cannot be reached: no answer")
-    status_command._print(replace(REPORT, slave=slave_report(silent)))
+    status_command._print(replace(REPORT, slave=silent))
     assert "the master does not answer: m:1 cannot be reached: no answer\n" in capsys.readouterr().out
 
 

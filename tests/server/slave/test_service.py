@@ -113,8 +113,9 @@ def story(
 
 
 def stand(stage: Stage) -> tuple[RegistrationState, str]:
-    (standing,) = stage.service.status().name_servers
-    return standing.state, standing.why
+    ((_, text),) = stage.service.status().name_servers
+    state, _, why = text.partition(": ")
+    return RegistrationState(state), why
 
 
 def test_it_registers_when_the_archive_is_open_and_not_before() -> None:
