@@ -8,7 +8,6 @@ that no server owns it. Sources: RequestCode, AdminBrokerProcessor.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -213,12 +212,7 @@ def _reset_at(client: BrokerClient, group: str, topic: str, **fields: object) ->
     answer = _call(client, code, topic=topic, group=group, isForce="true", **fields)
     if answer.code == ResponseCode.SYSTEM_ERROR:
         return {}  # such as an offset below the broker's minimum
-    return _moved(_document(client, _checked(answer, code)))
-
-
-def _moved(document: Mapping[str, Any]) -> dict[int, int]:
-    """Queue id -> offset of a response to 222, whose keys are queues."""
-    table = document.get("offsetTable") or {}
+    table = _document(client, _checked(answer, code)).get("offsetTable") or {}  # its keys are queues
     return {int(json.loads(queue)["queueId"]): int(offset) for queue, offset in table.items()}
 
 

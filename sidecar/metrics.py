@@ -23,15 +23,19 @@ _MEDIUM = {"storage_type": "tiered", "storage_medium": "blob"}
 _QUEUE_LABELS = [*_MEDIUM, "topic", "queue_id", "file_type"]
 
 
-class StatusCollector(Collector):
+class ScrapeCollector(Collector):
+    """Makes its families at each scrape."""
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names and labels are not known before a scrape."""
+        return []
+
+
+class StatusCollector(ScrapeCollector):
     """Metrics of the current report."""
 
     def __init__(self, report: Callable[[], StatusReport | None]) -> None:
         self._report = report
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: names depend on the report."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """All families of one scrape."""
@@ -125,15 +129,11 @@ def _labelled(
     return family
 
 
-class ObjectStoreCollector(Collector):
+class ObjectStoreCollector(ScrapeCollector):
     """Metrics of object store requests. Bytes are histograms as in RocketMQ, with sum and count only."""
 
     def __init__(self, metrics: StoreMetrics) -> None:
         self._metrics = metrics
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: operations appear when they first happen."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """All families of one scrape."""

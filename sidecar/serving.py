@@ -7,7 +7,6 @@ archive access: its caches, request scheduler and byte budget are the process's.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
 import threading
@@ -24,7 +23,7 @@ from server.backend.pull_handlers import PullLimits
 from server.backend.served_archive import ServedArchive
 from server.groups.client_table import ClientTable
 from server.listen.options import parse_address
-from server.listen.own_address import check_advertised
+from server.listen.own_address import check_advertised, is_loopback
 from server.proxy.broker_view import BrokerViews
 from server.proxy.group_resets import GroupResets
 from server.proxy.merged_lookups import MergedLookups
@@ -82,13 +81,13 @@ def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Sl
     if port == 0:
         raise UsageError("slave.advertise has port 0", hint="set the port that clients dial")
     others = [parse_address(other, "")[0] for other in (address, *name_servers)]
-    if _is_loopback(host) and not all(map(_is_loopback, others)):
+    if is_loopback(host) and not all(map(is_loopback, others)):
         raise UsageError(
             f"slave.advertise = {slave.advertise} is a loopback address: clients on other hosts cannot reach it",
             hint="set it to this host as clients see it",
         )
     bind = slave.bind
-    if _is_loopback(parse_address(bind, "slave.bind")[0]) and not _is_loopback(host):
+    if is_loopback(parse_address(bind, "slave.bind")[0]) and not is_loopback(host):
         # Consumers that the master redirects to an unreachable port wait forever.
         raise UsageError(
             f"slave.bind = {bind} is a loopback address: clients cannot reach slave.advertise = {slave.advertise}",
@@ -122,13 +121,6 @@ def _upstream_addresses(
             hint="set it to an address of this process",
         )
     return address, name_servers
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 # -- services and their handlers ------------------------------------------------------------------------------

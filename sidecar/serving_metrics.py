@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from server.proxy.proxy_service import ProxyService
 from server.proxy.relay_service import RelayService
 from server.slave.registration import RegistrationState
 from server.slave.slave_service import SlaveService
-from sidecar.metrics import PREFIX
+from sidecar.metrics import PREFIX, ScrapeCollector
 
 
-class ServingCollector(Collector):
+class ServingCollector(ScrapeCollector):
     """Reads a service at each scrape."""
 
     def __init__(self, service: RelayService[Any]) -> None:
         self._service = service
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: codes appear with their first request."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """All families of one scrape."""

@@ -90,10 +90,6 @@ class GroupOffsets:
         """Groups with an offset of ``topic``."""
         return sorted({group for group, name in self._offsets if name == topic})
 
-    def groups(self) -> list[str]:
-        """Groups with an offset."""
-        return sorted({group for group, _ in self._offsets})
-
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Record an offset, to be written soon. Ignored while another server owns the groups or at the memory limit: an
         explicit commit reports that."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.container import decode_container, encode_container
@@ -223,7 +223,3 @@ class GroupLog:
     def _remove(self, versions: Sequence[int]) -> None:
         if versions:
             self._store.delete([snapshot_key(version) for version in versions])
-
-    def document(self) -> dict[str, Any]:
-        """For status."""
-        return {"version": self._last.version, "owner": self._owner_name}

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from server.listen.memory_shares import memory_shares
+from server.listen.memory_shares import MemoryShares
 from server.security.authorizer import RulesAuthorizer
 from server.security.rules_file import RulesFile
 from server.wire.connection_limits import ConnectionLimits
@@ -36,7 +36,7 @@ def server_options(settings: ServeSettings) -> ServerOptions:
 
 def connection_limits(settings: ServeSettings) -> ConnectionLimits:
     """Of each connection, and of all together."""
-    memory = memory_shares(settings.memory_bytes)
+    memory = MemoryShares(settings.memory_bytes)
     return ConnectionLimits(
         unread_bytes_max=memory.unread_replies,
         partial_bytes_max=memory.partial_frames,

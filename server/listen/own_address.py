@@ -28,6 +28,16 @@ def is_wildcard(host: str) -> bool:
         return False
 
 
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine for itself only."""
+    try:
+        found = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return host.lower() == "localhost"
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
 def check_advertised(advertise: str, section: str) -> None:
     """Raises UsageError for an address no client can dial. ``section``: of the settings, named in the error."""
     key = f"{section}.advertise"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from server.groups.client_table import ClientTable
-from server.listen.memory_shares import memory_shares
+from server.listen.memory_shares import MemoryShares
 from server.wire.connection import Connection
 from server.wire.listener import Listener, ServerOptions
 from server.wire.request import HandlerTable
@@ -24,7 +24,7 @@ class Service:
         self, settings: ServeSettings, table: HandlerTable, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._settings, self._table, self._now_s = settings, table, now_s
-        self._memory = memory_shares(settings.memory_bytes)
+        self._memory = MemoryShares(settings.memory_bytes)
         self.clients = ClientTable(now_s, bytes_max=self._memory.clients)
         """Group members and their subscriptions, from heartbeats."""
         self._expiring: list[Callable[[], None]] = [self.clients.expire]

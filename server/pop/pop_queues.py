@@ -54,9 +54,6 @@ class PopQueues:
         """Memory estimate."""
         self._swept_s = float("-inf")
 
-    def __len__(self) -> int:
-        return len(self._queues)
-
     def find(self, key: GroupQueueKey) -> GroupQueue | None:
         """A popped queue, or None."""
         return self._queues.get(key)

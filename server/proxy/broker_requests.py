@@ -24,7 +24,7 @@ async def query_log_begin(command: RemotingCommand, upstream: Upstream) -> int:
         answer = await upstream.call(_ask(command, RequestCode.GET_BROKER_RUNTIME_INFO), ASK_TIMEOUT_S)
     except UnavailableError:
         return UNKNOWN_PHYS
-    table = _document(answer).get("table")
+    table = document_of(answer).get("table")
     text = table.get("commitLogMinOffset") if isinstance(table, Mapping) else None
     return int(text) if isinstance(text, str) and text.isdecimal() else UNKNOWN_PHYS
 
@@ -49,7 +49,7 @@ async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) 
     if SIGNATURE in command.ext_fields:
         return -1  # additional fields would break the signature
     asked = _ask(command, RequestCode.QUERY_CONSUME_QUEUE, index=offset, count=1)
-    document = _document(await upstream.call(asked, ASK_TIMEOUT_S))
+    document = document_of(await upstream.call(asked, ASK_TIMEOUT_S))
     rows = document.get("queueData")
     row = rows[0] if isinstance(rows, list) and rows else None
     if not isinstance(row, Mapping):
@@ -57,7 +57,8 @@ async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) 
     return int(row.get("physicOffset", -1))
 
 
-def _document(answer: RemotingCommand) -> Mapping[str, object]:
+def document_of(answer: RemotingCommand) -> Mapping[str, object]:
+    """The body of a SUCCESS reply; empty if it is no JSON object."""
     if answer.code != ResponseCode.SUCCESS or not answer.body:
         return {}
     try:

@@ -12,7 +12,7 @@ Sources: AdminBrokerProcessor.resetOffset, Broker2Client.resetOffset, MQClientIn
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -23,12 +23,12 @@ from server.groups.bounded_gather import bounded_gather
 from server.groups.client_table import ClientTable, Member
 from server.groups.fastjson_text import queue_map
 from server.groups.queue_locks import MessageQueue
+from server.proxy.broker_requests import document_of
 from server.proxy.merged_offsets import ANSWER_S, MergedOffsets, number_in, offset_table
 from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Request, Response
-from tiered.errors import CorruptionError, UnavailableError
-from tiered.formats import fastjson
+from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
@@ -162,11 +162,5 @@ def _checked(response: Response) -> int:
 
 def _members(answer: RemotingCommand) -> set[str]:
     """Client ids; none if the broker has no consumer of the group."""
-    if answer.code != ResponseCode.SUCCESS or not answer.body:
-        return set()
-    try:
-        document = fastjson.loads(answer.body)
-    except CorruptionError:
-        return set()
-    listed = document.get("consumerIdList") if isinstance(document, Mapping) else None
+    listed = document_of(answer).get("consumerIdList")
     return {str(member) for member in listed} if isinstance(listed, list) else set()

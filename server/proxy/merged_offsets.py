@@ -25,6 +25,7 @@ from server.groups.bounded_gather import bounded_gather
 from server.groups.fastjson_text import queue_map
 from server.groups.queue_locks import MessageQueue
 from server.proxy.broker_queue import QueueState
+from server.proxy.broker_requests import document_of
 from server.proxy.broker_view import BrokerViews
 from server.proxy.offset_merge import joined_min, lower_by_time
 from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
@@ -222,15 +223,13 @@ Table = dict[MessageQueue, dict[str, Any]]
 
 def offset_table(answer: RemotingCommand) -> tuple[Table, dict[str, Any]]:
     """The map by queue in a statistics body (202, 208), and its other members; both empty for any other reply."""
-    if answer.code != ResponseCode.SUCCESS or not answer.body:
-        return {}, {}
+    document = dict(document_of(answer))
     try:
-        document = fastjson.loads(answer.body)
-        rows = document.pop("offsetTable")
+        rows: Any = document.pop("offsetTable")
         table = {_queue_of(fastjson.loads(key)): dict(row) for key, row in rows.items()}
     except (CorruptionError, AttributeError, KeyError, TypeError, ValueError):
         return {}, {}
-    return table, dict(document)
+    return table, document
 
 
 def _queue_of(document: Mapping[str, Any]) -> MessageQueue:

@@ -9,14 +9,15 @@ MQClientInstance.findBrokerAddressInSubscribe.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from server.listen.own_address import is_loopback
 from server.proxy.proxy_handlers import REAL_BROKER_ID, SIDECAR_ID
+from server.security.addresses import host_of
 from tiered.formats import fastjson
 from tiered.settings.sections import ReadSettings
 
@@ -44,19 +45,7 @@ def reads_anything(settings: ReadSettings) -> bool:
 
 def may_dial(advertised: str, client_address: str) -> bool:
     """Whether a client at ``client_address`` can reach ``advertised``: a loopback address only from this machine."""
-    return not _is_loopback(advertised) or _is_loopback(client_address)
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    if host.lower() == "localhost":
-        return True
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    return not is_loopback(host_of(advertised)) or is_loopback(host_of(client_address))
 
 
 def published_addresses(addresses: dict[str, Any], sidecar: str) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from server.proxy.upstream import LinkEvents, RemotingUpstream, as_answer
+from server.proxy.upstream import LinkEvents, RemotingUpstream
 from server.wire.codes import RequestCode
-from server.wire.connection import Connection
+from server.wire.connection import RESPONSE_FLAG, Connection
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 
@@ -55,10 +55,6 @@ class RelayClient:
         self.connection, self.upstream = connection, upstream
         self.peer = FilteredPeer(connection, allows)
 
-    def close(self) -> None:
-        """The client is gone."""
-        self.upstream.close()
-
 
 class ProxyClient(RelayClient):
     """A client that the broker may send requests to. ``connect`` makes its upstream."""
@@ -84,7 +80,9 @@ class ProxyClient(RelayClient):
         opaque = self._forwarded.pop(command.opaque, None)
         if opaque is None:
             return
-        task = asyncio.get_running_loop().create_task(self._answer(as_answer(command, opaque)))
+        task = asyncio.get_running_loop().create_task(
+            self._answer(replace(command, opaque=opaque, flag=command.flag | RESPONSE_FLAG))
+        )
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 

@@ -58,7 +58,7 @@ class RelayService(Service, Generic[ClientT]):
         """Close connections of both sides, after requests in progress had ``drain_s`` to finish."""
         await super().close(drain_s)
         for client in list(self._relay_clients.values()):
-            client.close()
+            client.upstream.close()
 
     @abstractmethod
     def status(self) -> RelayStatus:
@@ -83,7 +83,7 @@ class RelayService(Service, Generic[ClientT]):
         client = self._relay_clients.pop(connection.id, None)
         if client is not None:
             self.clients.closed(client.peer)
-            client.close()
+            client.upstream.close()
 
     async def _answer_or_relay(self, request: Request, client: ClientT) -> Response | None:
         handler = None if self._handlers is None else self._handlers.get(request.code)

@@ -27,7 +27,6 @@ from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 
 logger = logging.getLogger(__name__)
 
-RESPONSE_FLAG = 1
 CONNECT_TIMEOUT_S = 3.0
 CONNECT_AGAIN_S = 0.5
 """After a refused connection, calls fail at once for this long."""
@@ -319,8 +318,3 @@ def retrieve_exception(outcome: asyncio.Future[Any]) -> None:
     """Retrieve its exception, which may have no waiter left."""
     if outcome.done() and not outcome.cancelled():
         outcome.exception()
-
-
-def as_answer(command: RemotingCommand, opaque: int) -> RemotingCommand:
-    """A client's reply with the number of the broker's request."""
-    return replace(command, opaque=opaque, flag=command.flag | RESPONSE_FLAG)

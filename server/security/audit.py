@@ -5,7 +5,6 @@ range, reads and bytes. Lookups of single messages have no queue.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 from server.security.addresses import host_of
 from server.wire.codes import RequestCode
@@ -22,16 +21,6 @@ _READS = frozenset({
 })  # fmt: skip
 
 
-class Reader(NamedTuple):
-    """The reader of one line."""
-
-    host: str
-    account: str
-    group: str
-    topic: str
-    queue_id: str
-
-
 class _Sums:
     __slots__ = ("body_bytes", "first_offset", "next_offset", "reads")
 
@@ -46,7 +35,7 @@ class Audit:
     def __init__(self, interval_s: float, now_s: float) -> None:
         self._interval_s, self._written_s = interval_s, now_s
         self._sums: dict[tuple[str, str, str, str, str], _Sums] = {}
-        """By the fields of a Reader."""
+        """By client host, account, group, topic and queue id."""
 
     def note(self, request: Request, response: Response, body_bytes: int, account: str) -> None:
         """Count a reply, if it has messages."""
@@ -81,14 +70,13 @@ class Audit:
     def write(self) -> None:
         """One line for each reader."""
         sums, self._sums = self._sums, {}
-        for named, sum_ in sums.items():
-            reader = Reader(*named)
+        for (host, account, group, topic, queue_id), sum_ in sums.items():
             offsets = f"{sum_.first_offset}-{sum_.next_offset}" if sum_.next_offset else ""
             logger.info(
                 "read",
                 extra={
-                    "client": reader.host, "account": reader.account, "group": reader.group,
-                    "topic": reader.topic, "queue": reader.queue_id, "offsets": offsets, "reads": sum_.reads,
+                    "client": host, "account": account, "group": group, "topic": topic, "queue": queue_id,
+                    "offsets": offsets, "reads": sum_.reads,
                     "bytes": sum_.body_bytes,
                 },
             )  # fmt: skip

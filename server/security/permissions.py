@@ -87,9 +87,10 @@ _GROUP = {
     RequestCode.QUERY_TOPICS_BY_CONSUMER: ("group", _GET),
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: ("group", _GET),
 }
-_ACL_1_TOPIC = frozenset({RequestCode.QUERY_MESSAGE})
-_ACL_1_GROUP = frozenset({RequestCode.UNREGISTER_CLIENT, RequestCode.GET_CONSUMER_LIST_BY_GROUP})
-_ACL_1_BOTH = frozenset(_TOPIC_AND_GROUP) - {RequestCode.QUERY_CONSUMER_OFFSET}
+_ACL_1 = frozenset(_TOPIC_AND_GROUP) - {RequestCode.QUERY_CONSUMER_OFFSET} | {
+    RequestCode.QUERY_MESSAGE, RequestCode.UNREGISTER_CLIENT, RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.HEART_BEAT,
+}  # fmt: skip
 _LOCKS = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 
 
@@ -139,8 +140,7 @@ def _permissions_for(request: Request) -> list[Permission]:
 
 def acl_1_permissions(request: Request) -> list[Permission]:
     """As required by ACL 1.0: only a signature for codes it does not list."""
-    code = request.command.code
-    if code in _ACL_1_BOTH or code in _ACL_1_TOPIC or code in _ACL_1_GROUP or code == RequestCode.HEART_BEAT:
+    if request.command.code in _ACL_1:
         return [Permission(one.kind, one.name, SUB) for one in permissions_for(request)]
     return []
 

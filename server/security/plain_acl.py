@@ -21,7 +21,7 @@ from server.security.permissions import (
     acl_1_permissions,
     message_permissions,
 )
-from server.security.rules import Account, RulesError, text_of
+from server.security.rules import Account, Rules, RulesError, pattern_of, text_of
 from server.wire.request import Request
 
 _ACTIONS = {"PUB": frozenset({Action.PUB}), "SUB": frozenset({Action.SUB}), "DENY": frozenset[Action](),
@@ -54,21 +54,19 @@ class Grants:
         return bool(granted & required.actions)
 
 
-class PlainAcl:
+class PlainAcl(Rules):
     """See Rules."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         """Raises RulesError."""
-        self._trusted = [_pattern(one) for one in _list(document, "globalWhiteRemoteAddresses")]
-        self.accounts: dict[str, Account] = {}
+        super().__init__()
+        self._trusted = [pattern_of(one) for one in _list(document, "globalWhiteRemoteAddresses")]
         self._grants: dict[str, Grants] = {}
         for entry in _list(document, "accounts"):
             if not isinstance(entry, dict):
                 raise RulesError("accounts: an entry is not a mapping")
             account = _account(entry)
-            if account.name in self.accounts:
-                raise RulesError(f"access key {account.name} is defined twice")
-            self.accounts[account.name] = account
+            self._add(account, "access key")
             self._grants[account.name] = Grants(
                 _actions(entry.get("defaultTopicPerm") or "DENY"), _actions(entry.get("defaultGroupPerm") or "DENY"),
                 _named(_list(entry, "topicPerms")), _named(_list(entry, "groupPerms")),
@@ -101,16 +99,9 @@ def _account(entry: Mapping[str, Any]) -> Account:
     name, secret = text_of(entry.get("accessKey")), text_of(entry.get("secretKey"))
     if len(name) <= 6 or len(secret) <= 6:
         raise RulesError("accessKey and secretKey must have more than 6 characters")
-    pattern = _pattern(entry.get("whiteRemoteAddress"))
+    pattern = pattern_of(entry.get("whiteRemoteAddress"))
     is_administrator = text_of(entry.get("admin")).lower() in _YES
     return Account(name, secret, is_super=is_administrator, trusted_from=pattern)
-
-
-def _pattern(value: object) -> str:
-    text = text_of(value)
-    if text and not addresses.is_valid(text):
-        raise RulesError(f"address {text} does not parse")
-    return text
 
 
 def _actions(value: object) -> frozenset[Action]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from server.security import addresses
 from server.wire.request import Request
 from tiered.errors import UsageError
 
@@ -25,27 +26,39 @@ class Account:
     """Address pattern that needs neither signature nor permission."""
 
 
-class Rules(Protocol):
+class Rules(ABC):
     """The rules of one file. Decisions are pure."""
 
-    @property
-    def accounts(self) -> dict[str, Account]:
+    def __init__(self) -> None:
+        self.accounts: dict[str, Account] = {}
         """By access key or user name."""
-        ...
+
+    def _add(self, account: Account, title: str) -> None:
+        if account.name in self.accounts:
+            raise RulesError(f"{title} {account.name} is defined twice")
+        self.accounts[account.name] = account
 
     def is_trusted(self, host: str) -> bool:
         """Whether all requests from ``host`` are allowed."""
-        ...
+        return False
 
+    @abstractmethod
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
         """Why ``account`` may not send ``request``, or None. Raises BadRequestError."""
-        ...
 
+    @abstractmethod
     def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
         """Why ``account`` may not read a message of ``topic``, or None."""
-        ...
 
 
 def text_of(value: object) -> str:
     """A YAML scalar as text: keys of digits may be written without quotes."""
     return "" if value is None else str(value).strip()
+
+
+def pattern_of(value: object) -> str:
+    """An address pattern. Raises RulesError if it does not parse."""
+    text = text_of(value)
+    if text and not addresses.is_valid(text):
+        raise RulesError(f"address {text} does not parse")
+    return text

@@ -17,7 +17,7 @@ from typing import Any
 
 from server.security import addresses
 from server.security.permissions import Action, Kind, Permission, message_permissions, permissions_for
-from server.security.rules import Account, RulesError, text_of
+from server.security.rules import Account, Rules, RulesError, pattern_of, text_of
 from server.wire.request import Request
 
 _ACTIONS = {action.value.lower(): frozenset({action}) for action in Action} | {
@@ -52,17 +52,14 @@ class Entry:
         return self.kind is None, not self.is_literal, -len(self.prefix), self.allows
 
 
-class UserAcl:
+class UserAcl(Rules):
     """See Rules."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         """Raises RulesError."""
-        self.accounts: dict[str, Account] = {}
+        super().__init__()
         for entry in _list(document, "users"):
-            account = _account(entry)
-            if account.name in self.accounts:
-                raise RulesError(f"user {account.name} is defined twice")
-            self.accounts[account.name] = account
+            self._add(_account(entry), "user")
         self._custom: dict[str, list[Entry]] = {}
         self._default: dict[str, list[Entry]] = {}
         for acl in _mappings(document, "acls"):
@@ -72,10 +69,6 @@ class UserAcl:
                 target = self._default if is_default else self._custom
                 found = [_entry(entry) for entry in _list(policy, "entries")]
                 target[name] = sorted(target.get(name, []) + found, key=lambda entry: entry.rank)
-
-    def is_trusted(self, host: str) -> bool:
-        """See Rules: no host is trusted."""
-        return False
 
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
         return self._missing(account, permissions_for(request), host)
@@ -128,10 +121,9 @@ def _entry(entry: Any) -> Entry:
     decision = text_of(entry.get("decision")).lower()
     if decision not in ("allow", "deny"):
         raise RulesError(f"resource {resource}: decision must be Allow or Deny")
-    sources = tuple(text_of(source) for source in _list(entry, "sourceIps"))
-    for source in sources:
-        if not addresses.is_valid(source):
-            raise RulesError(f"address {source} does not parse")
+    sources = tuple(pattern_of(source) for source in _list(entry, "sourceIps"))
+    if "" in sources:
+        raise RulesError("sourceIps: an address is empty")
     actions = frozenset[Action]().union(*(_action(one) for one in _list(entry, "actions")))
     return Entry(kind, name.removesuffix("*"), not name.endswith("*"), actions, sources, decision == "allow")
 

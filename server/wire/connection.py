@@ -117,10 +117,6 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(self._accounts.buffer[:nbytes]))
 
-    def eof_received(self) -> bool | None:
-        """See asyncio.BufferedProtocol: closes."""
-        return None
-
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
         self.last_active_s = time.monotonic()

@@ -15,7 +15,7 @@ from server.archive_mode.archive_service import ArchiveService
 from server.backend.served_archive import ServedArchive
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog
-from server.listen.memory_shares import memory_shares
+from server.listen.memory_shares import MemoryShares
 from server.retries.retry_log import RetryLog
 from server.retries.retry_queue import RetryLimits, RetryQueues
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
@@ -52,7 +52,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) -> None:
-    memory = memory_shares(settings.serve.memory_bytes)
+    memory = MemoryShares(settings.serve.memory_bytes)
     archive = ServedArchive(access)
     await archive.load()
     log = GroupLog(access.store, own_name(), _now_ms, is_gone=is_gone, generation_of=access.generation)

@@ -26,12 +26,7 @@ from sidecar.cli.arguments import (
 )
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
-from sidecar.report import (
-    QueueReport,
-    StatusReport,
-    decode_report,
-    seconds_since,
-)
+from sidecar.report import StatusReport, decode_report, seconds_since
 from sidecar.reporter import age_s
 from sidecar.retention_margin import retention_margin_s
 from tiered.console import duration_text, print_json, print_table, size_text
@@ -203,7 +198,10 @@ def _print(report: StatusReport) -> None:
         print()
         print_table(
             ["topic", "queue", "messages behind", "bytes", "seconds"],
-            [_row(queue) for queue in behind[:QUEUES_SHOWN]],
+            [
+                [q.topic, q.queue_id, q.lag_messages, size_text(q.lag_bytes), f"{q.lag_seconds:.1f}"]
+                for q in behind[:QUEUES_SHOWN]
+            ],
         )
         if len(behind) > QUEUES_SHOWN:
             print(f"… and {len(behind) - QUEUES_SHOWN} more queues (all with --json)")
@@ -252,13 +250,3 @@ def _margin(report: StatusReport) -> str:
     if report.retention_margin_seconds is None:
         return "no unarchived message is about to be deleted"
     return f"{duration_text(report.retention_margin_seconds)} until the broker deletes unarchived messages"
-
-
-def _row(queue: QueueReport) -> list[object]:
-    return [
-        queue.topic,
-        queue.queue_id,
-        queue.lag_messages,
-        size_text(queue.lag_bytes),
-        f"{queue.lag_seconds:.1f}",
-    ]

@@ -385,7 +385,7 @@ def test_a_group_whose_offsets_find_no_room_is_refused_and_others_go_on() -> Non
         for number in range(100):
             with pytest.raises(BadRequestError, match="memory_bytes"):
                 await one.pop(consumerGroup=f"hostile{number}")
-        assert len(one.handlers._queues) == 1
+        assert len(one.handlers._queues._queues) == 1
         await one.ack(before[0][1])
         _, after = await one.pop()
         assert set(after).isdisjoint(before)
@@ -509,7 +509,7 @@ def test_queues_where_nothing_is_in_hand_make_room_and_their_groups_go_on() -> N
             for _, offset in found:
                 await one.ask(RequestCode.ACK_MESSAGE, consumerGroup=f"g{number}", queueId=0, offset=offset)
             one.handlers._queues._swept_s = 0.0
-        assert len(one.handlers._queues) < 10
+        assert len(one.handlers._queues._queues) < 10
         _, found = await one.pop(consumerGroup="g0")
         assert found[0] == (0, 20)
 
