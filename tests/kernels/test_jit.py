@@ -86,6 +86,13 @@ def test_kernels_run_where_no_directory_is_writable(package_copy: Path) -> None:
     assert run(code, cwd=package_copy, cache=Path("/dev/null")).split() == ["3", "NullCache"]
 
 
+def test_kernels_run_without_a_home_directory(package_copy: Path) -> None:
+    no_home = "import os, pwd; os.environ.pop('HOME', None); pwd.getpwuid = lambda uid: {}[uid]; "
+    for hits in "01":
+        printed = run(no_home + CALL + HITS, cwd=package_copy, cache=package_copy, NUMBA_CACHE_DIR="")
+        assert printed.split() == ["3", hits]
+
+
 def test_the_embedding_process_keeps_its_own_cache_directory(package_copy: Path, tmp_path: Path) -> None:
     code = CALL + "; import numba; print(numba.config.CACHE_DIR)"
     assert run(code, cwd=package_copy, cache=tmp_path).split() == ["3", str(tmp_path)]

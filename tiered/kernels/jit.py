@@ -78,13 +78,13 @@ def _njit(function: Callable[..., Any]) -> Any:
 @cache
 def _cache_directory(configured: str) -> str:
     """A writable directory for these sources; "" where there is none: then each process compiles for itself."""
-    user = Path.home() / ".cache" / "rocketmq-tiered"
+    user = Path("~/.cache/rocketmq-tiered")
     for parent in [Path(configured)] if configured else [_PACKAGE / "__pycache__", user]:
-        directory = parent / f"kernels-{_SOURCES[:16]}"
         try:
+            directory = parent.expanduser() / f"kernels-{_SOURCES[:16]}"
             directory.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=directory).close()
-        except OSError:
+        except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
             continue
         return str(directory)
     return ""
