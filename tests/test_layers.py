@@ -170,6 +170,25 @@ def test_folders_of_a_package_depend_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_two_folders_import_each_other() -> None:
+    """In every package, also those without a declared order; a package's own modules count as a folder."""
+    arrows = {
+        (found.path.rsplit("/", 1)[0], _directory(found.module))
+        for found in ALL_IMPORTS
+        if _first_party(found.module) and found.module != "<computed>"
+    }
+    both = sorted(arrow for arrow in arrows if arrow[0] < arrow[1] and arrow[::-1] in arrows)
+    assert not both, "\n".join(f"{one} and {other} import each other" for one, other in both)
+
+
+def _directory(module: str) -> str:
+    """The directory that holds a dotted name's module."""
+    path = ROOT.joinpath(*module.split("."))
+    while not path.is_dir():
+        path = path.parent
+    return path.relative_to(ROOT).as_posix()
+
+
 @pytest.mark.parametrize("library", sorted(CORNERS))
 def test_library_stays_in_its_corner(library: str) -> None:
     corner = CORNERS[library]
@@ -257,6 +276,8 @@ def test_the_checks_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "fetcher/blocks/imaginary.py": "from fetcher.pulls.message_fetcher import MessageFetcher\n",
         "server/one.py": "from server.two import a\n",
         "server/two.py": "from server.one import a\n",
+        "sidecar/one.py": "from sidecar.cli.two import a\n",
+        "sidecar/cli/two.py": "from sidecar.one import a\n",
     }
     for name, source in made.items():
         path = tmp_path / name
@@ -271,6 +292,7 @@ def test_the_checks_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (test_packages_depend_one_way, "imports pipeline.session.session"),
         (test_subpackages_of_tiered_depend_one_way, "imports tiered.flat_file.verify"),
         (test_folders_of_a_package_depend_one_way, "imports fetcher.pulls.message_fetcher"),
+        (test_no_two_folders_import_each_other, "sidecar and sidecar/cli import each other"),
         (partial(test_library_stays_in_its_corner, "boto3"), "imports boto3"),
         (test_no_first_party_import_hides_in_a_function, "imports sidecar.cli.main"),
         (test_computed_imports_are_only_the_cli_verbs, "imports <computed>"),
