@@ -81,7 +81,9 @@ class ArchiveGroups:
             place = self._archive.access.broker, queue.queue_id, before
             found.append(QueueMove(*place, after, queue.min_offset, queue.max_offset))
         if not found:
-            raise NotFoundError(f"{self._archive.title} has no {topic}", hint="tiered ls lists the topics")
+            raise NotFoundError(
+                f"{self._archive.title} has no topic {topic}", hint="tiered ls lists the topics"
+            )
         return found
 
     def move(self, group: str, topic: str, moves: list[QueueMove]) -> list[QueueMove]:

@@ -115,12 +115,11 @@ def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]
 
 
 def _wanted(options: argparse.Namespace) -> str:
-    """The requested queues, such as ``orders queue 3 in generation 1``."""
+    """The requested queues, such as ``topic orders queue 3 in generation 1``."""
+    topic = f"topic {options.topic}" if options.topic else ""
     queue = "" if options.queue is None else f"queue {options.queue}"
     generation = "" if options.generation is None else f"in generation {options.generation}"
-    return " ".join(
-        filter(None, (options.topic, queue, generation if options.topic or queue else f"queue {generation}"))
-    )
+    return " ".join(filter(None, (topic, queue, generation if topic or queue else f"queue {generation}")))
 
 
 def _follow(

@@ -45,7 +45,7 @@ def execute(options: argparse.Namespace) -> int:
         if not queues:
             generation = "" if options.generation is None else f" in generation {options.generation}"
             raise NotFoundError(
-                f"{archive.title} has no {options.topic}{generation}",
+                f"{archive.title} has no topic {options.topic}{generation}",
                 hint="tiered ls --hidden lists the queues",
             )
         boundary = Boundary(options.boundary)
