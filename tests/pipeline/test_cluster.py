@@ -60,7 +60,7 @@ def submit(client: Path, cluster: Cluster, keys: dict[str, str], *arguments: obj
 
 def sources_of(executor: Path) -> list[Path]:
     """Where an executor found the project: in what it was sent."""
-    return list(executor.glob("job/lib/python3*/site-packages/pipeline/partition_reader.py"))
+    return list(executor.glob("job/lib/python3*/site-packages/pipeline/source/partition_reader.py"))
 
 
 def test_the_recipe_runs_a_job_on_executors_that_have_nothing_of_the_project(
