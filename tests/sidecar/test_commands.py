@@ -173,7 +173,7 @@ def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, caps
         (("sing",), 2, "tiered --help"),
         (("cat",), 2, "tiered cat --help"),
         (("cat", "ARCHIVE", "t_k_one", "--since", "soon"), 2, "is not a time"),
-        (("cat", "ARCHIVE", "t_k_one", "--generation", "4"), 3, "no t_k_one in generation 4"),
+        (("cat", "ARCHIVE", "t_k_one", "--generation", "4"), 3, "no topic t_k_one in generation 4"),
         (("cat", "ARCHIVE", "--all", "--queue", "99"), 3, "no queue 99"),
         (("cat", "ARCHIVE", "--all", "--generation", "4"), 3, "no queue in generation 4"),
         (("offset", "ARCHIVE", "t_k_one", "--time", "0", "--generation", "4"), 3, "generation 4"),
