@@ -26,7 +26,7 @@ from pipeline.jobs.diff import DiffReport, diff
 from pipeline.jobs.search import SHOWN, Question, fault_of_the_question, search
 from pipeline.jobs.stats import Stats, stats
 from pipeline.jobs.stats_report import page
-from pipeline.jobs.verify import ArchiveReport, verify
+from pipeline.jobs.verify import verify
 from pipeline.options.source_options import Source, SourceOptions
 from tiered.console import camel_names, print_json, print_json_line, print_table, size_text, time_text
 from tiered.errors import UsageError
@@ -64,19 +64,8 @@ def run_verify(options: argparse.Namespace) -> int:
         ])  # fmt: skip
     else:
         for one in found:
-            _print_archive(options.url, one)
+            print(*one.report.lines(f"{one.cluster}/{one.broker} in {options.url}"), sep="\n")
     return EXIT_ANOMALIES if any(failed) else 0
-
-
-def _print_archive(url: str, found: ArchiveReport) -> None:
-    report = found.report
-    for anomaly in report.anomalies:
-        print(f"anomaly: {anomaly}")
-    for key in report.leftovers:
-        print(f"leftover: {key}")
-    counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
-    verdict = "clean" if not report.anomalies else f"{len(report.anomalies)} ANOMALIES"
-    print(f"{found.cluster}/{found.broker} in {url}: {verdict}; {counts}; leftovers {len(report.leftovers)}")
 
 
 def add_stats(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
 from tiered.console import camel_names, print_json
-from tiered.flat_file.verify import VerifyReport, verify_archive
+from tiered.flat_file.verify import verify_archive
 
 EXIT_ANOMALIES = 1
 
@@ -38,15 +38,5 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json(camel_names(asdict(report)) | {"ok": not failed})
     else:
-        _print(archive.title, report)
+        print(*report.lines(archive.title), sep="\n")
     return EXIT_ANOMALIES if failed else 0
-
-
-def _print(title: str, report: VerifyReport) -> None:
-    for anomaly in report.anomalies:
-        print(f"anomaly: {anomaly}")
-    for key in report.leftovers:
-        print(f"leftover: {key}")
-    counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
-    verdict = "clean" if not report.anomalies else f"{len(report.anomalies)} ANOMALIES"
-    print(f"{title}: {verdict}; {counts}; leftovers {len(report.leftovers)}")

@@ -64,6 +64,14 @@ class VerifyReport:
         """Record an anomaly of a whole object."""
         self.anomalies.append(Anomaly(kind, key, None, detail))
 
+    def lines(self, title: str) -> Iterator[str]:
+        """The report as text: each anomaly, each leftover, then a summary that starts with ``title``."""
+        yield from (f"anomaly: {anomaly}" for anomaly in self.anomalies)
+        yield from (f"leftover: {key}" for key in self.leftovers)
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
+        verdict = "clean" if not self.anomalies else f"{len(self.anomalies)} ANOMALIES"
+        yield f"{title}: {verdict}; {counts}; leftovers {len(self.leftovers)}"
+
 
 def verify_archive(
     store: ObjectStore,
