@@ -146,6 +146,19 @@ def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames)
         logger.warning(
             "clients connect without TLS although the broker uses it: serve.tls_certificate is not set"
         )
+    elif (
+        conf is not None
+        and checks_clients(conf)
+        and not (settings.serve.acl_file or settings.serve.tls_certificate)
+    ):
+        # With serve.acl_file the service warns.
+        exposed = [s.bind for s in services if not is_loopback(parse_address(s.bind, f"{s.section}.bind")[0])]
+        if exposed:
+            logger.warning(
+                "clients sign requests to the broker on connections without TLS, which others can read and repeat: "
+                "set serve.tls_certificate",
+                extra={"bind": exposed},
+            )
     return services
 
 

@@ -39,6 +39,11 @@ def _shared(mode: str, broker: str, service: RelayService[Any]) -> Iterator[Metr
     )
     members = sum(group.members for group in status.groups)
     yield _gauge(f"{mode}_consumers", "connected members of consumer groups", members)
+    yield CounterMetricFamily(
+        f"{PREFIX}_{mode}_refused_proxy_headers",
+        "connections closed because of a PROXY header from outside serve.proxy_from",
+        service.refused_proxy_headers,
+    )
     answered = {str(code): count for code, count in list(counters.answered.items())}
     relayed = {str(code): count for code, count in list(counters.relayed.items())}
     yield _counters(f"{mode}_answered", "requests answered by this process", "code", answered)

@@ -20,6 +20,8 @@ from tiered.settings.sections import ServeSettings
 
 def server_options(settings: ServeSettings) -> ServerOptions:
     """Options of the port. Reads the certificate and the access rules."""
+    for key, complaint in settings.complaints():
+        raise UsageError(f"{key}: these settings would not protect clients as they say", hint=complaint)
     host, port = parse_address(settings.bind, "serve.bind")
     rules = RulesFile(Path(settings.acl_file)) if settings.acl_file else None
     return ServerOptions(
@@ -29,7 +31,7 @@ def server_options(settings: ServeSettings) -> ServerOptions:
         limits=connection_limits(settings),
         tls=kept_tls(settings),
         tls_only=settings.tls_only,
-        accepts_proxy=settings.accept_proxy,
+        proxy_from=settings.proxy_networks(),
         authorizer=RulesAuthorizer(rules, settings.audit_interval_ms / 1000),
     )
 
@@ -65,10 +67,6 @@ def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext | None] | N
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
     """The TLS context, or None. Raises UsageError if a file does not load."""
     if not settings.tls_certificate:
-        if settings.tls_only or settings.tls_key or settings.tls_client_ca:
-            raise UsageError(
-                "serve.tls_certificate is not set", hint="set it to the PEM file of the certificate"
-            )
         return None
     password = password_in(settings.tls_key_password_file, "serve.tls_key_password_file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from server.groups.client_table import ClientTable
 from server.listen.memory_shares import MemoryShares
+from server.listen.own_address import is_loopback
 from server.wire.connection import Connection
 from server.wire.listener import Listener, ServerOptions
 from server.wire.request import HandlerTable
 from tiered.settings.sections import ServeSettings
+
+logger = logging.getLogger(__name__)
 
 EXPIRE_EVERY_S = 5.0
 
@@ -30,11 +34,20 @@ class Service:
         self._expiring: list[Callable[[], None]] = [self.clients.expire]
         self._listener: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self.has_plain_accounts = False
+        """Whether clients on other hosts sign requests on connections without TLS."""
 
     async def _listen(self, options: ServerOptions) -> tuple[str, int]:
         """Accept connections; returns the bound address. Raises OSError when the port is taken."""
         self._listener = Listener(self._table, options, on_close=self._connection_closed)
         bound = await self._listener.start()
+        if self._settings.acl_file and not self._settings.tls_certificate and not is_loopback(bound[0]):
+            self.has_plain_accounts = True
+            logger.warning(
+                "accounts are checked on connections without TLS, which others can read and repeat: "
+                "set serve.tls_certificate",
+                extra={"bound": bound[0]},
+            )
         self._spawn(self._expire())
         return bound
 
@@ -60,6 +73,11 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def refused_proxy_headers(self) -> int:
+        """See Listener."""
+        return 0 if self._listener is None else self._listener.refused_proxy_headers
 
     @property
     def _connection_count(self) -> int:

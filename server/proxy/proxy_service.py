@@ -102,6 +102,7 @@ class ProxyService(RelayService[ProxyClient]):
             self._handlers is not None,
             self._group_readings(),
             sum(client.upstream.is_connected for client in clients),
+            has_plain_accounts=self.has_plain_accounts,
         )
 
     def _connect(self, connection: Connection) -> ProxyClient:

@@ -29,12 +29,14 @@ class GroupReading:
 
 @dataclass(frozen=True)
 class RelayStatus:
-    """Current state. ``address``: advertised; ``groups``: groups with members here, and their reads."""
+    """Current state. ``address``: advertised; ``groups``: groups with members here, and their reads;
+    ``has_plain_accounts``: clients on other hosts sign requests on connections without TLS."""
 
     address: str
     connections: int
     is_archive_open: bool
     groups: tuple[GroupReading, ...]
+    has_plain_accounts: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,7 @@ class SlaveService(RelayService[RelayClient]):
             self.master.redirects(),
             tuple(zip(slave.name_servers, map(str, self._registrar.statuses()), strict=True)),
             self.master.failure,
+            has_plain_accounts=self.has_plain_accounts,
         )
 
     async def _register(self) -> None:

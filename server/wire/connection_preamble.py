@@ -14,10 +14,13 @@ from tiered.remoting.command import ProtocolError
 TLS_CLIENT_HELLO = 0x16
 
 
+async def begins_proxy_header(client: socket.socket) -> bool:
+    """Whether the next byte begins a PROXY header. Raises OSError."""
+    return await _first_byte(client) in FIRST_BYTES
+
+
 async def take_proxy_header(client: socket.socket) -> str | None:
-    """Read a PROXY header, if there is one; returns its address, or None. Raises ProtocolError and OSError."""
-    if await _first_byte(client) not in FIRST_BYTES:
-        return None
+    """Read the PROXY header that begins; returns its address, or None. Raises ProtocolError and OSError."""
     loop = asyncio.get_running_loop()
     head = b""
     while (found := split_proxy_header(head)) is None:

@@ -13,10 +13,11 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from server.wire.connection import Connection, ConnectionContext
 from server.wire.connection_limits import BufferAccounts, ConnectionLimits
-from server.wire.connection_preamble import begins_tls, take_proxy_header
+from server.wire.connection_preamble import begins_proxy_header, begins_tls, take_proxy_header
 from server.wire.dispatch import Authorizer
 from server.wire.request import HandlerTable
 from tiered.remoting.command import ProtocolError
@@ -33,7 +34,7 @@ OTHER_DESCRIPTORS = 512
 @dataclass(frozen=True)
 class ServerOptions:
     """``version``: sent in replies (org.apache.rocketmq.common.MQVersion). ``tls``: called for each connection; plain
-    clients are served too unless ``tls_only``."""
+    clients are served too unless ``tls_only``. ``proxy_from``: from where PROXY headers are believed."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -42,7 +43,7 @@ class ServerOptions:
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     tls: Callable[[], ssl.SSLContext | None] | None = None
     tls_only: bool = False
-    accepts_proxy: bool = False
+    proxy_from: tuple[IPv4Network | IPv6Network, ...] = ()
     authorizer: Authorizer | None = None
 
 
@@ -66,6 +67,8 @@ class Listener:
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
         self._opening = 0
+        self.refused_proxy_headers = 0
+        """Connections closed because of a PROXY header from outside ``proxy_from``."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> tuple[str, int]:
@@ -116,7 +119,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                client, _ = await loop.sock_accept(self._listener)
+                client, address = await loop.sock_accept(self._listener)
             except OSError as error:
                 logger.warning("accept failed: %s", error)
                 await asyncio.sleep(0.1)  # out of descriptors until connections close
@@ -129,13 +132,20 @@ class Listener:
                 continue
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._opening += 1
-            self._spawn(self._open(client))
+            self._spawn(self._open(client, address[0]))
 
-    async def _open(self, client: socket.socket) -> None:
+    async def _open(self, client: socket.socket, host: str) -> None:
         options = self._options
+        # Where neither TLS nor a PROXY header is expected, a client without a request is an idle one.
+        wait_s = FIRST_BYTE_S if options.tls or options.proxy_from else options.limits.idle_s
         try:
-            async with asyncio.timeout(FIRST_BYTE_S):
-                address = await take_proxy_header(client) if options.accepts_proxy else None
+            address = None
+            async with asyncio.timeout(wait_s):
+                if await begins_proxy_header(client):
+                    if not self._is_load_balancer(host):
+                        client.close()
+                        return
+                    address = await take_proxy_header(client)
                 is_tls = options.tls is not None and await begins_tls(client)
             if options.tls_only and not is_tls:
                 client.close()
@@ -145,14 +155,25 @@ class Listener:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: Connection(context, None if tls else client, address), client, ssl=tls
             )
-        except (OSError, TimeoutError, ssl.SSLError, ProtocolError) as error:
-            logger.info("connection did not open: %s", str(error) or type(error).__name__)
+        except (OSError, ssl.SSLError, ProtocolError) as error:
+            reason = f"idle for {wait_s:g} s" if isinstance(error, TimeoutError) else error
+            logger.info("connection did not open: %s", str(reason) or type(error).__name__)
             client.close()
         except asyncio.CancelledError:  # the server stops
             client.close()
             raise
         finally:
             self._opening -= 1
+
+    def _is_load_balancer(self, host: str) -> bool:
+        """Whether PROXY headers from ``host`` are believed; a refusal is counted and logged."""
+        found = ip_address(host)
+        mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+        if any((mapped or found) in network for network in self._options.proxy_from):
+            return True
+        self.refused_proxy_headers += 1
+        logger.warning("PROXY header from %s, which is not in serve.proxy_from: connection closed", host)
+        return False
 
     def _opened(self, connection: Connection) -> None:
         self._connections.add(connection)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from fetcher.queries.queue_listing import list_queues
-from server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
+from server.proxy.relay_status import GroupReading, ProxyStatus, RelayStatus, SlaveStatus
 from sidecar.admin_client import fetch_status
 from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf, topic_filter_of
@@ -214,7 +214,7 @@ def _print(report: StatusReport) -> None:
 def _print_proxy(proxy: ProxyStatus) -> None:
     archive = "" if proxy.is_archive_open else "; the archive is not open yet"
     print(f"\nclients     {proxy.connections:,} connected to {proxy.address}{archive}")
-    _print_groups(proxy.groups)
+    _print_mode(proxy)
 
 
 def _print_slave(slave: SlaveStatus) -> None:
@@ -230,7 +230,13 @@ def _print_slave(slave: SlaveStatus) -> None:
     )
     for address, stand in slave.name_servers:
         print(f"            name server {address}: {stand}")
-    _print_groups(slave.groups)
+    _print_mode(slave)
+
+
+def _print_mode(status: RelayStatus) -> None:
+    if status.has_plain_accounts:
+        print("            accounts are checked without TLS: set serve.tls_certificate")
+    _print_groups(status.groups)
 
 
 def _print_groups(groups: Sequence[GroupReading]) -> None:

@@ -10,7 +10,9 @@ from server.wire.listener import Listener, ServerOptions
 from server.wire.request import HandlerTable, Request, Response
 from tiered.errors import CorruptionError, ThrottledError
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
+from tiered.settings.sections import ServeSettings
 
+LOOPBACK = ServeSettings(proxy_from=("127.0.0.1",)).proxy_networks()
 ECHO, LARGE, BROKEN, BUSY, SILENT, SLOW, WHO, INSTANT = range(1, 9)
 
 

@@ -29,6 +29,7 @@ from tests.server.connection_scene import (
     INSTANT,
     LARGE,
     LARGE_BYTES,
+    LOOPBACK,
     SILENT,
     SLOW,
     WHO,
@@ -38,6 +39,7 @@ from tests.server.connection_scene import (
     play,
 )
 from tiered.remoting.command import RemotingCommand, SerializeType, encode
+from tiered.settings.sections import ServeSettings
 
 
 @pytest.mark.parametrize("kind", list(SerializeType))
@@ -274,7 +276,39 @@ def test_a_proxy_header_names_the_real_client() -> None:
         plain = await made.client()
         assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
 
-    play(story, ServerOptions(accepts_proxy=True))
+    play(story, ServerOptions(proxy_from=LOOPBACK))
+
+
+HEADER_OF_A_LOAD_BALANCER = b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n"
+
+
+@pytest.mark.parametrize("head", [HEADER_OF_A_LOAD_BALANCER, PROXY_V2 + b"\x20\x00\x00\x00"])
+@pytest.mark.parametrize("believed", [(), ("10.0.0.0/8", "::1"), ("127.0.0.2",)])
+def test_a_proxy_header_from_elsewhere_closes_the_connection_and_is_counted(
+    head: bytes, believed: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(made: Scene) -> None:
+        forger, client = await made.client(), await made.client()
+        forger.writer.write(head + encode(RemotingCommand(WHO, 1)))
+        with suppress(ConnectionError):
+            assert await forger.reader.read(1) == b""
+        assert made.server.refused_proxy_headers == 1
+        assert (await client.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
+
+    play(story, ServerOptions(proxy_from=ServeSettings(proxy_from=believed).proxy_networks()))
+    assert "PROXY header from 127.0.0.1, which is not in serve.proxy_from" in caplog.text
+
+
+def test_a_load_balancer_is_recognised_by_its_network_on_both_families() -> None:
+    async def story(made: Scene) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(HEADER_OF_A_LOAD_BALANCER)
+        client = Client(reader, writer)
+        assert (await client.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.3:5555"}
+        writer.close()
+
+    # The server's socket says ::ffff:127.0.0.1.
+    play(story, ServerOptions("::", proxy_from=ServeSettings(proxy_from=("127.0.0.0/8",)).proxy_networks()))
 
 
 @pytest.mark.parametrize(
@@ -295,7 +329,7 @@ def test_a_proxy_header_that_does_not_end_keeps_no_connection(
             async with asyncio.timeout(2):
                 assert await slow.reader.read(1) == b""
 
-    play(story, ServerOptions(accepts_proxy=True))
+    play(story, ServerOptions(proxy_from=LOOPBACK))
 
 
 def test_whoever_sends_without_a_pause_is_not_late() -> None:

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.listen.options import kept_tls, tls_context
+from server.listen.options import kept_tls, server_options, tls_context
 from server.wire import listener as server_module
 from server.wire.active_requests import LARGE_BYTES_MAX
 from server.wire.connection_limits import BufferedBytes, ConnectionLimits
 from server.wire.listener import ServerOptions
-from tests.server.connection_scene import ECHO, LARGE, LARGE_BYTES, SLOW, WHO, Client, Scene, play
+from tests.server.connection_scene import ECHO, LARGE, LARGE_BYTES, LOOPBACK, SLOW, WHO, Client, Scene, play
 from tiered.errors import UsageError
 from tiered.remoting.command import FRAME_BYTES_MAX, FrameDecoder, ProtocolError, RemotingCommand, encode
 from tiered.settings.sections import ServeSettings
@@ -313,9 +313,21 @@ def test_client_certificates(tmp_path: Path, shows_one: bool, is_required: bool)
             assert shows_one or not is_required
             client.writer.close()
         plain = await made.client()
-        assert (await plain.ask(RemotingCommand(ECHO, 2))).opaque == 2
+        plain.writer.write(FRAME)
+        assert await is_closed(plain) if is_required else (await plain.receive()).opaque == 5
 
-    play(story, ServerOptions(tls=kept_tls(settings)))
+    play(story, ServerOptions(tls=kept_tls(settings), tls_only=is_required))
+
+
+def test_required_client_certificates_are_refused_where_clients_without_tls_are_served(
+    tmp_path: Path,
+) -> None:
+    certified = replace(certificate(tmp_path), tls_client_ca=str(tmp_path / "cert.pem"))
+    with pytest.raises(UsageError, match=r"serve\.tls_only.*serve\.tls_client_required") as refused:
+        server_options(certified)
+    assert "set serve.tls_only = true" in refused.value.hint
+    assert server_options(replace(certified, tls_only=True)).tls_only
+    assert not server_options(replace(certified, tls_client_required=False)).tls_only
 
 
 @pytest.mark.parametrize("tls_only", [False, True])
@@ -342,7 +354,7 @@ def test_tls_may_follow_a_proxy_header(tmp_path: Path, tls_only: bool) -> None:
         else:
             assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.4:5555"}
 
-    play(story, ServerOptions(tls=kept_tls(settings), tls_only=tls_only, accepts_proxy=True))
+    play(story, ServerOptions(tls=kept_tls(settings), tls_only=tls_only, proxy_from=LOOPBACK))
 
 
 def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_path: Path) -> None:
@@ -354,8 +366,8 @@ def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_pa
         assert await is_closed(plain)
 
     play(story, ServerOptions(tls=kept_tls(settings), tls_only=True))
-    with pytest.raises(UsageError, match="tls_certificate is not set"):
-        tls_context(replace(ServeSettings(), tls_only=True))
+    with pytest.raises(UsageError, match=r"serve\.tls_only.*requires serve\.tls_certificate"):
+        server_options(replace(ServeSettings(), tls_only=True))
     with pytest.raises(UsageError, match="cannot be loaded"):
         tls_context(replace(settings, tls_key=str(tmp_path / "none.pem")))
 

@@ -131,6 +131,8 @@ def test_lists_may_be_text(text: str) -> None:
         ("serve.advertise", ":9876", "write host:port"),
         ("slave.bind", "10931", "write host:port"),
         ("serve.tls_only", "true", "requires serve.tls_certificate"),
+        ("serve.proxy_from", "10.0.0.0/8, load-balancer", "10.0.0.0/24"),
+        ("serve.proxy_from", "10.0.0.8/8", "10.0.0.0/24"),
         ("serve.tls_key_password_file", "/password", "requires serve.tls_certificate"),
     ],
 )
@@ -140,6 +142,16 @@ def test_invalid_values_name_key_origin_and_fix(key: str, value: Any, fix: str) 
     message = str(caught.value)
     assert key in message and "the-origin" in message and fix in message
     assert caught.value.exit_code == 2 and "\n" not in message
+
+
+def test_client_certificates_that_clients_without_tls_need_not_show_are_refused() -> None:
+    given = ["serve.tls_certificate=/c.pem", "serve.tls_client_ca=/ca.pem"]
+    with pytest.raises(
+        UsageError, match=r"serve\.tls_only = false .*serve\.tls_client_required has no effect"
+    ):
+        load_settings(flags=flag_assignments(given))
+    for way_out in ("serve.tls_only=true", "serve.tls_client_required=false"):
+        load_settings(flags=flag_assignments([*given, way_out]))
 
 
 def test_a_key_without_a_certificate_is_refused() -> None:

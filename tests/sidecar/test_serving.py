@@ -219,7 +219,7 @@ def test_a_commit_of_this_process_is_adopted_at_once(
 
 def test_proxy_mode_is_part_of_the_status_document() -> None:
     reading = GroupReading("g", 2, 30, 4, 5)
-    status = ProxyStatus("host:9876", 3, True, (reading,), 2)
+    status = ProxyStatus("host:9876", 3, True, (reading,), 2, has_plain_accounts=True)
     report = replace(REPORT, proxy=status)
     assert decode_report(orjson.loads(encode_report(report))) == report
     assert decode_report(orjson.loads(encode_report(REPORT))).proxy is None

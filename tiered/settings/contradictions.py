@@ -6,7 +6,7 @@ Checks within one section are its ``complaints`` in sections.py.
 from __future__ import annotations
 
 from tiered.model.address import host_and_port
-from tiered.settings.sections import ServeSettings, Settings
+from tiered.settings.sections import Settings
 
 _ADDRESS = "write host:port, such as 127.0.0.1:10911"
 
@@ -29,8 +29,9 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
     found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]
-    found += _tls_without_certificate(settings.serve)
-    return found + settings.broker.complaints() + settings.read.complaints() + settings.slave.complaints()
+    for section in (settings.serve, settings.broker, settings.read, settings.slave):
+        found += section.complaints()
+    return found
 
 
 def _addresses(settings: Settings) -> list[tuple[str, str]]:
@@ -46,14 +47,4 @@ def _addresses(settings: Settings) -> list[tuple[str, str]]:
         ("serve.bind", serve.bind),
         ("slave.bind", slave.bind),
         *((key, text) for key, text in if_set if text),
-    ]
-
-
-def _tls_without_certificate(serve: ServeSettings) -> list[tuple[str, str]]:
-    """TLS settings without effect: a user who sets them expects TLS."""
-    names = ("tls_key", "tls_key_password_file", "tls_client_ca", "tls_only")
-    return [
-        (f"serve.{name}", "requires serve.tls_certificate")
-        for name in names
-        if getattr(serve, name) and not serve.tls_certificate
     ]

@@ -7,6 +7,7 @@ better value for them, but tests replace them. Sizes are bytes and times millise
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from tiered.model.queue import TopicFilter
@@ -337,8 +338,11 @@ class ServeSettings:
         minimum=HOUR_MS,
         restart=True,
     )
-    accept_proxy: bool = setting(
-        False, "accept PROXY protocol headers (v1, v2) of a load balancer", restart=True
+    proxy_from: tuple[str, ...] = setting(
+        (),
+        "addresses and networks of load balancers whose PROXY protocol headers (v1, v2) name the client; a header from "
+        "elsewhere closes the connection",
+        restart=True,
     )
     tls_certificate: str = setting(
         "", "PEM file of the server certificate chain; empty: no TLS", restart=True
@@ -353,7 +357,9 @@ class ServeSettings:
         "", "PEM file of the CAs of client certificates; empty: none are requested", restart=True
     )
     tls_client_required: bool = setting(
-        True, "refuse TLS clients without a certificate; requires serve.tls_client_ca", restart=True
+        True,
+        "refuse clients without a certificate; requires serve.tls_only if serve.tls_client_ca is set",
+        restart=True,
     )
     tls_only: bool = setting(False, "refuse connections without TLS", restart=True)
     acl_file: str = setting(
@@ -365,6 +371,31 @@ class ServeSettings:
         60_000, "interval of the audit log: one line for each reader of a queue; 0: no audit log",
         minimum=0, restart=True,
     )  # fmt: skip
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(key, complaint) pairs, as in ``contradictions``: settings without the protection that their user expects."""
+        names = ("tls_key", "tls_key_password_file", "tls_client_ca", "tls_only")
+        if not self.tls_certificate:
+            found = [
+                (f"serve.{name}", "requires serve.tls_certificate") for name in names if getattr(self, name)
+            ]
+        elif self.tls_client_ca and self.tls_client_required and not self.tls_only:
+            found = [(
+                "serve.tls_only",
+                "serve.tls_client_required has no effect on clients without TLS: set serve.tls_only = true, or "
+                "serve.tls_client_required = false",
+            )]  # fmt: skip
+        else:
+            found = []
+        try:
+            self.proxy_networks()
+        except ValueError as error:
+            found.append(("serve.proxy_from", f"{error}; write addresses or networks, such as 10.0.0.0/24"))
+        return found
+
+    def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """``proxy_from``. Raises ValueError."""
+        return tuple(ip_network(text) for text in self.proxy_from)
 
 
 @dataclass(frozen=True)

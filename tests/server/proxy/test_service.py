@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -259,7 +260,7 @@ def test_routes_name_us_until_nothing_is_read_from_the_archive() -> None:
 
 def test_a_loopback_address_is_not_given_to_other_hosts() -> None:
     async def story() -> None:
-        settings = ServeSettings(bind="127.0.0.1:0", accept_proxy=True)
+        settings = ServeSettings(bind="127.0.0.1:0", proxy_from=("127.0.0.1",))
         names = Peer({105: Response(body=(json.dumps(ROUTE).encode(),))})
         place = ProxyConfig("b", "127.0.0.1:1", [await names.start()], ADVERTISED)
         service = ProxyService(place, settings, ReadSettings())
@@ -272,6 +273,29 @@ def test_a_loopback_address_is_not_given_to_other_hosts() -> None:
         await names.stop()
 
     run(story())
+
+
+@pytest.mark.parametrize(
+    ("host", "acl_file", "has_plain_accounts"),
+    [("0.0.0.0", "acl.yml", True), ("127.0.0.1", "acl.yml", False), ("0.0.0.0", "", False)],
+)
+def test_accounts_without_tls_are_a_warning_unless_clients_are_on_this_host(
+    host: str, acl_file: str, has_plain_accounts: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = tmp_path / "acl.yml"
+    rules.write_text("accounts: [{accessKey: RocketMQ, secretKey: '12345678'}]")
+
+    async def story() -> None:
+        settings = ServeSettings(bind=f"{host}:0", acl_file=str(rules) if acl_file else "")
+        service = ProxyService(
+            ProxyConfig("b", "127.0.0.1:1", ["127.0.0.1:2"], ADVERTISED), settings, ReadSettings()
+        )
+        await service.start()
+        assert service.status().has_plain_accounts is has_plain_accounts
+        await service.close(drain_s=0)
+
+    run(story())
+    assert ("set serve.tls_certificate" in caplog.text) is has_plain_accounts
 
 
 def test_another_name_server_answers_and_changes_go_to_all() -> None:
