@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from tiered.console import escaped_json, printable
+
 RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -33,7 +35,7 @@ class JsonFormatter(logging.Formatter):
             if record.levelno >= logging.CRITICAL:
                 document["trace"] = self.formatException(record.exc_info)  # type: ignore[arg-type]
         try:
-            return orjson.dumps(document, default=str).decode()
+            return escaped_json(orjson.dumps(document, default=str)).decode()
         except TypeError:
             # orjson refuses paths that are not UTF-8 and numbers of more than 64 bits.
             return json.dumps(document, default=str)
@@ -44,6 +46,10 @@ class PlainFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the lines of a trace."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         """The line, followed by the ``extra`` attributes."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 
-from tiered.console import print_json, print_json_line, time_text
+from tiered.console import escaped_json, print_json, print_json_line, printable, time_text
+
+HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Unicode categories: control, format (bidirectional too), surrogate, line and paragraph separator."""
 
 
 @pytest.mark.parametrize("call", ["print_json", "print_json_line"])
@@ -52,3 +57,21 @@ def test_what_no_utf_8_spells_is_json_all_the_same(
 )
 def test_a_time_of_any_size_is_shown(time_ms: int, text: str) -> None:
     assert time_text(time_ms) == text
+
+
+def test_characters_that_act_on_a_terminal_are_escaped_in_text() -> None:
+    hidden = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in HIDDEN]
+    for character in hidden:
+        escaped = printable(f"a{character}b")
+        assert escaped.startswith("a\\") and escaped.isascii() and escaped.endswith("b"), hex(ord(character))
+    assert printable("日志 größer\u00a0’ \\ 🎉") == "日志 größer\u00a0’ \\ 🎉"
+    assert printable("\x1b\x9b\u202e\U000e0041\udcff") == r"\x1b\x9b\u202e\U000e0041\udcff"
+
+
+def test_json_escapes_the_same_characters_and_keeps_values() -> None:
+    text = "".join(
+        chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in HIDDEN - {"Cs"}
+    )
+    data = escaped_json(orjson.dumps({"日志": text}))
+    assert json.loads(data) == {"日志": text}
+    assert not HIDDEN & {unicodedata.category(character) for character in data.decode()}

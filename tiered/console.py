@@ -1,19 +1,64 @@
-"""Output of all commands: tables, JSON, and sizes, durations and times for people.
+"""Output of all commands: lines, tables, JSON, and sizes, durations and times for people.
 
-Data goes to stdout, everything else to stderr.
+Data goes to stdout, everything else to stderr. Names and bodies are chosen by others: characters that act on a
+terminal or hide text are escaped, in JSON too, whose values stay the same.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 
 from tiered.model.dates import DATES_END_MS
+
+_HIDDEN = (
+    r"\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e007f"
+)
+"""Unicode's control, format (bidirectional too), surrogate and separator characters, without those below 0x20."""
+_UNPRINTABLE = re.compile(rf"[\x00-\x1f{_HIDDEN}]")
+_UNPRINTABLE_IN_JSON = re.compile(f"[{_HIDDEN}]")
+
+
+def printable(text: str) -> str:
+    """``text`` with characters that act on a terminal, break the line or hide text escaped, as in Python: ``\\x1b``,
+    ``\\u202e``. For people: a backslash in ``text`` stays as it is."""
+    return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def escaped_json(data: bytes) -> bytes:
+    """JSON ``data`` with the same characters inside strings escaped."""
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _UNPRINTABLE_IN_JSON.sub(_json_escape, data.decode()).encode()
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+def print_lines(*lines: str, file: TextIO | None = None) -> None:
+    """Each of ``lines`` as one line, to stdout unless ``file`` is given."""
+    for line in lines:
+        print(printable(line), file=file, flush=file is not None)
+
+
+def print_fields(values: Iterable[str]) -> None:
+    """``values`` as one line, separated by tabs."""
+    print("\t".join(map(printable, values)))
+
+
+def clear_screen() -> None:
+    """Clear the terminal."""
+    print("\033[H\033[2J", end="")
 
 
 def print_json(document: Any) -> None:
@@ -33,7 +78,7 @@ def _print_json(document: Any, option: int) -> None:
     except TypeError:  # a path or name that is not valid UTF-8
         indent = 2 if option & orjson.OPT_INDENT_2 else None
         text = json.dumps(document, indent=indent, default=str).encode("ascii") + b"\n"
-    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.write(escaped_json(text))
 
 
 def camel_names(document: Any) -> Any:
@@ -97,7 +142,7 @@ def time_text(timestamp_ms: int) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:,}" if _is_number(value) else str(value)
+    return f"{value:,}" if _is_number(value) else printable(str(value))
 
 
 def _is_number(value: Any) -> bool:

@@ -28,7 +28,16 @@ from pipeline.jobs.stats import Stats, stats
 from pipeline.jobs.stats_report import page
 from pipeline.jobs.verify import verify
 from pipeline.options.source_options import Source, SourceOptions
-from tiered.console import camel_names, print_json, print_json_line, print_table, size_text, time_text
+from tiered.console import (
+    camel_names,
+    print_fields,
+    print_json,
+    print_json_line,
+    print_lines,
+    print_table,
+    size_text,
+    time_text,
+)
 from tiered.errors import UsageError
 
 EXIT_ANOMALIES = 1
@@ -64,7 +73,7 @@ def run_verify(options: argparse.Namespace) -> int:
         ])  # fmt: skip
     else:
         for one in found:
-            print(*one.report.lines(f"{one.cluster}/{one.broker} in {options.url}"), sep="\n")
+            print_lines(*one.report.lines(f"{one.cluster}/{one.broker} in {options.url}"))
     return EXIT_ANOMALIES if any(failed) else 0
 
 
@@ -154,12 +163,11 @@ def run_diff(options: argparse.Namespace) -> int:
 
 
 def _print_diff(options: argparse.Namespace, report: DiffReport) -> None:
-    for one in report.examples:
-        print(str(one))
+    print_lines(*map(str, report.examples))
     older = f"; {report.older:,} older messages are only in the archive" if report.older else ""
     counts = ", ".join(f"{count:,} {kind}" for kind, count in report.counts.items())
     verdict = counts.upper() if counts else "no differences"
-    print(f"{options.url} and {options.store}: {verdict}; {report.same:,} messages are the same{older}")
+    print_lines(f"{options.url} and {options.store}: {verdict}; {report.same:,} messages are the same{older}")
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -214,7 +222,7 @@ def _print_match(row: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json_line(document)
     else:
-        print("\t".join("" if value is None else _one_line(value) for value in document.values()))
+        print_fields("" if value is None else str(value) for value in document.values())
 
 
 def _plain(value: Any) -> Any:
@@ -222,7 +230,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return base64.b64encode(value).decode()
     return value if isinstance(value, str | int | float | bool | dict | list | type(None)) else str(value)
-
-
-def _one_line(value: Any) -> str:
-    return str(value).replace("\t", " ").replace("\r", " ").replace("\n", " ")

@@ -15,7 +15,7 @@ from pipeline.jobs.backfill import backfill
 from pipeline.jobs.backfill_options import BackfillOptions, StoreToBackfill
 from pipeline.jobs.delta_table import delta_conf
 from pipeline.jobs.export import DELTA, FORMATS, PARQUET, export
-from tiered.console import camel_names, print_json, size_text
+from tiered.console import camel_names, print_json, print_lines, size_text
 from tiered.errors import UsageError
 from tiered.object_store.store_options import StoreOptions
 from uploader.outcome_text import outcome_text
@@ -79,7 +79,7 @@ def run_backfill(options: argparse.Namespace) -> int:
         print_json([camel_names(asdict(report)) for report in reports])
     else:
         for report in reports:
-            print(f"{report.cluster}/{report.broker} in {options.url}: {outcome_text(report)}")
+            print_lines(f"{report.cluster}/{report.broker} in {options.url}: {outcome_text(report)}")
     return EXIT_ANOMALIES if any(report.damaged or report.lost for report in reports) else 0
 
 
@@ -138,10 +138,10 @@ def run_export(options: argparse.Namespace) -> int:
     if options.json:
         print_json(camel_names(asdict(report)))
     elif report.batches == 0:
-        print(f"{report.target}: no new messages")
+        print_lines(f"{report.target}: no new messages")
     else:
         expired = f"; {report.expired:,} offsets EXPIRED before they were exported" if report.expired else ""
-        print(
+        print_lines(
             f"{report.target}: {report.rows:,} rows in {report.files:,} {report.format} files, "
             f"{size_text(report.size_bytes)}{expired}"
         )

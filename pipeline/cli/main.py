@@ -7,11 +7,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from pipeline.cli import commands_reading as reading
 from pipeline.cli import commands_writing as writing
 from pipeline.jobs.tasks import typed
+from tiered.console import print_lines, printable
 from tiered.errors import TieredError
 
 EXIT_INTERRUPTED = 130
@@ -40,9 +41,14 @@ VERBS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tiered-spark",
         description="Spark jobs over archives of RocketMQ messages.",
         epilog=EXIT_CODES,
@@ -76,6 +82,6 @@ def _execute(verb: Verb, options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace, message: str, code: int) -> int:
     if options.debug:
-        traceback.print_exc()
-    sys.stderr.write(f"tiered-spark: {message}\n")
+        print_lines(*traceback.format_exc().splitlines(), file=sys.stderr)
+    print_lines(f"tiered-spark: {message}", file=sys.stderr)
     return code

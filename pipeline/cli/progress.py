@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tiered.console import duration_text
+from tiered.console import duration_text, print_lines
 
 PROGRESS_S = 2.0
 
@@ -34,8 +34,7 @@ class Progress:
         if self._quiet or now_s - self._printed_s < PROGRESS_S:
             return
         self._printed_s = now_s
-        sys.stderr.write(f"{self.line()}\n")
-        sys.stderr.flush()
+        print_lines(self.line(), file=sys.stderr)
 
     def line(self) -> str:
         """``backfill 40% 12.0 MiB of 30.0 MiB, 6.0 MiB/s, 3.0s left``."""

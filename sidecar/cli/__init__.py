@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from sidecar.sighup import catch_sighup
+from tiered.console import print_lines
 from tiered.errors import FULL_ERRNOS, StoreFullError, TieredError, UsageError
 
 EXIT_INTERRUPTED = 130
@@ -61,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports errors in one line, like all other errors; --help prints the usage."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"tiered: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
+        print_lines(f"tiered: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(UsageError.exit_code)
 
 
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = importlib.import_module(module_name)
     except KeyboardInterrupt:  # most of a short command's time is spent here
-        print(f"tiered: {INTERRUPTED}", file=sys.stderr)
+        print_lines(f"tiered: {INTERRUPTED}", file=sys.stderr)
         return EXIT_INTERRUPTED
     parser = _Parser(prog=f"tiered {verb}", description=help_text, epilog=EXIT_CODES, allow_abbrev=False)
     module.add_arguments(parser)
@@ -157,6 +158,6 @@ def _discard_output() -> None:
 
 def _report(options: argparse.Namespace, message: str, code: int) -> int:
     if options.debug:
-        traceback.print_exc()
-    print(f"tiered: {message}", file=sys.stderr)
+        print_lines(*traceback.format_exc().splitlines(), file=sys.stderr)
+    print_lines(f"tiered: {message}", file=sys.stderr)
     return code

@@ -19,7 +19,7 @@ from sidecar.cli.arguments import add_json, add_writer_flags, settings_of
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
 from sidecar.uploader_job import UploaderJob, Writer
-from tiered.console import camel_names, print_json
+from tiered.console import camel_names, print_json, print_lines
 from tiered.object_store.request_metrics import StoreMetrics
 from uploader.offload import OffloadResult
 from uploader.outage_limit import AGAIN, OutageLimit
@@ -59,9 +59,9 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json(camel_names(asdict(result)) | {"interrupted": stop.is_set()})
     else:
-        print(f"{title}: {outcome_text(result)}")
+        print_lines(f"{title}: {outcome_text(result)}")
         if stop.is_set():
-            print(INTERRUPTED)
+            print_lines(INTERRUPTED)
     if stop.is_set():
         return EXIT_INTERRUPTED
     return EXIT_ANOMALIES if result.damaged or result.lost else 0
@@ -108,7 +108,7 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
 
     def interrupted(*_: object) -> None:
         if stop.is_set():
-            print(f"tiered: {INTERRUPTED}", file=sys.stderr, flush=True)
+            print_lines(f"tiered: {INTERRUPTED}", file=sys.stderr)
             os._exit(EXIT_INTERRUPTED)
         stop.set()
 

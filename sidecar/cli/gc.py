@@ -9,7 +9,7 @@ from typing import Any
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from tiered.catalog.garbage import run_gc
-from tiered.console import print_json, size_text
+from tiered.console import print_json, print_lines, size_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +41,11 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json(document)
         return 0
-    for key in document["delete"]:
-        print(key)
+    print_lines(*document["delete"])
     verb = "deleted" if options.apply else "dry run, add --apply to delete:"
     kept = ", ".join(f"{count:,} {reason}" for reason, count in sorted(plan.kept.items())) or "none"
     size = size_text(plan.delete_bytes)
-    print(f"{archive.title}: {verb} {len(plan.delete)} objects, {size}; kept: {kept}")
+    print_lines(f"{archive.title}: {verb} {len(plan.delete)} objects, {size}; kept: {kept}")
     return 0
 
 

@@ -11,7 +11,7 @@ from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
-from tiered.console import print_json, size_text
+from tiered.console import print_json, print_lines, size_text
 from tiered.errors import UsageError
 from tiered.formats.record import decode_record
 from tiered.index.rocketmq_index_file import (
@@ -72,7 +72,7 @@ def execute(options: argparse.Namespace) -> int:
         print_json({"files": [str(path) for path in paths], "messages": count.done, "keys": count.keys})
         return 0
     size = sum(path.stat().st_blocks * 512 for path in paths)
-    print(
+    print_lines(
         f"{archive.title}: {count.keys:,} keys of {count.done:,} messages in {len(paths)} files, {size_text(size)} on "
         f"disk, in {directory}; copy them to the index directory of a stopped broker"
     )

@@ -8,7 +8,7 @@ import fnmatch
 from fetcher.queries.queue_listing import QueueListing, list_queues
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from tiered.console import print_json, print_table, size_text, time_text
+from tiered.console import print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
 
 
@@ -58,7 +58,7 @@ def _print(title: str, queues: list[QueueListing]) -> None:
     size = size_text(sum(queue.bytes for queue in queues))
     gaps = [(queue, gap) for queue in queues for gap in queue.gaps]
     if gaps:
-        print()
+        print_lines("")
         print_table(
             ["gap in topic", "queue", "generation", "first missing", "last missing", "reason"],
             [
@@ -66,6 +66,6 @@ def _print(title: str, queues: list[QueueListing]) -> None:
                 for q, gap in gaps
             ],
         )
-        print()
+        print_lines("")
     and_gaps = f", {len(gaps):,} gaps" if gaps else ""
-    print(f"{title}: {len(queues)} queues, {total:,} messages, {size} of messages{and_gaps}")
+    print_lines(f"{title}: {len(queues)} queues, {total:,} messages, {size} of messages{and_gaps}")

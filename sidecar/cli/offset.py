@@ -7,7 +7,7 @@ import argparse
 from fetcher.archive import Queue, open_archive
 from fetcher.queries.time_search import Boundary
 from sidecar.cli.arguments import add_archive, add_json, instant, settings_of
-from tiered.console import print_json, print_table, time_text
+from tiered.console import print_json, print_lines, print_table, time_text
 from tiered.errors import NotFoundError
 
 
@@ -57,7 +57,7 @@ def execute(options: argparse.Namespace) -> int:
                 "version": archive.version, "queues": found,
             })  # fmt: skip
         elif options.queue is not None:
-            print(offsets[0])
+            print_lines(str(offsets[0]))
         else:
             rows = [
                 [

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
-
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.both_sides import BothSidesQueries
@@ -26,7 +24,7 @@ from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, instant, 
 from sidecar.cli.rendering import warn_of_body
 from sidecar.logs import log_plain
 from tiered.catalog.state import CatalogState
-from tiered.console import print_json, time_text
+from tiered.console import print_json, print_json_line, print_lines, time_text
 from tiered.errors import NotFoundError, UsageError
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.settings.sections import Settings
@@ -148,7 +146,7 @@ def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
     files = max((cost.index_files for cost in costs), default=0)
     segments = max((cost.segments for cost in costs), default=0)
     topics = "" if len(wanted) == 1 else f", for each of {len(wanted):,} topics"
-    print(
+    print_lines(
         f"--all-time: {files:,} index files and {segments:,} unindexed segments{topics}: "
         f"about {requests:,} requests, and two per message found",
         file=sys.stderr,
@@ -215,4 +213,4 @@ def _print(found: list[FoundMessage], *, as_document: bool) -> None:
         print_json({"messages": documents})
         return
     for document in documents:
-        sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+        print_json_line(document)

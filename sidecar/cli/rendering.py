@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from tiered.console import escaped_json
 from tiered.formats.record import decode_record, inner_messages, record_to_json
 from tiered.model.queue import QueueKey
 
@@ -38,7 +39,7 @@ def jsonl_line(
         inner = document.get("inner") or ()
         for shown, item in zip(inner, inner_messages(record) if inner else (), strict=True):
             shown["body"] = form(item.body)
-    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+    return escaped_json(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def warn_of_body(document: Mapping[str, Any]) -> None:

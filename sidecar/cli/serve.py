@@ -22,6 +22,7 @@ from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
 from sidecar.group_owner import is_gone, own_name
 from sidecar.logs import log_json
 from sidecar.sighup import was_received
+from tiered.console import print_lines
 from tiered.errors import UsageError
 from tiered.settings.sections import Settings
 
@@ -84,7 +85,7 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
         "serving",
         extra={"address": address, "archive": access.title, "owns_groups": service.offsets.is_owner},
     )
-    print(f"serving {access.title} at {address}", file=sys.stderr, flush=True)
+    print_lines(f"serving {access.title} at {address}", file=sys.stderr)
     await stop.wait()
     watching.cancel()
     await service.close(drain_s=min(5.0, settings.process.drain_timeout_ms / 1000))

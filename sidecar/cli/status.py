@@ -29,7 +29,7 @@ from sidecar.lag import Lag, measure_lag
 from sidecar.report import StatusReport, decode_report, seconds_since
 from sidecar.reporter import age_s
 from sidecar.retention_margin import retention_margin_s
-from tiered.console import duration_text, print_json, print_table, size_text
+from tiered.console import clear_screen, duration_text, print_json, print_lines, print_table, size_text
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.settings.sections import Settings
 
@@ -81,7 +81,7 @@ def _watch(read: Callable[[], StatusReport], options: argparse.Namespace) -> Non
         try:
             _show(read(), options)
         except (UnavailableError, NotFoundError) as error:
-            print(f"tiered: {error}", file=sys.stderr)
+            print_lines(f"tiered: {error}", file=sys.stderr)
 
 
 def _show(report: StatusReport, options: argparse.Namespace) -> None:
@@ -89,7 +89,7 @@ def _show(report: StatusReport, options: argparse.Namespace) -> None:
         print_json(report.to_json())
         return
     if options.watch and sys.stdout.isatty():
-        print("\033[H\033[2J", end="")
+        clear_screen()
     _print(report)
 
 
@@ -173,29 +173,33 @@ def _print(report: StatusReport) -> None:
     lag_bytes = "unknown" if report.lag_bytes is None else size_text(report.lag_bytes)
     fenced = ", FENCED: another writer owns the archive" if report.fenced else ""
     title = f"{report.cluster}/{report.broker} in {report.archive_url}"
-    print(f"{title}: {report.state}, epoch {report.epoch}{fenced}")
-    print(f"writer      {report.writer or 'none'}")
-    print(f"archived    to {report.committed_phys:,} of {bound} ({report.bound_reason or 'bound unknown'})")
-    print(
+    print_lines(f"{title}: {report.state}, epoch {report.epoch}{fenced}")
+    print_lines(f"writer      {report.writer or 'none'}")
+    print_lines(
+        f"archived    to {report.committed_phys:,} of {bound} ({report.bound_reason or 'bound unknown'})"
+    )
+    print_lines(
         f"behind      {number(report.lag_messages)} messages, {lag_bytes}, {duration_text(report.lag_seconds)}"
     )
-    print(f"retention   {_margin(report)}")
-    print(f"gaps        {report.gaps:,}")
+    print_lines(f"retention   {_margin(report)}")
+    print_lines(f"gaps        {report.gaps:,}")
     if report.unindexed_objects:
-        print(f"index       {report.unindexed_objects:,} damaged objects excluded (see tiered verify)")
+        print_lines(f"index       {report.unindexed_objects:,} damaged objects excluded (see tiered verify)")
     if report.pending_deletions:
         age = duration_text(report.oldest_pending_deletion_seconds)
-        print(
+        print_lines(
             f"garbage     {report.pending_deletions:,} objects, the oldest {age} old (tiered gc deletes them)"
         )
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)
-        print(f"memory      {size_text(report.budget_used_bytes)} of {limit}")
-        print(f"pins        {report.pins}{f' ({report.pin_note})' if report.pin_note else ''}")
-        print(f"failures    {report.errors:,}{f', last: {report.last_error}' if report.last_error else ''}")
+        print_lines(f"memory      {size_text(report.budget_used_bytes)} of {limit}")
+        print_lines(f"pins        {report.pins}{f' ({report.pin_note})' if report.pin_note else ''}")
+        print_lines(
+            f"failures    {report.errors:,}{f', last: {report.last_error}' if report.last_error else ''}"
+        )
     behind = sorted(report.queues, key=lambda queue: queue.lag_messages, reverse=True)
     if behind:
-        print()
+        print_lines("")
         print_table(
             ["topic", "queue", "messages behind", "bytes", "seconds"],
             [
@@ -204,7 +208,7 @@ def _print(report: StatusReport) -> None:
             ],
         )
         if len(behind) > QUEUES_SHOWN:
-            print(f"… and {len(behind) - QUEUES_SHOWN} more queues (all with --json)")
+            print_lines(f"… and {len(behind) - QUEUES_SHOWN} more queues (all with --json)")
     if report.proxy is not None:
         _print_proxy(report.proxy)
     if report.slave is not None:
@@ -213,7 +217,7 @@ def _print(report: StatusReport) -> None:
 
 def _print_proxy(proxy: ProxyStatus) -> None:
     archive = "" if proxy.is_archive_open else "; the archive is not open yet"
-    print(f"\nclients     {proxy.connections:,} connected to {proxy.address}{archive}")
+    print_lines("", f"clients     {proxy.connections:,} connected to {proxy.address}{archive}")
     _print_mode(proxy)
 
 
@@ -225,17 +229,18 @@ def _print_slave(slave: SlaveStatus) -> None:
     }
     silent = f"does not answer: {slave.master_failure}" if slave.master_failure else "does not answer"
     master = states[slave.redirects] if slave.is_master_available else silent
-    print(
-        f"\nslave       id {slave.broker_id} at {slave.address}, {slave.connections:,} connected; the master {master}"
+    print_lines(
+        "",
+        f"slave       id {slave.broker_id} at {slave.address}, {slave.connections:,} connected; the master {master}",
     )
     for address, stand in slave.name_servers:
-        print(f"            name server {address}: {stand}")
+        print_lines(f"            name server {address}: {stand}")
     _print_mode(slave)
 
 
 def _print_mode(status: RelayStatus) -> None:
     if status.has_plain_accounts:
-        print("            accounts are checked without TLS: set serve.tls_certificate")
+        print_lines("            accounts are checked without TLS: set serve.tls_certificate")
     _print_groups(status.groups)
 
 

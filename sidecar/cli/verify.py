@@ -9,7 +9,7 @@ from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
-from tiered.console import camel_names, print_json
+from tiered.console import camel_names, print_json, print_lines
 from tiered.flat_file.verify import verify_archive
 
 EXIT_ANOMALIES = 1
@@ -38,5 +38,5 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json(camel_names(asdict(report)) | {"ok": not failed})
     else:
-        print(*report.lines(archive.title), sep="\n")
+        print_lines(*report.lines(archive.title))
     return EXIT_ANOMALIES if failed else 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cli import commands_reading
 from pipeline.cli import stage_progress as subject
 from pipeline.cli.arguments import settings_of, source_of
 from pipeline.cli.main import VERBS, main
@@ -114,6 +115,18 @@ def test_invalid_arguments_are_wrong_usage(arguments: list[str], capsys: pytest.
 def test_errors_of_query_values_are_usage_errors(text: str, said: str | None) -> None:
     found = fault_of_the_question(RuntimeError(text))
     assert (found and found.message) == said
+
+
+def test_names_are_escaped_in_lines_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
+    commands_reading._print_match({"topic": "t\x1b[2J\t\u202e", "tags": None, "queue": 3}, as_json=False)
+    assert capsys.readouterr().out == "t\\x1b[2J\\t\\u202e\t\t3\n"
+
+
+def test_names_are_escaped_in_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", URL, "--option", "nonsense\x1b[2J\u202e=1"]) == 2
+    with pytest.raises(SystemExit):
+        main(["stats", URL, "--limit\x1b[2J"])
+    assert not {"\x1b", "\u202e"} & set(capsys.readouterr().err)
 
 
 @dataclass
