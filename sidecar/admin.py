@@ -1,11 +1,20 @@
-"""The admin HTTP server: /metrics, /health, /ready, /status.json; GET only, by default on 127.0.0.1."""
+"""The admin HTTP server: /metrics, /health, /ready, /status.json; GET only, by default on 127.0.0.1.
+
+A web page whose name resolves to this host (DNS rebinding) sends that name as Host. So a Host that is a name must be
+``localhost``, the bound one, or one of ``admin.host_names``; IP addresses cannot be rebound. Requests without Host are
+not from browsers.
+"""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
+import re
 import socket
 import threading
+import time
+from collections.abc import Collection
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
@@ -17,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 16
 REQUEST_TIMEOUT_S = 10
+HOST_CHARS_MAX = 100
+"""Of a refused Host in the log."""
+REFUSALS_LOGGED_EVERY_S = 60.0
+_HOST = re.compile(r"(?:\[(?P<address>[^\]]+)\]|(?P<name>[^:]+))(?::\d+)?")
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,10 +56,13 @@ class AdminSource(Protocol):
 
 
 class AdminServer:
-    """Serves an AdminSource until closed."""
+    """Serves an AdminSource until closed. ``host_names``: accepted in Host besides ``host``."""
 
-    def __init__(self, host: str, port: int, source: AdminSource) -> None:
-        handler = type("Handler", (_Handler,), {"source": source})
+    def __init__(
+        self, host: str, port: int, source: AdminSource, *, host_names: Collection[str] = ()
+    ) -> None:
+        hosts = _HostCheck({"localhost", host, *host_names})
+        handler = type("Handler", (_Handler,), {"source": source, "hosts": hosts})
         try:
             self._server = _BoundedServer((host, port), handler)
         except OSError as error:
@@ -158,9 +174,46 @@ class _Slots:
             self._answering.discard(connection)
 
 
+class _HostCheck:
+    """Which Host headers are accepted. Refusals are counted and logged at most once a minute."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = {name.lower().rstrip(".") for name in names if name}
+        self._lock = threading.Lock()
+        self._refused, self._logged_s = 0, float("-inf")
+
+    def accepts(self, headers: list[str]) -> bool:
+        """Whether a request with these Host headers is answered."""
+        return not headers or (len(headers) == 1 and self._is_known(headers[0].strip()))
+
+    def _is_known(self, header: str) -> bool:
+        found = _HOST.fullmatch(header)
+        if found is None:
+            return False
+        try:
+            ipaddress.ip_address(found["address"] or found["name"])
+        except ValueError:
+            return found["address"] is None and found["name"].lower().rstrip(".") in self._names
+        return True
+
+    def refused(self, client: str, host: str) -> None:
+        """Count and log a refusal."""
+        with self._lock:
+            self._refused += 1
+            now_s = time.monotonic()
+            if now_s - self._logged_s < REFUSALS_LOGGED_EVERY_S:
+                return
+            count, self._refused, self._logged_s = self._refused, 0, now_s
+        logger.warning(
+            "admin request refused: its Host is not accepted (admin.host_names)",
+            extra={"client": client, "host": host[:HOST_CHARS_MAX], "count": count},
+        )
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _BoundedServer
     source: AdminSource
+    hosts: _HostCheck
     timeout = REQUEST_TIMEOUT_S
     server_version = "rocketmq-tiered"
     sys_version = ""
@@ -169,8 +222,13 @@ class _Handler(BaseHTTPRequestHandler):
         slots = self.server.slots
         if not slots.begin_answer(self.connection):
             return
+        hosts = self.headers.get_all("Host") or []
         try:
-            answer = self._answer_to(self.path.split("?", 1)[0])
+            if not self.hosts.accepts(hosts):
+                self.hosts.refused(str(self.client_address[0]), ", ".join(hosts))
+                answer = 421, TEXT, b"this Host is not accepted: use an IP address, or set admin.host_names\n"
+            else:
+                answer = self._answer_to(self.path.split("?", 1)[0])
         except TieredError as error:
             answer = 503, TEXT, f"{error}\n".encode()
         except Exception:

@@ -67,7 +67,10 @@ def execute(options: argparse.Namespace) -> int:
         service = Service(loaded, factory=factory, reload=lambda: settings_of(options), on_reload=on_reload)
         service.handle_signals()
         admin = AdminServer(
-            settings.admin.host, settings.admin.port, _Source(service, metrics, services, thread)
+            settings.admin.host,
+            settings.admin.port,
+            _Source(service, metrics, services, thread),
+            host_names=settings.admin.host_names,
         )
         started_ms = time.time_ns() // 1_000_000
         description = InstanceDescription(

@@ -122,6 +122,65 @@ def test_nobody_is_asked_for_names(monkeypatch: pytest.MonkeyPatch) -> None:
     server.close()
 
 
+def _status_for(url: str, *hosts: str) -> tuple[int, str]:
+    """The response to a request with these Host headers."""
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=10)
+    try:
+        connection.putrequest("GET", "/status.json", skip_host=True)
+        for host in hosts:
+            connection.putheader("Host", host)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost", "LocalHost:10919", "127.0.0.1", "127.0.0.1:80", "[::1]:10919", "[::1]", "10.1.2.3:10919",
+        "sidecar.example:10919", "SIDECAR.example.",
+    ],
+)  # fmt: skip
+def test_hosts_that_no_foreign_page_can_name_are_accepted(host: str) -> None:
+    server = AdminServer("127.0.0.1", 0, Source(), host_names=("sidecar.example",))
+    try:
+        assert _status_for(server.url, host)[0] == 200
+        assert _status_for(server.url)[0] == 200, "HTTP/1.0 checks have none, browsers always do"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ("rebound.attacker.example",), ("rebound.attacker.example:10919",), ("localhost.attacker.example",),
+        ("127.0.0.1.attacker.example",), ("sidecar.example",), ("",), ("[::1",), ("2130706433",), ("0x7f.1",),
+        ("localhost", "rebound.attacker.example"), ("localhost:1:2",), ("a" * 5000 + "\x1b",),
+    ],
+)  # fmt: skip
+def test_a_page_whose_name_was_rebound_to_this_host_reads_nothing(
+    hosts: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with _serving(Source()) as url:
+        for _ in range(3):
+            status, text = _status_for(url, *hosts)
+            assert (status, "orders" in text, "admin.host_names" in text) == (421, False, True)
+    (record,) = [one for one in caplog.records if "Host" in one.getMessage()]
+    assert len(str(vars(record)["host"])) <= 100
+    assert vars(record)["client"] == "127.0.0.1"
+
+
+def test_the_bound_name_is_accepted() -> None:
+    server = AdminServer("localhost", 0, Source())
+    try:
+        assert _status_for(server.url, "localhost")[0] == 200
+    finally:
+        server.close()
+
+
 def test_no_answer_is_temporarily_unavailable() -> None:
     with _serving(Source()) as url:
         pass

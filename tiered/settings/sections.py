@@ -187,6 +187,11 @@ class AdminSettings:
 
     host: str = setting("127.0.0.1", "address to listen on", restart=True)
     port: int = setting(10919, "port; 0: any free one", minimum=0, maximum=65_535, restart=True)
+    host_names: tuple[str, ...] = setting(
+        (),
+        "names that clients may use besides host, localhost and IP addresses; others are refused",
+        restart=True,
+    )
 
 
 @dataclass(frozen=True)
