@@ -52,6 +52,10 @@ def _shared(mode: str, broker: str, service: RelayService[Any]) -> Iterator[Metr
         f"{mode}_failed", f"requests without a reply of the {broker}, by outcome for the client", "outcome",
         {name.lower(): count for name, count in list(counters.failed.items())},
     )  # fmt: skip
+    events = (
+        "refused requests, resets, commits by clients outside the group, reloads of rules and certificates"
+    )
+    yield _counters(f"{mode}_audited", events, "event", service.audited)
 
 
 def _proxy(service: ProxyService) -> Iterator[Metric]:

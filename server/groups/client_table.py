@@ -8,6 +8,7 @@ Sources: org.apache.rocketmq.broker.client.ConsumerManager, ClientManageProcesso
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,23 @@ class Group:
     consume_from: str = "CONSUME_FROM_LAST_OFFSET"
     members: dict[str, Member] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    member_counts: Counter[int] = field(default_factory=Counter)
+    """Members by connection."""
+
+    def add(self, member: Member) -> None:
+        """Add a member, instead of one with the same id."""
+        if member.client_id in self.members:
+            self.remove(member.client_id)
+        self.members[member.client_id] = member
+        self.member_counts[member.peer.id] += 1
+
+    def remove(self, client_id: str) -> Member:
+        """Remove a member."""
+        member = self.members.pop(client_id)
+        self.member_counts[member.peer.id] -= 1
+        if not self.member_counts[member.peer.id]:
+            del self.member_counts[member.peer.id]
+        return member
 
     @property
     def nbytes(self) -> int:
@@ -113,6 +131,11 @@ class ClientTable:
     def groups(self) -> Iterator[Group]:
         """All of them."""
         return iter(list(self._groups.values()))
+
+    def has_member(self, group: str, peer: Peer) -> bool:
+        """Whether a member of ``group`` uses the connection of ``peer``."""
+        found = self._groups.get(group)
+        return found is not None and peer.id in found.member_counts
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
         """The group's filter of ``topic``, from its members' last heartbeats."""
@@ -153,7 +176,7 @@ class ClientTable:
                 consume_from,
             )
             is_new = client_id not in group.members
-            group.members[client_id] = member
+            group.add(member)
             changed |= is_new or subscriptions != group.subscriptions
             group.subscriptions = subscriptions
             self._groups[name] = group
@@ -201,7 +224,7 @@ class ClientTable:
                 self._left(group)
 
     def _forget(self, group: Group, client_id: str) -> None:
-        self.held_bytes -= group.members.pop(client_id).nbytes
+        self.held_bytes -= group.remove(client_id).nbytes
 
     def _left(self, group: Group) -> None:
         if group.members:

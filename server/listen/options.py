@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from server.listen.memory_shares import MemoryShares
+from server.security.audit_events import AuditEvents
 from server.security.authorizer import RulesAuthorizer
 from server.security.rules_file import RulesFile
 from server.wire.connection_limits import ConnectionLimits
 from server.wire.listener import ServerOptions
+from server.wire.request import Peer
 from tiered.errors import UsageError
 from tiered.model.address import host_and_port
 from tiered.remoting.tls import password_in
@@ -18,21 +20,24 @@ from tiered.remoting.tls_context_cache import TlsContextCache
 from tiered.settings.sections import ServeSettings
 
 
-def server_options(settings: ServeSettings) -> ServerOptions:
-    """Options of the port. Reads the certificate and the access rules."""
+def server_options(
+    settings: ServeSettings, is_member: Callable[[str, Peer], bool] = lambda *_: True
+) -> ServerOptions:
+    """Options of the port. Reads the certificate and the access rules. ``is_member``: whether a group has a client."""
     for key, complaint in settings.complaints():
         raise UsageError(f"{key}: these settings would not protect clients as they say", hint=complaint)
     host, port = parse_address(settings.bind, "serve.bind")
-    rules = RulesFile(Path(settings.acl_file)) if settings.acl_file else None
+    events = AuditEvents(is_member)
+    rules = RulesFile(Path(settings.acl_file), events.reloaded) if settings.acl_file else None
     return ServerOptions(
         host=host,
         port=port,
         connections_max=settings.connections_max,
         limits=connection_limits(settings),
-        tls=kept_tls(settings),
+        tls=kept_tls(settings, events.reloaded),
         tls_only=settings.tls_only,
         proxy_from=settings.proxy_networks(),
-        authorizer=RulesAuthorizer(rules, settings.audit_interval_ms / 1000),
+        authorizer=RulesAuthorizer(rules, settings.audit_interval_ms / 1000, events=events),
     )
 
 
@@ -54,13 +59,15 @@ def parse_address(text: str, key: str) -> tuple[str, int]:
     return found
 
 
-def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext | None] | None:
+def kept_tls(
+    settings: ServeSettings, on_reload: Callable[[bool], None] = lambda _: None
+) -> Callable[[], ssl.SSLContext | None] | None:
     """A function that returns the TLS context, reloaded after a certificate was renewed; None: no TLS. Raises as
     ``tls_context``."""
     paths = (
         settings.tls_certificate, settings.tls_key, settings.tls_key_password_file, settings.tls_client_ca,
     )  # fmt: skip
-    kept = TlsContextCache(paths, lambda: tls_context(settings), "clients")
+    kept = TlsContextCache(paths, lambda: tls_context(settings), "clients", on_reload)
     return kept.now if settings.tls_certificate else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from server.groups.client_table import ClientTable
@@ -73,6 +73,12 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def audited(self) -> Mapping[str, int]:
+        """See Authorizer."""
+        authorizer = None if self._listener is None else self._listener.authorizer
+        return {} if authorizer is None else authorizer.audited
 
     @property
     def refused_proxy_headers(self) -> int:

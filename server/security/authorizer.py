@@ -9,10 +9,11 @@ A request for a message by physical offset (33, 36) is authorized for the messag
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from server.security.addresses import host_of, matches
 from server.security.audit import Audit
+from server.security.audit_events import AuditEvents
 from server.security.rules_file import RulesFile
 from server.security.signature import is_signed
 from server.wire.codes import RequestCode, ResponseCode
@@ -28,11 +29,20 @@ class RulesAuthorizer:
     """See Authorizer. ``rules`` None: everything is allowed. ``now_s`` is monotonic."""
 
     def __init__(
-        self, rules: RulesFile | None, audit_interval_s: float, now_s: Callable[[], float] = time.monotonic
+        self,
+        rules: RulesFile | None,
+        audit_interval_s: float,
+        now_s: Callable[[], float] = time.monotonic,
+        events: AuditEvents | None = None,
     ) -> None:
         self._rules, self._now_s = rules, now_s
         self._audit = Audit(audit_interval_s, now_s())
-        self.refused = 0
+        self._events = events or AuditEvents(now_s=now_s)
+
+    @property
+    def audited(self) -> Mapping[str, int]:
+        """See Authorizer."""
+        return self._events.counts
 
     def refusal(self, request: Request) -> Response | None:
         """See Authorizer. Raises BadRequestError."""
@@ -42,7 +52,6 @@ class RulesAuthorizer:
         why = self._why_not(request)
         if why is None:
             return None
-        self.refused += 1
         command = request.command
         is_silent = command.code == RequestCode.QUERY_CONSUMER_OFFSET and command.version < FIRST_5
         return Response(ResponseCode.NO_PERMISSION, remark=why, is_withheld=is_silent)
@@ -82,7 +91,6 @@ class RulesAuthorizer:
         why = "account no longer exists" if account is None else rules.message_refusal(account, topic, host)
         if why is None:
             return None
-        self.refused += 1
         return Response(ResponseCode.NO_PERMISSION, remark=why)
 
     def filtered(self, request: Request, response: Response) -> Response:
@@ -92,12 +100,17 @@ class RulesAuthorizer:
         topic = decode_record(b"".join(response.body)).topic
         return self.refusal_of_message(request, topic) or response
 
+    def record(self, request: Request, response: Response | None) -> None:
+        self._events.record(request, response)
+
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
         account = request.command.ext_fields.get(ACCESS_KEY, "") if self._rules is not None else ""
         self._audit.note(request, response, body_bytes, account)
 
     def tick(self, now_s: float) -> None:
         self._audit.tick(now_s)
+        self._events.tick(now_s)
 
     def close(self) -> None:
         self._audit.write()
+        self._events.write()

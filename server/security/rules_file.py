@@ -5,6 +5,7 @@ and errors never quote the file: it contains secrets.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -43,10 +44,11 @@ def read_rules(path: Path) -> Rules:
 
 
 class RulesFile:
-    """The rules in force. Raises RulesError if the file is invalid at the start."""
+    """The rules in force. ``on_reload``: called after each reload with whether it succeeded. Raises RulesError if the
+    file is invalid at the start."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, on_reload: Callable[[bool], None] = lambda _: None) -> None:
+        self._path, self._on_reload = path, on_reload
         self._checked_s = 0.0
         self._mark = self._mark_of_file()
         self.rules = read_rules(path)
@@ -64,8 +66,10 @@ class RulesFile:
             self.rules = read_rules(self._path)
         except RulesError as error:
             logger.error("access rules not reloaded, the old ones stay: %s", error)
+            self._on_reload(False)
         else:
             logger.info("access rules reloaded", extra={"accounts": len(self.rules.accounts)})
+            self._on_reload(True)
 
     def _mark_of_file(self) -> tuple[int, int, int] | None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Protocol
 
 from server.wire.codes import ResponseCode
@@ -23,8 +24,17 @@ class Authorizer(Protocol):
         """``response``, or a refusal if its content is not allowed."""
         ...
 
+    @property
+    def audited(self) -> Mapping[str, int]:
+        """Audited events since the start. Callable from any thread."""
+        ...
+
+    def record(self, request: Request, response: Response | None) -> None:
+        """Audit a request with its reply, also if that is not sent."""
+        ...
+
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
-        """Record a reply."""
+        """Count a reply that was sent."""
         ...
 
     def tick(self, now_s: float) -> None:
@@ -48,12 +58,21 @@ class Dispatcher:
     def at_once(self, at_once: AtOnce, request: Request) -> Response | None:
         """The reply if it needs no waiting; None: call ``answer``, with ``is_authorized``."""
         try:
-            return self._refusal(request) or at_once(request)
+            response = self._refusal(request) or at_once(request)
         except (TieredError, UnicodeEncodeError) as error:
             return _error_reply(request, error)
+        if response is not None and self._authorizer is not None:
+            self._authorizer.record(request, response)
+        return response
 
     async def answer(self, request: Request, *, is_authorized: bool) -> Response | None:
         """The reply; None for no reply."""
+        response = await self._answer(request, is_authorized=is_authorized)
+        if self._authorizer is not None:
+            self._authorizer.record(request, response)
+        return response
+
+    async def _answer(self, request: Request, *, is_authorized: bool) -> Response | None:
         handler = self._handlers.find(request.command.code)
         if handler is None:
             remark = f"request code {request.code} is not supported"

@@ -58,6 +58,7 @@ class Listener:
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
         self._options = options
+        self.authorizer = options.authorizer
         self._on_connection_close = on_close
         self.accounts = BufferAccounts(options.limits)
         self._context = ConnectionContext(

@@ -93,6 +93,8 @@ def test_json_is_valid(path: Path) -> None:
 @pytest.mark.parametrize("name", ["grafana/rocketmq-tiered.json", "prometheus/alerts.yml"])
 def test_metrics_named_here_exist(name: str) -> None:
     source = (ROOT / "sidecar" / "metrics.py").read_text("utf-8")
+    serving = (ROOT / "sidecar" / "serving_metrics.py").read_text("utf-8")
+    source += re.sub(r'f"{mode}_(\w+)"', r'"proxy_\1" "slave_\1"', serving)
     used = {DERIVED.sub("", metric) for metric in METRIC.findall((DEPLOY / name).read_text("utf-8"))}
     unknown = sorted(
         metric for metric in used if f'"{metric}"' not in source and f'}}_{metric}"' not in source

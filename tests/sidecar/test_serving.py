@@ -19,6 +19,7 @@ from server.groups.client_table import ClientTable
 from server.proxy.proxy_service import ProxyConfig, ProxyService
 from server.proxy.relay_service import RelayService
 from server.proxy.relay_status import GroupReading, ProxyStatus
+from server.security.audit_events import AuditEvent
 from sidecar.report import decode_report, encode_report
 from sidecar.serving import MergedHandlers, ServingThread, checks_clients, proxy_config
 from sidecar.serving_metrics import ServingCollector
@@ -139,8 +140,12 @@ def test_it_listens_before_the_archive_exists_and_opens_it_later(
         until(lambda: RESTART in caplog.text)
         (said,) = (record for record in caplog.records if RESTART in record.message)
         assert vars(said)["keys"] == ["fetch.user_requests", "fetch.bytes_per_s"]
-        names = {family.name for family in ServingCollector(served.proxy).collect()}
-        assert "rocketmq_tiered_store_proxy_connections" in names
+        families = {family.name: family for family in ServingCollector(served.proxy).collect()}
+        assert "rocketmq_tiered_store_proxy_connections" in families
+        audited = families["rocketmq_tiered_store_proxy_audited"].samples
+        assert {(one.labels["event"], one.value) for one in audited} == {
+            (event.value, 0) for event in AuditEvent
+        }
     finally:
         client.close()
         served.thread.close(0.1)

@@ -19,12 +19,19 @@ Context = TypeVar("Context")
 
 
 class TlsContextCache(Generic[Context]):
-    """``load`` makes the context from the files ``paths``, empty ones skipped; ``purpose`` is for the log. Raises what
-    ``load`` raises. Not thread-safe."""
+    """``load`` makes the context from the files ``paths``, empty ones skipped; ``purpose`` is for the log;
+    ``on_reload`` is called after each reload with whether it succeeded. Raises what ``load`` raises. Not
+    thread-safe."""
 
-    def __init__(self, paths: Sequence[str], load: Callable[[], Context], purpose: str) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        load: Callable[[], Context],
+        purpose: str,
+        on_reload: Callable[[bool], None] = lambda _: None,
+    ) -> None:
         self._paths = [Path(path) for path in paths if path]
-        self._load, self._purpose = load, purpose
+        self._load, self._purpose, self._on_reload = load, purpose, on_reload
         self._seen = self._stamps()
         self._context = load()
 
@@ -41,8 +48,10 @@ class TlsContextCache(Generic[Context]):
                     self._purpose,
                     extra={"cause": str(error)},
                 )
+                self._on_reload(False)
             else:
                 logger.info("certificates for %s reloaded", self._purpose)
+                self._on_reload(True)
         return self._context
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:

@@ -373,7 +373,7 @@ class ServeSettings:
         restart=True,
     )
     audit_interval_ms: int = setting(
-        60_000, "interval of the audit log: one line for each reader of a queue; 0: no audit log",
+        60_000, "interval of the audit log: one line for each reader of a queue; 0: reads are not logged",
         minimum=0, restart=True,
     )  # fmt: skip
 

@@ -1,0 +1,242 @@
+"""Refusals, resets, commits by clients that are no members, and reloads: audit lines, their bound, and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.groups.client_table import ClientTable
+from server.listen.options import server_options
+from server.security.audit_events import INTERVAL_S, LINES_MAX, AuditEvents
+from server.security.authorizer import RulesAuthorizer
+from server.wire.codes import RequestCode, ResponseCode
+from server.wire.dispatch import Dispatcher
+from server.wire.request import HandlerTable, Request, Response
+from tests.server.serving_peer import RecordingPeer, request
+from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import signature_of
+from tiered.settings.sections import ServeSettings
+
+SECRET = "12345678-secret"
+RULES = f"accounts:\n- {{accessKey: RocketMQ, secretKey: {SECRET}, defaultTopicPerm: DENY, defaultGroupPerm: SUB}}\n"
+FIELDS = ("client", "account", "code", "request", "group", "topic", "result")
+
+
+def events_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(one) for one in caplog.records if one.name == "server.security.audit"]
+
+
+def answered(authorizer: RulesAuthorizer, sent: Request, response: Response | None = None) -> Response | None:
+    """The reply of a server whose handlers reply with ``response``."""
+    table = HandlerTable()
+
+    async def handler(_: Request) -> Response | None:
+        return response
+
+    table.register(sent.code)(handler)
+    return asyncio.run(Dispatcher(table, authorizer).answer(sent, is_authorized=False))
+
+
+def heartbeat(client: RecordingPeer, group: str) -> Request:
+    body = {
+        "clientID": f"id{client.id}",
+        "consumerDataSet": [{"groupName": group, "subscriptionDataSet": []}],
+    }
+    return request(RequestCode.HEART_BEAT, client, body)
+
+
+@pytest.fixture(autouse=True)
+def _level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+@pytest.fixture
+def authorizer(tmp_path: Path) -> RulesAuthorizer:
+    """With rules that refuse all topics."""
+    path = tmp_path / "acl.yml"
+    path.write_text(RULES)
+    found = server_options(ServeSettings(bind="127.0.0.1:0", acl_file=str(path))).authorizer
+    assert isinstance(found, RulesAuthorizer)
+    return found
+
+
+def test_a_refusal_is_one_line_with_account_address_request_and_result(
+    authorizer: RulesAuthorizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {"AccessKey": "RocketMQ", "topic": "t_no", "consumerGroup": "g"}
+    client = RecordingPeer()
+    client.address = "10.9.0.7:4711"
+    answered(authorizer, request(11, client, **fields, Signature=signature_of(fields, b"", SECRET)))
+    (line,) = events_of(caplog)
+    assert line["message"] == "refused" and line["levelno"] == logging.WARNING
+    assert {name: line[name] for name in FIELDS} == {
+        "client": "10.9.0.7:4711", "account": "RocketMQ", "code": 11, "request": "PULL_MESSAGE", "group": "g",
+        "topic": "t_no", "result": "NO_PERMISSION",
+    }  # fmt: skip
+    assert "t_no" in line["reason"] and SECRET not in str(line)
+    assert authorizer.audited == {"refused": 1, "reset": 0, "commit": 0, "reload": 0, "reload_failed": 0}
+
+
+@pytest.mark.parametrize(("flag", "version"), [(0, 409), (2, 479)])
+def test_refusals_without_a_reply_are_seen_too(
+    authorizer: RulesAuthorizer, caplog: pytest.LogCaptureFixture, flag: int, version: int
+) -> None:
+    command = RemotingCommand(14, 1, flag, version=version, ext_fields={"topic": "t", "consumerGroup": "g"})
+    answered(authorizer, Request(command, RecordingPeer()))
+    assert [line["request"] for line in events_of(caplog)] == ["QUERY_CONSUMER_OFFSET"]
+
+
+def test_refusals_of_handlers_and_of_the_broker_are_seen_without_rules(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused = Response(ResponseCode.NO_PERMISSION, remark="account x has no permission\x1b[2J")
+    answered(RulesAuthorizer(None, 60), request(987_654, topic="t", AccessKey="x"), refused)
+    (line,) = events_of(caplog)
+    assert (line["account"], line["code"], line["request"], line["topic"]) == ("x", 987_654, "", "t")
+
+
+def test_a_reset_is_seen_with_its_result(caplog: pytest.LogCaptureFixture) -> None:
+    authorizer = RulesAuthorizer(None, 60)
+    sent = request(
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, topic="t", group="g", timestamp=7, AccessKey="admin"
+    )
+    answered(authorizer, sent, Response())
+    answered(authorizer, sent, Response(ResponseCode.TOPIC_NOT_EXIST))
+    first, second = events_of(caplog)
+    assert (first["message"], first["account"], first["group"], first["result"]) == (
+        "reset",
+        "admin",
+        "g",
+        "SUCCESS",
+    )
+    assert first["offset"] == "time 7"
+    assert second["result"] == "TOPIC_NOT_EXIST"
+    assert authorizer.audited["reset"] == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        (RequestCode.UPDATE_CONSUMER_OFFSET, {"commitOffset": 9}),
+        (RequestCode.PULL_MESSAGE, {"commitOffset": 9, "sysFlag": 3}),
+        (RequestCode.LITE_PULL_MESSAGE, {"commitOffset": 9, "sysFlag": 1}),
+    ],
+)
+def test_commits_of_others_than_members_are_seen(
+    caplog: pytest.LogCaptureFixture, code: int, fields: dict[str, int]
+) -> None:
+    clients = ClientTable(time.monotonic)
+    member, other = RecordingPeer(1), RecordingPeer(2)
+    clients.heartbeat(heartbeat(member, "g"))
+    clients.heartbeat(heartbeat(other, "other group"))
+    authorizer = RulesAuthorizer(None, 60, events=AuditEvents(clients.has_member))
+    place = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+    answered(authorizer, request(code, member, **place, **fields), Response())
+    assert events_of(caplog) == []
+    answered(authorizer, request(code, other, **place, **fields), None)
+    (line,) = events_of(caplog)
+    assert (line["message"], line["client"], line["group"]) == (
+        "commit by a client outside the group",
+        other.address,
+        "g",
+    )
+    assert (line["offset"], line["result"]) == ("9", "")
+    assert authorizer.audited["commit"] == 1
+
+
+def test_a_pull_that_commits_nothing_is_no_commit(caplog: pytest.LogCaptureFixture) -> None:
+    authorizer = RulesAuthorizer(None, 60, events=AuditEvents(lambda *_: False))
+    place = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+    for fields in (
+        {"sysFlag": 2, "commitOffset": 5},
+        {"sysFlag": 1, "commitOffset": -1},
+        {"sysFlag": "x"},
+        {},
+    ):
+        answered(authorizer, request(RequestCode.PULL_MESSAGE, **place, **fields), Response())
+    assert events_of(caplog) == []
+
+
+def test_members_by_connection() -> None:
+    clients = ClientTable(time.monotonic)
+    first, second = RecordingPeer(1), RecordingPeer(2)
+    for client in (first, second):
+        clients.heartbeat(heartbeat(client, "g"))
+    clients.heartbeat(
+        Request(heartbeat(first, "g").command, second)
+    )  # the same client, on another connection
+    assert (clients.has_member("g", first), clients.has_member("g", second)) == (False, True)
+    clients.closed(second)
+    assert not clients.has_member("g", second) and clients.group("g") is None
+
+
+def test_a_flood_is_counted_in_few_lines_and_little_time(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    events = AuditEvents(lambda *_: True, lambda: now_s)
+    refused = Response(ResponseCode.NO_PERMISSION, remark="r" * 10_000)
+    sent = [
+        request(11, RecordingPeer(number % 3), topic=f"t{number}" + "x" * 1000, consumerGroup="g" * 5000)
+        for number in range(2000)
+    ]
+    begun_s = time.process_time()
+    for _ in range(10):
+        for one in sent:
+            events.record(one, refused)
+    used_s = time.process_time() - begun_s
+    assert len(events_of(caplog)) == LINES_MAX
+    now_s = INTERVAL_S - 1
+    events.tick(now_s)
+    assert len(events_of(caplog)) == LINES_MAX
+    now_s = INTERVAL_S
+    events.tick(now_s)
+    lines = events_of(caplog)
+    assert len(lines) == 2 * LINES_MAX + 1
+    assert sum(line["count"] for line in lines) == events.counts["refused"] == 20_000
+    assert all(
+        len(str(line[name])) < 300 for line in lines for name in ("topic", "group", "reason") if name in line
+    )
+    assert used_s / 20_000 < 50e-6
+    events.record(request(222, topic="t", group="g"), Response())
+    assert events_of(caplog)[-1]["message"] == "reset", "a flood of refusals hides no reset"
+
+
+def test_what_was_counted_is_written_when_the_server_stops(caplog: pytest.LogCaptureFixture) -> None:
+    authorizer = RulesAuthorizer(None, 60)
+    for _ in range(3):
+        answered(authorizer, request(17, topic="t"), Response(ResponseCode.NO_PERMISSION))
+    authorizer.close()
+    assert [line["count"] for line in events_of(caplog)] == [1, 2]
+
+
+def test_reloads_are_counted_with_their_result(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rules, certificate, key = tmp_path / "acl.yml", tmp_path / "cert.pem", tmp_path / "key.pem"
+    rules.write_text(RULES)
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=x",
+         "-keyout", key, "-out", certificate], check=True, capture_output=True,
+    )  # fmt: skip
+    options = server_options(
+        ServeSettings(
+            bind="127.0.0.1:0", acl_file=str(rules), tls_certificate=str(certificate), tls_key=str(key)
+        )
+    )
+    assert isinstance(options.authorizer, RulesAuthorizer) and options.tls is not None
+    os.utime(certificate, (1, 1))
+    options.tls()
+    rules.write_text(RULES.replace("DENY", "PUB"))
+    options.authorizer.refusal(request(11, topic="t"))
+    certificate.write_text("")
+    options.tls()
+    counts = options.authorizer.audited
+    assert (counts["reload"], counts["reload_failed"]) == (2, 1)
+    assert [text for text in caplog.messages if "certificate" in text or "rules" in text] == [
+        "certificates for clients reloaded", "access rules reloaded",
+        "changed certificates for clients do not load: the old ones stay in use",
+    ]  # fmt: skip
