@@ -13,7 +13,8 @@ from tests.formats.column_pages import KINDS, _encode, _view, page_runs
 from tests.kernels import segment_oracle
 from tests.kernels.guarded_memory import GuardedMemory
 from tests.kernels.segment_oracle import PageRow, PageRun
-from tiered.formats.column_pages import decode_page
+from tiered.formats import column_pages
+from tiered.kernels import columns as column_kernels
 from tiered.kernels.gather import cut_blocks, gather_records
 from tiered.model.tables import RunKind
 
@@ -21,10 +22,19 @@ _GUARDED = GuardedMemory(1 << 16)
 
 
 def _decode(runs: list[PageRun], data: bytes, first: int, end: int) -> list[PageRow] | None:
+    """By the kernel, which is compared with numpy."""
     view = _view(runs)
-    columns: list[Any] = [np.empty(end - first, kind) for kind in KINDS]
-    is_valid = decode_page(_GUARDED.place(data), first, end, view.run_at(first), *view.columns, *columns)
-    return [PageRow(*map(int, values)) for values in zip(*columns, strict=True)] if is_valid else None
+    page = _GUARDED.place(data)
+    page.flags.writeable = False  # as read from an object: kernels are compiled for it
+    found = []
+    for decode_page in (column_kernels.decode_page, column_pages.decode_page):
+        columns: list[Any] = [np.empty(end - first, kind) for kind in KINDS]
+        is_valid = decode_page(page, first, end, view.run_at(first), *view.columns, *columns)
+        found.append(
+            [PageRow(*map(int, values)) for values in zip(*columns, strict=True)] if is_valid else None
+        )
+    assert found[0] == found[1]
+    return found[0]
 
 
 @settings(max_examples=150, deadline=None)

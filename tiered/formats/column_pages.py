@@ -14,8 +14,8 @@ Every run and every page starts from size and parent queue offset 0, the run's m
 offset. Integers are 7 bits a byte, lowest first, at most ten bytes; sums wrap at 64 bits. The queue offset is not
 stored: rows of a run are contiguous.
 
-``encode_page`` of ``tiered.kernels.columns`` writes them. Reading needs no compiled kernel: a page of 4,096 rows takes
-0.2 ms here, 0.05 ms in a kernel, which costs each reader 0.35 s and 100 MB to load (docs/decisions/0051).
+``encode_page`` and ``decode_page`` of ``tiered.kernels.columns`` write and read them; ``decode_page`` here reads them
+without a compiled kernel, at six times the cost. ``tiered.formats.page_decoder`` chooses.
 """
 
 from __future__ import annotations

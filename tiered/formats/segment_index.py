@@ -17,9 +17,9 @@ import zstandard
 from numpy.typing import NDArray
 
 from tiered.errors import CorruptionError, UnsupportedFormatError
-from tiered.formats.column_pages import decode_page
 from tiered.formats.container import Container, decode_container
 from tiered.formats.page_cache import Columns, PageCache
+from tiered.formats.page_decoder import COLUMN_KINDS, PageDecoder
 from tiered.formats.segment import RowTable, SegmentMeta
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
@@ -42,15 +42,11 @@ SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
 
 _decoded = PageCache()
+_decode_page = PageDecoder()
 
 _ROWS_MAX = 1 << 40
 _RUNS_MAX = 1 << 22
 _PAGE_ROW_BYTES_MIN = 4
-
-_COLUMNS = (
-    ("size", np.int32), ("tags_code", np.int64), ("store_timestamp", np.int64), ("phys", np.int64),
-    ("inner_num", np.int32), ("parent", np.int32), ("parent_queue_offset", np.int64),
-)  # fmt: skip
 
 
 class BlockSpan(NamedTuple):
@@ -261,9 +257,9 @@ class SegmentIndex:
             memoryview(self._page_bytes)[begin:end], self.pages[page], zstandard.ZstdDecompressor(), where
         )
         first, last = int(self._page_row[page]), int(self._page_row[page + 1])
-        columns = tuple(np.empty(last - first, kind) for _, kind in _COLUMNS)
+        columns = tuple(np.empty(last - first, kind) for kind in COLUMN_KINDS)
         arguments: list[Any] = [*self._view.columns, *columns]
-        if not decode_page(np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments):
+        if not _decode_page(np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments):
             raise CorruptionError(f"{where} does not decode")
         for column in columns:
             column.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Writes column pages of a segment; ``tiered.formats.column_pages`` describes and reads them.
+"""Writes and reads column pages of a segment, which ``tiered.formats.column_pages`` describes.
 
 Oracle: ``tests.kernels.segment_oracle``.
 """
@@ -9,13 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.kernels.jit import Int, kernel
+from tiered.kernels.loads import load_u8
 
 STREAMS = 7
 LENGTHS_BYTES = 4 * STREAMS
 VARINT_BYTES_MAX = 10
 _BATCH = 1  # RunKind.BATCH
 _LMQ = 2  # RunKind.LMQ
-_SEVEN = np.uint64(7)
+_I32_MAX = 0x7FFFFFFF
+_COUNT_MAX = np.uint64(_I32_MAX)
+_ONE, _SEVEN = np.uint64(1), np.uint64(7)
 _LOW, _MORE = np.uint64(0x7F), np.uint64(0x80)
 _LAST_SHIFT = 63
 
@@ -92,3 +95,106 @@ def encode_page(
         out[position : position + length] = streams[stream * stride : stream * stride + length]
         position += length
     return position
+
+
+@kernel
+def _take_all(address: Int, position: Int, end: Int, words: NDArray[np.uint64]) -> Int:
+    """Fill ``words`` with the integers of a stream; False unless it holds exactly so many."""
+    for i in range(len(words)):
+        word, shift = np.uint64(0), np.uint64(0)
+        while True:
+            if position >= end or shift > _LAST_SHIFT:
+                return False
+            byte = np.uint64(load_u8(address, position))
+            position += 1
+            word |= (byte & _LOW) << shift
+            if byte < _MORE:
+                break
+            shift += _SEVEN
+        words[i] = word
+    return position == end
+
+
+@kernel
+def _unzigzag(word: Int) -> Int:
+    return np.int64(word >> _ONE) ^ -np.int64(word & _ONE)
+
+
+@kernel
+def decode_page(
+    data: NDArray[np.uint8],
+    first: Int,
+    end: Int,
+    run: Int,
+    first_row: NDArray[np.int64],
+    kind: NDArray[np.int32],
+    min_store_timestamp: NDArray[np.int64],
+    min_phys: NDArray[np.int64],
+    size: NDArray[np.int32],
+    tags_code: NDArray[np.int64],
+    store_timestamp: NDArray[np.int64],
+    phys: NDArray[np.int64],
+    inner_num: NDArray[np.int32],
+    parent: NDArray[np.int32],
+    parent_queue_offset: NDArray[np.int64],
+) -> bool:
+    """As ``tiered.formats.column_pages.decode_page``; never reads outside ``data``."""
+    if len(data) < LENGTHS_BYTES:
+        return False
+    counts = np.array([end - first] * 4 + [0] * 3)
+    row, last_run = first, run
+    while row < end:
+        last = min(end, first_row[last_run + 1])
+        if kind[last_run] == _BATCH:
+            counts[4] += last - row
+        elif kind[last_run] == _LMQ:
+            counts[5] += last - row
+            counts[6] += last - row
+        row = last
+        last_run += 1
+    words = np.empty((STREAMS, end - first), np.uint64)
+    # By address: numba would count references to the array for each byte.
+    address, position = data.ctypes.data, np.int64(LENGTHS_BYTES)
+    for stream in range(STREAMS):
+        length = np.int64(0)
+        for byte in range(4):
+            length |= np.int64(data[stream * 4 + byte]) << (8 * byte)
+        if length > len(data) - position:
+            return False
+        if not _take_all(address, position, position + length, words[stream, : counts[stream]]):
+            return False
+        position += length
+    if position != len(data):
+        return False
+    row, batches, lmqs = first, 0, 0
+    while row < end:
+        last = min(end, first_row[run + 1])
+        size_before = np.int64(0)
+        time_before = min_store_timestamp[run]
+        phys_before = min_phys[run]
+        parent_before = np.int64(0)
+        for i in range(row - first, last - first):
+            size_before += _unzigzag(words[0, i])
+            time_before += _unzigzag(words[2, i])
+            phys_before += _unzigzag(words[3, i])
+            if size_before < 1 or size_before > _I32_MAX:
+                return False
+            size[i], tags_code[i] = size_before, _unzigzag(words[1, i])
+            store_timestamp[i], phys[i] = time_before, phys_before
+            phys_before += size_before
+            inner_num[i], parent[i], parent_queue_offset[i] = 1, -1, -1
+            if kind[run] == _BATCH:
+                if words[4, batches] - _ONE >= _COUNT_MAX:
+                    return False
+                inner_num[i] = words[4, batches]
+                batches += 1
+            elif kind[run] == _LMQ:
+                if words[5, lmqs] > _COUNT_MAX:
+                    return False
+                parent[i] = words[5, lmqs]
+                parent_before += _unzigzag(words[6, lmqs])
+                parent_queue_offset[i] = parent_before
+                lmqs += 1
+        row = last
+        run += 1
+    return True

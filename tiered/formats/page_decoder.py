@@ -1,0 +1,59 @@
+"""Decodes column pages: by numpy at once, by the kernel when a thread has loaded it because pages are many.
+
+Loading the kernel takes 0.4 s, as long as numpy takes for 1,000 pages, or 2 s where it is not in the cache yet. A
+command that reads a few messages ends before, and a server must not wait for it (docs/decisions/0051).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.formats.column_pages import decode_page as decode_by_numpy
+from tiered.kernels.columns import LENGTHS_BYTES, decode_page
+
+logger = logging.getLogger(__name__)
+
+PAGES_BY_NUMPY = 512
+COLUMN_KINDS = (np.int32, np.int64, np.int64, np.int64, np.int32, np.int32, np.int64)
+"""Of the columns of a page, in their order."""
+
+
+class PageDecoder:
+    """Called as ``column_pages.decode_page``. Thread-safe; no call waits for the kernel."""
+
+    def __init__(self, pages_by_numpy: int = PAGES_BY_NUMPY) -> None:
+        self._left = pages_by_numpy
+        self._is_loaded = False
+        self._lock = threading.Lock()
+        self.loading: threading.Thread | None = None
+        """Loads the kernel; started by the page after ``pages_by_numpy``, by the first one if numba is imported."""
+
+    def __call__(self, data: NDArray[np.uint8], *arguments: Any) -> bool:
+        """False if the page is malformed."""
+        if self._is_loaded:
+            return decode_page(data, *arguments)
+        with self._lock:
+            self._left -= 1
+            if self.loading is None and (self._left < 0 or "numba" in sys.modules):
+                # Not a daemon: an interpreter that ends would take LLVM down while it compiles.
+                self.loading = threading.Thread(target=self._load, name="load-page-kernel", daemon=False)
+                self.loading.start()
+        return decode_by_numpy(data, *arguments)
+
+    def _load(self) -> None:
+        columns: list[Any] = [np.empty(0, kind) for kind in COLUMN_KINDS]
+        no_ints, no_longs = np.zeros(0, np.int32), np.zeros(0, np.int64)
+        # numba compiles for types, and what was read is read-only.
+        page = np.frombuffer(bytes(LENGTHS_BYTES), np.uint8)
+        try:
+            decode_page(page, 0, 0, 0, np.zeros(1, np.int64), no_ints, no_longs, no_longs, *columns)
+        except Exception as error:
+            logger.warning("column pages are decoded without their kernel, which does not load: %r", error)
+        else:
+            self._is_loaded = True
