@@ -58,8 +58,8 @@ class CrashingStore:
     def delete(self, keys: Sequence[str]) -> None:
         self._do(lambda: self._store.delete(keys))
 
-    def clock_ms(self) -> int:
-        return int(self._do(self._store.clock_ms))
+    def clock_ms(self, prefix: str = "") -> int:
+        return int(self._do(lambda: self._store.clock_ms(prefix)))
 
     def close(self) -> None:
         """Nothing to release."""

@@ -159,9 +159,9 @@ class FaultStore(StoreWrapper):
             self._log("delete", key, "ok")
         self._record("delete", keys[0] if keys else "", fault, lambda: self._store.delete(keys))
 
-    def clock_ms(self) -> int:
+    def clock_ms(self, prefix: str = "") -> int:
         """See ObjectStore."""
-        return self._call("clock", "", self._store.clock_ms)
+        return self._call("clock", "", lambda: self._store.clock_ms(prefix))
 
     # -- faults -----------------------------------------
 

@@ -131,3 +131,23 @@ def test_reader_is_a_file(pieces: list[bytes], reads: list[int], seek_to: int) -
     reader.seek(0)
     assert zlib.crc32(reader.read()) == zlib.crc32(content)
     assert crc32.iscsi(content) == int.from_bytes(base64.b64decode(crc32c_base64(as_views(pieces))), "big")
+
+
+@pytest.mark.parametrize(
+    ("operation", "action"),
+    [
+        ("GetObject", "s3:GetObject"),
+        ("PutObject", "s3:PutObject"),
+        ("UploadPart", "s3:PutObject"),
+        ("CompleteMultipartUpload", "s3:PutObject"),
+        ("ListObjectsV2", "s3:ListBucket"),
+        ("DeleteObjects", "s3:DeleteObject"),
+    ],
+)
+def test_a_denial_names_action_and_key(operation: str, action: str) -> None:
+    """The request's name is not what a policy grants."""
+    denied = AnswerError(403, "AccessDenied", "Access Denied.")
+    denied.operation_name = operation  # type: ignore[attr-defined]
+    error = s3_error(denied, "s3://bucket/prefix/k")
+    assert str(error).startswith(f"s3://bucket/prefix/k: {action}: AccessDenied: Access Denied")
+    assert action in error.hint

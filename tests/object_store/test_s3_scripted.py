@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +24,7 @@ from tiered.errors import (
     TieredError,
     UnansweredError,
 )
+from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.s3 import S3Store
 from tiered.object_store.s3_async import AsyncS3Store
 from tiered.object_store.store_options import S3Credentials, StoreOptions
@@ -203,6 +205,54 @@ def test_a_batch_delete_carries_the_checksum_that_older_stores_want(server: Scri
     store.close()
     (asked,) = server.asked
     assert asked.headers["content-md5"] == base64.b64encode(hashlib.md5(asked.body).digest()).decode()
+
+
+def denied_get(listing: Answer) -> Script:
+    """What AWS answers to an account that may list only with a prefix: 403 also for an object that is not there."""
+
+    def script(asked: Asked) -> Answer:
+        return listing if "list-type" in asked.query else refusal(403, "AccessDenied")
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("listing", "expected"),
+    [
+        (page(), NotFoundError),
+        (page("p/k2"), NotFoundError),
+        (page("p/k"), AccessDeniedError),
+        (refusal(403, "AccessDenied"), AccessDeniedError),
+    ],
+    ids=["absent", "only a longer name", "there", "no listing either"],
+)
+def test_a_denied_object_that_is_not_listed_does_not_exist(
+    server: ScriptedServer, listing: Answer, expected: type[TieredError]
+) -> None:
+    async def read() -> None:
+        store = AsyncS3Store("bucket", options(server), prefix="p")
+        try:
+            await store.get("k")
+        finally:
+            await store.close()
+
+    server.script = denied_get(listing)
+    store = S3Store("bucket", options(server))
+    for get in (lambda: store.get("p/k"), lambda: store.get_tail("p/k", 8), lambda: asyncio.run(read())):
+        with pytest.raises(expected, match="s3://bucket/p/k: ") as raised:
+            get()
+        assert expected is NotFoundError or "s3:GetObject" in str(raised.value)
+    store.close()
+
+
+def test_the_clock_is_asked_below_the_prefix(server: ScriptedServer) -> None:
+    """A policy with a condition on s3:prefix refuses every request for the bucket as a whole."""
+    server.script = lambda asked: (
+        page() if asked.query.get("prefix") == ["p/"] else refusal(403, "AccessDenied")
+    )
+    store = PrefixedStore(S3Store("bucket", options(server)), "p")
+    assert abs(store.clock_ms() - time.time() * 1000) < 2000
+    store.close()
 
 
 # -- credentials --------------------------------------------------------------

@@ -271,7 +271,7 @@ class FileStore:
             return _sorted_entries(os.path.join(self._root, parent), hidden="" if parent else UPLOADS)
         return ()
 
-    def clock_ms(self) -> int:
+    def clock_ms(self, prefix: str = "") -> int:
         """The file system's clock: the timestamp of a new file (a server's, on a network file system)."""
         with self._translated(""):
             self._make_directory(self._root)

@@ -57,8 +57,8 @@ class ObjectStore(Protocol):
         """Remove keys; absent ones are fine."""
         ...
 
-    def clock_ms(self) -> int:
-        """The store's clock, for skew checks (one cheap request)."""
+    def clock_ms(self, prefix: str = "") -> int:
+        """The store's clock, for skew checks (one cheap request, below ``prefix``)."""
         ...
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ class MemoryStore:
                 if self._objects.pop(key, None) is not None:
                     del self._keys[bisect_left(self._keys, key)]
 
-    def clock_ms(self) -> int:
+    def clock_ms(self, prefix: str = "") -> int:
         """See ObjectStore."""
         return self._clock_ms()
 

@@ -50,3 +50,7 @@ class PrefixedStore(StoreWrapper):
     def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""
         self._store.delete([self._prefix + key for key in keys])
+
+    def clock_ms(self, prefix: str = "") -> int:
+        """See ObjectStore."""
+        return self._store.clock_ms(self._prefix + prefix)

@@ -111,10 +111,10 @@ class MetricsStore(StoreWrapper):
         with self._timed("delete"):
             self._store.delete(keys)
 
-    def clock_ms(self) -> int:
+    def clock_ms(self, prefix: str = "") -> int:
         """See ObjectStore."""
         with self._timed("clock"):
-            return self._store.clock_ms()
+            return self._store.clock_ms(prefix)
 
     @contextmanager
     def _timed(self, operation: str) -> Iterator[_Timing]:

@@ -98,6 +98,6 @@ class RetryingStore(StoreWrapper):
         """See ObjectStore."""
         self._call(lambda: self._store.delete(keys))
 
-    def clock_ms(self) -> int:
+    def clock_ms(self, prefix: str = "") -> int:
         """See ObjectStore."""
-        return self._call(self._store.clock_ms)
+        return self._call(lambda: self._store.clock_ms(prefix))

@@ -19,6 +19,7 @@ from tiered.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     CorruptionError,
+    NotFoundError,
     RefusedRequestError,
     TieredError,
     UnansweredError,
@@ -28,7 +29,7 @@ from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
 from tiered.object_store.interface import Body, ObjectInfo
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.s3_client import connect, has_outdated_keys
-from tiered.object_store.s3_errors import release_frames, s3_error, with_new_keys
+from tiered.object_store.s3_errors import is_denied, release_frames, s3_error, with_new_keys
 from tiered.object_store.s3_transport import S3Transport, deadline
 from tiered.object_store.store_options import StoreOptions
 
@@ -190,10 +191,22 @@ class S3Store:
 
     def _fetch(self, key: str, extra: dict[str, str]) -> bytes:
         check_key(key)
-        with self._translated(key):
-            answer = self._connected().get_object(Bucket=self._bucket, Key=key, **extra)
-            content: bytes = answer["Body"].read()
-            return content
+        try:
+            with self._translated(key):
+                answer = self._connected().get_object(Bucket=self._bucket, Key=key, **extra)
+                content: bytes = answer["Body"].read()
+                return content
+        except AccessDeniedError as error:
+            if is_denied(error) and self._is_absent(key):
+                raise NotFoundError(f"{self.url}/{key}: not listed, and denied") from error
+            raise
+
+    def _is_absent(self, key: str) -> bool:
+        """Whether listings are allowed there and do not contain ``key``."""
+        try:
+            return next((info.key for info in self.list(key, limit=1)), None) != key
+        except TieredError:
+            return False
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """See ObjectStore."""
@@ -214,10 +227,10 @@ class S3Store:
             place = following
             left = None if left is None else left - len(found)
 
-    def clock_ms(self) -> int:
-        """See ObjectStore. Whole seconds, from the Date header."""
-        with self._translated(""):
-            answer = self._connected().head_bucket(Bucket=self._bucket)
+    def clock_ms(self, prefix: str = "") -> int:
+        """See ObjectStore. Whole seconds, from the Date header of a listing: a policy may allow these by prefix."""
+        with self._translated(prefix):
+            answer = self._connected().list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
             raise UnansweredError(f"{self.url}: response has no Date header")
@@ -275,6 +288,8 @@ def _require_stored(answer: dict[str, Any], checksum: str | None) -> None:
 
 class _DeleteRefusedError(Exception):
     """A refused key of a batch delete, in the shape of the SDK's error."""
+
+    operation_name = "DeleteObject"
 
     def __init__(self, refused: dict[str, Any]) -> None:
         super().__init__(refused.get("Code"))

@@ -6,9 +6,9 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any
 
-from tiered.errors import AccessDeniedError, CorruptionError, TieredError
+from tiered.errors import AccessDeniedError, CorruptionError, NotFoundError, TieredError
 from tiered.object_store.key import check_key
-from tiered.object_store.s3 import exact_range
+from tiered.object_store.s3 import exact_range, listed_objects
 from tiered.object_store.s3_client import (
     client_arguments,
     config_arguments,
@@ -16,7 +16,7 @@ from tiered.object_store.s3_client import (
     quiet_sdk_logs,
     with_endpoint,
 )
-from tiered.object_store.s3_errors import s3_error, with_new_keys
+from tiered.object_store.s3_errors import is_denied, s3_error, with_new_keys
 from tiered.object_store.store_options import StoreOptions
 
 
@@ -65,7 +65,19 @@ class AsyncS3Store:
             return content
         except Exception as error:
             translated = await self._translated(error, f"{self.url}/{key}", client)
+            translated.__cause__ = error
+            if is_denied(translated) and await self._is_absent(client, self._prefix + key):
+                translated = NotFoundError(f"{self.url}/{key}: not listed, and denied")
             raise translated from error
+
+    async def _is_absent(self, client: Any, key: str) -> bool:
+        """Whether listings are allowed there and do not contain ``key``."""
+        try:
+            answer = await client.list_objects_v2(Bucket=self._bucket, Prefix=key, MaxKeys=1)
+            found = listed_objects(answer, key, "", where=self.url)
+        except Exception:  # denied too, or no answer: the first error stays
+            return False
+        return key not in (info.key for info in found)
 
     async def close(self) -> None:
         """See AsyncObjectStore."""

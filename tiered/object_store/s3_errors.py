@@ -88,6 +88,16 @@ _THROTTLING = "Throttl"
 """In codes of services behind the store, with status 400: KMS returns ThrottlingException."""
 _NO_EFFECT = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"})
 _CREDENTIALS = ("Credential", "Token", "SSO", "Profile", "AssumeRole")
+_DENIED = "AccessDenied"
+
+_ACTIONS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "DeleteObjects": "s3:DeleteObject",
+}
+"""What a policy calls the SDK's operations; the others have the same name."""
 
 
 def s3_error(error: Exception, where: str) -> TieredError:
@@ -96,7 +106,7 @@ def s3_error(error: Exception, where: str) -> TieredError:
         return _placed(error, where)
     response: dict[str, Any] | None = getattr(error, "response", None)
     if response is not None and "Error" in response:
-        return _answered(response, where)
+        return _answered(response, where, getattr(error, "operation_name", ""))
     name = type(error).__name__
     if name in _NO_EFFECT:
         return ThrottledError(f"{where}: endpoint unreachable")
@@ -112,6 +122,13 @@ def s3_error(error: Exception, where: str) -> TieredError:
     return UnansweredError(f"{where}: no usable response ({name})")
 
 
+def is_denied(error: TieredError) -> bool:
+    """Whether a policy does not allow the request, or its object does not exist: S3 gives one answer for both to
+    accounts that may not list the whole bucket."""
+    response = getattr(error.__cause__, "response", None)
+    return response is not None and response["Error"].get("Code") == _DENIED
+
+
 def with_new_keys(refused: TieredError) -> ThrottledError:
     """Replaces ``refused`` when its keys have been replaced since."""
     hint = "later requests use the new keys"
@@ -122,12 +139,16 @@ def _placed(error: TieredError, where: str) -> TieredError:
     return error if where in error.message else type(error)(f"{where}: {error.message}", hint=error.hint)
 
 
-def _answered(response: dict[str, Any], where: str) -> TieredError:
+def _answered(response: dict[str, Any], where: str, operation: str) -> TieredError:
     code = str(response["Error"].get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     kind, hint = _BY_CODE.get(code) or _by_status(status, code)
     said = str(response["Error"].get("Message", "")).rstrip(".")
     described = f"{where}: {code}" if code and not code.isdigit() else f"{where}: HTTP {status}"
+    if code == _DENIED and operation:
+        action = _ACTIONS.get(operation, f"s3:{operation}")
+        described = f"{where}: {action}: {code}"
+        hint = f"allow {action} there in the account's policy and the bucket's"
     if said and said not in ("Forbidden", "Not Found", "Bad Request"):
         described += f": {said}"
     return kind(described, hint=hint)

@@ -45,9 +45,9 @@ class StoreWrapper:
         """See ObjectStore."""
         self._store.delete(keys)
 
-    def clock_ms(self) -> int:
+    def clock_ms(self, prefix: str = "") -> int:
         """See ObjectStore."""
-        return self._store.clock_ms()
+        return self._store.clock_ms(prefix)
 
     def close(self) -> None:
         """See ObjectStore."""
