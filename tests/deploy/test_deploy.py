@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from sidecar.cli import gc
+from tests.deploy.bucket_policies import ROLES, policy_of
 from tests.servers.install import NotInstallableError, compose_validator, promtool_binary
 from tiered.catalog.garbage import COLLECTED
 from tiered.errors import AccessDeniedError, NotFoundError, RefusedRequestError, UnavailableError
@@ -180,23 +181,36 @@ def test_garbage_is_collected_every_night() -> None:
     assert load_settings(None, environment=ours, flags={}).settings.object_store.trusted_network
 
 
-def test_policies_never_let_a_writer_overwrite_or_delete() -> None:
-    writer = json.loads((DEPLOY / "s3" / "policy-writer.json").read_text("utf-8"))
-    for statement in writer["Statement"]:
-        assert statement["Effect"] == "Allow"
-        assert not any("Delete" in action for action in statement["Action"])
-        assert "s3:PutObject" not in statement["Action"] or "Condition" in statement
-    collector = json.loads((DEPLOY / "s3" / "policy-collector.json").read_text("utf-8"))
-    (statement,) = collector["Statement"]
-    assert not any("catalog" in resource for resource in statement["Resource"])
+def test_policies_never_let_anyone_overwrite_and_only_some_delete() -> None:
+    for role in ROLES:
+        for statement in policy_of(role)["Statement"]:
+            if statement["Effect"] == "Allow":
+                deletes = any("Delete" in action for action in statement["Action"])
+                assert not deletes or role in ("server", "collector")
+                assert not deletes or not any("catalog" in resource for resource in statement["Resource"])
+                assert "s3:PutObject" not in statement["Action"] or "Condition" in statement
 
 
-def allowed(policy: str, action: str, key: str) -> bool:
-    """Whether ``policy`` allows ``action`` on ``key`` below BUCKET/PREFIX; conditions are ignored."""
-    document = json.loads((DEPLOY / "s3" / f"policy-{policy}.json").read_text("utf-8"))
+@pytest.mark.parametrize("role", ROLES)
+def test_policies_are_bound_to_prefix_tls_and_key(role: str) -> None:
+    (listing,) = [one for one in policy_of(role)["Statement"] if "s3:ListBucket" in one["Action"]]
+    assert listing["Condition"] == {"StringLike": {"s3:prefix": ["PREFIX/*"]}}
+    (denial,) = [one for one in policy_of(role)["Statement"] if one["Effect"] == "Deny"]
+    assert denial["Action"] == ["s3:*"]
+    assert denial["Resource"] == ["arn:aws:s3:::BUCKET", "arn:aws:s3:::BUCKET/*"]
+    assert denial["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+    (key,) = [one for one in policy_of(role)["Statement"] if "kms:Decrypt" in one["Action"]]
+    assert ("kms:GenerateDataKey" in key["Action"]) is (role != "reader")
+    assert key["Condition"] == {"StringEquals": {"kms:ViaService": "s3.REGION.amazonaws.com"}}
+    assert len(json.dumps(policy_of(role))) < 2048, "IAM's limit for the inline policies of a user"
+
+
+def allowed(role: str, action: str, key: str) -> bool:
+    """Whether a role's policy allows ``action`` on ``key`` below BUCKET/PREFIX; conditions are ignored."""
     return any(
         action in statement["Action"] and fnmatch.fnmatchcase(f"arn:aws:s3:::BUCKET/PREFIX/{key}", resource)
-        for statement in document["Statement"]
+        for statement in policy_of(role)["Statement"]
+        if statement["Effect"] == "Allow"
         for resource in statement["Resource"]
     )
 

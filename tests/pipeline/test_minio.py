@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from rocketmq_tiered.spark import read
+from tests.deploy.bucket_policies import Policy, for_minio, policy_of, without
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import FILTER
 from tests.pipeline.conftest import STORES
 from tests.pipeline.row_truth import EVERY_COLUMN, differences, rows_by_place
 from tests.servers.running_store import REGION, RunningStore
 from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import S3Credentials
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,14 +45,22 @@ def uploaded(archives: Path, server: RunningStore) -> str:
     return url
 
 
-def access(server: RunningStore) -> dict[str, str]:
-    """Options of the data source that reach the server."""
+def access(server: RunningStore, policy: Policy | None = None) -> dict[str, str]:
+    """Options of the data source that reach the server, as an account with ``policy`` or as the server's owner."""
+    keys = S3Credentials(server.access_key, server.secret_key) if policy is None else server.account(policy)
     return {
         "endpoint": server.endpoint,
         "region": REGION,
-        "accessKey": server.access_key,
-        "secretKey": server.secret_key,
+        "accessKey": keys.access_key,
+        "secretKey": keys.secret_key,
+        **({"sessionToken": keys.session_token} if keys.session_token else {}),
     }
+
+
+def reader_of(url: str) -> Policy:
+    """deploy/s3's policy for reading the archives at ``url``."""
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    return for_minio(policy_of("reader", bucket, prefix), has_tls=False)
 
 
 @pytest.mark.integration
@@ -57,7 +68,7 @@ def test_every_store_reads_the_same_from_minio(
     spark: SparkSession, all_archives: Path, minio_url: RunningStore
 ) -> None:
     url = uploaded(all_archives, minio_url)
-    remote = read(spark, url, columns=COLUMNS, **access(minio_url))
+    remote = read(spark, url, columns=COLUMNS, **access(minio_url, reader_of(url)))
     local = read(spark, f"file://{all_archives}", columns=COLUMNS)
     keys = ["brokerName", "topic", "queueId", "queueOffset"]
     found, expected = (
@@ -68,6 +79,16 @@ def test_every_store_reads_the_same_from_minio(
     assert found.count() == expected.count() > 300_000
     plan_text = found._jdf.queryExecution().toString()  # type: ignore[operator]
     assert minio_url.secret_key not in plan_text
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("action", ["s3:ListBucket", "s3:GetObject"])
+def test_an_action_that_the_policy_lacks_is_named(
+    spark: SparkSession, archive_of: Callable[[str], Path], minio_url: RunningStore, action: str
+) -> None:
+    url = uploaded(archive_of("F"), minio_url)
+    with pytest.raises(AnalysisException, match=rf"{url}\S*: {action}: AccessDenied"):
+        read(spark, url, **access(minio_url, without(reader_of(url), action))).count()
 
 
 @pytest.mark.soak

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +52,21 @@ class RunningStore:
             self._admin = self.client()
         self._admin.create_bucket(Bucket=name)
         return f"s3://{name}"
+
+    def account(self, policy: Mapping[str, Any]) -> S3Credentials:
+        """Keys of an account that may do what an IAM policy says; MinIO only."""
+        sts = boto3.session.Session().client(
+            "sts",
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+        )
+        text = json.dumps(policy, separators=(",", ":"))
+        given = sts.assume_role(RoleArn="arn:minio:iam:::role/test", RoleSessionName="test", Policy=text)
+        sts.close()
+        keys = given["Credentials"]
+        return S3Credentials(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"])
 
     def client(self, region: str = REGION) -> Any:
         """The SDK's own client, for looking behind the store."""
