@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import AnalysisException
 
 from rocketmq_tiered.spark import read
 from tests.deploy.bucket_policies import Policy, for_minio, policy_of, without
@@ -16,6 +15,7 @@ from tests.end_to_end.offloading import FILTER
 from tests.pipeline.conftest import STORES
 from tests.pipeline.row_truth import EVERY_COLUMN, differences, rows_by_place
 from tests.servers.running_store import REGION, RunningStore
+from tiered.errors import AccessDeniedError
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import S3Credentials
 
@@ -87,7 +87,7 @@ def test_an_action_that_the_policy_lacks_is_named(
     spark: SparkSession, archive_of: Callable[[str], Path], minio_url: RunningStore, action: str
 ) -> None:
     url = uploaded(archive_of("F"), minio_url)
-    with pytest.raises(AnalysisException, match=rf"{url}\S*: {action}: AccessDenied"):
+    with pytest.raises(AccessDeniedError, match=rf"{url}\S*: {action}: AccessDenied"):
         read(spark, url, **access(minio_url, without(reader_of(url), action))).count()
 
 
