@@ -1,10 +1,20 @@
-# The sidecar as an image: locked dependencies without the development ones, an unprivileged user.
-FROM python:3.11-slim AS build
+# The sidecar as an image: locked dependencies without the development ones, checked by hash; an unprivileged user.
+#
+# A tag of the base image may move. Pin its digest, as your registry tells it (docker buildx imagetools inspect
+# python:3.11-slim):
+#
+#   docker build --build-arg BASE_IMAGE=python:3.11-slim@sha256:DIGEST .
+ARG BASE_IMAGE=python:3.11-slim
+
+FROM ${BASE_IMAGE} AS build
 WORKDIR /src
-COPY requirements.lock pyproject.toml README.md LICENSE ./
-# The lock also pins development tools. As constraints (without hashes) it pins only what is installed.
-RUN sed -E 's/[[:space:]]*\\$//; /^[[:space:]]*--hash/d' requirements.lock > constraints.txt \
- && python -m venv /opt/tiered
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_REQUIRE_VIRTUALENV=1
+COPY requirements-build.lock requirements-runtime.lock ./
+RUN python -m venv /opt/build \
+ && /opt/build/bin/pip install --require-hashes -r requirements-build.lock \
+ && python -m venv /opt/tiered \
+ && /opt/tiered/bin/pip install --require-hashes -r requirements-runtime.lock
+COPY pyproject.toml README.md LICENSE ./
 COPY tiered tiered
 COPY uploader uploader
 COPY fetcher fetcher
@@ -12,19 +22,23 @@ COPY server server
 COPY sidecar sidecar
 COPY pipeline pipeline
 COPY rocketmq_tiered rocketmq_tiered
-RUN /opt/tiered/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
+# Nothing is downloaded here: the locked hatchling builds the wheel, whose dependencies are installed.
+RUN /opt/build/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /src/dist . \
+ && /opt/tiered/bin/pip install --no-index --no-deps --compile /src/dist/*.whl
 
-FROM python:3.11-slim
+FROM ${BASE_IMAGE}
 # uid 3000, as in the broker's images: it can read the store and create pins beside its files.
 RUN groupadd --gid 3000 rocketmq \
- && useradd --uid 3000 --gid 3000 --create-home rocketmq \
- && install -d -o rocketmq -g rocketmq /var/lib/rocketmq-tiered
+ && useradd --uid 3000 --gid 3000 --no-create-home --home-dir /var/lib/rocketmq-tiered --shell /usr/sbin/nologin rocketmq \
+ && install -d -o rocketmq -g rocketmq -m 0700 /var/lib/rocketmq-tiered
 COPY --from=build /opt/tiered /opt/tiered
+# Everything that is written is below the volume: the root file system may be read-only.
 ENV PATH=/opt/tiered/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
     NUMBA_CACHE_DIR=/var/lib/rocketmq-tiered/numba \
     TIERED_PROCESS__STATE_DIR=/var/lib/rocketmq-tiered/state
-USER rocketmq
+USER 3000:3000
 VOLUME /var/lib/rocketmq-tiered
 EXPOSE 10919
 # SIGTERM drains within process.drain_timeout_ms (30 s): `docker stop` must allow that long.

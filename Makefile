@@ -7,7 +7,8 @@ WORKERS ?= 2
 RESULTS_DIR ?= build/soak
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types format servers integration soak bench settings-doc docs package clean
+SHIPPED := tiered fetcher server uploader sidecar pipeline rocketmq_tiered
+.PHONY: help install demo test lint audit types format servers integration soak bench settings-doc docs package lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -19,12 +20,12 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 ifneq ($(UV),)
 	test -x $(BIN)/python || $(UV) venv --quiet --python ">=3.11" $(VENV)
 	VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --compile-bytecode --require-hashes -r requirements.lock
-	VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --no-deps -e .
+	VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --no-deps --no-build-isolation -e .
 else
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is required: make install PYTHON=python3.11")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --no-deps -e .
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 endif
 	@touch $@
 
@@ -37,6 +38,10 @@ test: install ## the fast tests
 lint: install ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+audit: build/audit-venv/.installed ## unsafe calls in the sources, known vulnerabilities of locked versions
+	build/audit-venv/bin/bandit --quiet --configfile pyproject.toml --recursive $(SHIPPED)
+	build/audit-venv/bin/python .ci/audit.py $(AUDIT_OPTIONS)
 
 types: install ## static types
 	$(BIN)/mypy
@@ -76,15 +81,26 @@ docs: build/docs-venv/.installed ## the documentation site with the API referenc
 	cp -r --parents $(SITE_FILES) docs deploy examples/*.py build/site-source
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict --config-file mkdocs.yml
 
-build/docs-venv/.installed: requirements-docs.lock
+# Tools with a lock of their own get an environment of their own.
+build/%-venv/.installed: requirements-%.lock
 ifneq ($(UV),)
-	$(UV) venv --quiet --clear --python ">=3.11" build/docs-venv
-	VIRTUAL_ENV="$(abspath build/docs-venv)" $(UV) pip install --quiet --require-hashes -r requirements-docs.lock
+	$(UV) venv --quiet --clear --python ">=3.11" $(@D)
+	VIRTUAL_ENV="$(abspath $(@D))" $(UV) pip install --quiet --require-hashes -r $<
 else
-	$(PYTHON) -m venv --clear build/docs-venv
-	$(DOCS_BIN)/pip install --quiet --require-hashes -r requirements-docs.lock
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --require-hashes -r $<
 endif
 	@touch $@
+
+# Needs uv. The smaller locks have the versions of requirements.lock. `make lock UPGRADE=--upgrade` updates all.
+LOCK = uv pip compile --quiet --generate-hashes --no-header --no-annotate --python-version 3.11 $(UPGRADE)
+lock: ## write the lock files anew after a change of the dependencies in pyproject.toml
+	$(LOCK) --all-extras pyproject.toml -o requirements.lock
+	mkdir -p build && sed -nE 's/^([A-Za-z0-9].*[^ ]) *\\$$/\1/p' requirements.lock > build/constraints.txt
+	$(LOCK) -c build/constraints.txt pyproject.toml -o requirements-runtime.lock
+	$(LOCK) -c build/constraints.txt --group build -o requirements-build.lock
+	$(LOCK) --group audit -o requirements-audit.lock
+	$(LOCK) --group docs -o requirements-docs.lock
 
 clean: ## delete everything built here
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,13 +1,12 @@
 """Build wheel and sdist, install the wheel in a clean environment, and archive the example store with it.
 
 The locked `build` and `hatchling` build both files, the wheel from the sdist. The environment gets the locked runtime
-dependencies, without Spark and development tools. Exits non-zero on any failure.
+dependencies, checked by hash, without Spark and development tools. Exits non-zero on any failure.
 """
 
 from __future__ import annotations
 
 import io
-import re
 import shutil
 import subprocess
 import sys
@@ -56,18 +55,10 @@ def check_installed(wheel: Path, directory: Path) -> None:
     """The installed command reports its version, archives the example store and reads it back."""
     environment = directory / "venv"
     run(sys.executable, "-m", "venv", environment)
-    constraints = directory / "constraints.txt"
-    lock = (ROOT / "requirements.lock").read_text("utf-8")
-    constraints.write_text("\n".join(re.findall(r"^[\w.\[\]-]+==\S+", lock, re.MULTILINE)))
-    run(
-        environment / "bin" / "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "-c",
-        constraints,
-        wheel,
-    )
+    pip = (environment / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check")
+    run(*pip, "--require-hashes", "-r", ROOT / "requirements-runtime.lock")
+    run(*pip, "--no-index", "--no-deps", wheel)
+    run(environment / "bin" / "pip", "check")
     imports = "; ".join(f"import {package}" for package in PACKAGES)
     run(environment / "bin" / "python", "-c", imports, cwd=directory)
 

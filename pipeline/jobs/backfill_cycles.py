@@ -180,7 +180,8 @@ class _CycleUpload:
             refused_since_s = refused_since_s if failures else time.monotonic()
             failures += 1
             self._abandoned += keys
-            step = after_failure(self._policy, error, failures, random.random())
+            jitter = random.random()  # nosec B311
+            step = after_failure(self._policy, error, failures, jitter)
             if isinstance(step, Stop):
                 raise error
             outage_limit_s = self._task.outage_limit_s
