@@ -10,9 +10,7 @@ from typing import Any
 
 import orjson
 
-from tiered.console import escaped_json, printable
-
-RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+from tiered.console import RECORD_ATTRIBUTES, PlainFormatter, escaped_json
 
 
 class JsonFormatter(logging.Formatter):
@@ -39,25 +37,6 @@ class JsonFormatter(logging.Formatter):
         except TypeError:
             # orjson refuses paths that are not UTF-8 and numbers of more than 64 bits.
             return json.dumps(document, default=str)
-
-
-class PlainFormatter(logging.Formatter):
-    """``12:00:00 WARNING message (name=value, …)``: one line for a person at a terminal."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, and the lines of a trace."""
-        return "\n".join(map(printable, super().format(record).split("\n")))
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        """The line, followed by the ``extra`` attributes."""
-        line = super().formatMessage(record)
-        extra = ", ".join(
-            f"{name}={value}" for name, value in vars(record).items() if name not in RECORD_ATTRIBUTES
-        )
-        return " ".join((f"{line} ({extra})" if extra else line).split("\n"))
 
 
 def log_json(level: str) -> None:

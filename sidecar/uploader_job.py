@@ -22,13 +22,13 @@ from sidecar.broker_side import (
     store_path,
     topic_filter_of,
 )
-from sidecar.logs import RECORD_ATTRIBUTES
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.catalog.state import CatalogState
+from tiered.console import RECORD_ATTRIBUTES
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import ObjectStore

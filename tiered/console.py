@@ -1,4 +1,4 @@
-"""Output of all commands: lines, tables, JSON, and sizes, durations and times for people.
+"""Output of all commands: lines, tables, JSON, log entries for people, and sizes, durations and times for people.
 
 Data goes to stdout, everything else to stderr. Names and bodies are chosen by others: characters that act on a
 terminal or hide text are escaped, in JSON too, whose values stay the same.
@@ -7,6 +7,7 @@ terminal or hide text are escaped, in JSON too, whose values stay the same.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,6 +55,29 @@ def print_lines(*lines: str, file: TextIO | None = None) -> None:
 def print_fields(values: Iterable[str]) -> None:
     """``values`` as one line, separated by tabs."""
     print("\t".join(map(printable, values)))
+
+
+RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""Of every log record; all others come from ``extra``."""
+
+
+class PlainFormatter(logging.Formatter):
+    """``12:00:00 WARNING message (name=value, …)``: one line for a person at a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the lines of a trace."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        """The line, followed by the ``extra`` attributes."""
+        line = super().formatMessage(record)
+        extra = ", ".join(
+            f"{name}={value}" for name, value in vars(record).items() if name not in RECORD_ATTRIBUTES
+        )
+        return " ".join((f"{line} ({extra})" if extra else line).split("\n"))
 
 
 def clear_screen() -> None:

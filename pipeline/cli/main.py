@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import traceback
@@ -12,7 +13,7 @@ from typing import NamedTuple, NoReturn
 from pipeline.cli import commands_reading as reading
 from pipeline.cli import commands_writing as writing
 from pipeline.jobs.tasks import typed
-from tiered.console import print_lines, printable
+from tiered.console import PlainFormatter, print_lines, printable
 from tiered.errors import TieredError
 
 EXIT_INTERRUPTED = 130
@@ -58,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, verb in VERBS.items():
         verb.add_arguments(verbs.add_parser(name, help=verb.help, description=verb.help, allow_abbrev=False))
     options = parser.parse_args(arguments)
+    assert logging.lastResort is not None
+    logging.lastResort.setFormatter(PlainFormatter())  # warnings name topics
     return _execute(VERBS[options.verb], options)
 
 

@@ -14,10 +14,11 @@ import pytest
 from sidecar.cli import main
 from sidecar.cli.rendering import jsonl_line
 from sidecar.cli.status import _print
-from sidecar.logs import JsonFormatter, PlainFormatter
+from sidecar.logs import JsonFormatter
 from sidecar.report import QueueReport, StatusReport
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.kernels.record_builder import Message, encode, properties
+from tiered.console import PlainFormatter
 from tiered.model.queue import QueueKey
 
 Run = Callable[..., tuple[int, str, str]]

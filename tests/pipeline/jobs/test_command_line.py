@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -127,6 +128,9 @@ def test_names_are_escaped_in_errors(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["stats", URL, "--limit\x1b[2J"])
     assert not {"\x1b", "\u202e"} & set(capsys.readouterr().err)
+    assert logging.lastResort is not None
+    record = logging.makeLogRecord({"msg": "topic \x1b[2J skipped", "levelno": 30, "levelname": "WARNING"})
+    assert logging.lastResort.format(record).endswith("WARNING topic \\x1b[2J skipped")
 
 
 @dataclass
