@@ -43,9 +43,10 @@ class ArchiveOwner:
         take_over: bool,
         may_replace_log: bool,
         reported_end_phys: Callable[[], int | None],
+        background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         """``may_replace_log``: continue even with a log that shares nothing with the archive. ``reported_end_phys``:
-        the end of log that a live broker reports, or None."""
+        the end of log that a live broker reports, or None. ``background``: see CatalogWriter."""
         self._may_replace_log = may_replace_log
         self._reported_end_phys = reported_end_phys
         self._archive = archive
@@ -65,6 +66,7 @@ class ArchiveOwner:
             host=os.uname().nodename,
             clock_ms=environment.clock_ms,
             root_every=root_every,
+            background=background,
         )
 
     def open(self, *, claim_now: bool) -> int:

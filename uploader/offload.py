@@ -2,7 +2,7 @@
 
     start     load the catalog → compare the log with the archive → claim the epoch (backfill: before the first upload)
     follow    dispatch loop + compensate thread → closed batches → builder thread → committer thread; besides them
-              threads for index files and for metadata (broker tables, deleted topics)
+              threads for index files, merges of catalog pages, and metadata (broker tables, deleted topics)
     backfill  the same parts up to the end of the log, then hide queues that the broker no longer has
     stop      close the open batch, drain, release the epoch
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
 from tiered.broker_store.bound import BoundReason
@@ -93,11 +94,13 @@ class Offloader:
         self._environment = environment or Environment()
         self._pins = pins
         self._bound_source = BoundSource(broker_store, offsets_source)
+        self._page_merges = ThreadPoolExecutor(1, thread_name_prefix="page-merge")
         self._owner = ArchiveOwner(
             self._archive, self._log, identity, self._environment,
             root_every=settings.root_every, take_over=take_over,
             may_replace_log=replace_log or identity.kind == "run",
             reported_end_phys=self._bound_source.reported_end_phys,
+            background=lambda work: self._page_merges.submit(self._guarded, work),
         )  # fmt: skip
         self._writer = self._owner.writer
         self._table = QueueTable()
@@ -230,7 +233,8 @@ class Offloader:
             self._behind.set()
             self._index_builder.committed()
             self._uploader.close()
-            self._writer.abort()  # ends every wait for the store
+            self._writer.abort()  # ends every wait for the store, and a merge of pages
+            self._page_merges.shutdown(wait=False, cancel_futures=True)
             for thread in threads:
                 thread.join(timeout=5)
         return self._result(from_phys)

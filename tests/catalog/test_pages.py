@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from tiered.catalog.page_merge import merge, sequence_to_merge, union
+from tiered.catalog.page_merge import merge, merged_pages, sequence_to_merge, union
 from tiered.catalog.pages import (
     Page,
     RunIndex,
@@ -105,6 +106,28 @@ def test_merging_streams_all_living_runs(runs_max: int) -> None:
     merged = [fact for ref in refs for fact in facts_of(index.page(ref))]
     assert merged == sorted(fact for fact in everything if fact != dead)
     assert all(ref.runs <= runs_max and ref.first <= ref.last for ref in refs)
+
+
+def wide_page(first: int, count: int, stream: int) -> Page:
+    """Runs of one queue at every fourth offset, each in an object of its own."""
+    name = QueueKey("t", 0, 0)
+    facts = [(name, 4 * (first + index) + stream, 1, f"{stream}-{first + index}") for index in range(count)]
+    return sorted_page(*chunk_of(facts))
+
+
+def merge_peak_bytes(pages_each: int) -> int:
+    streams = [(wide_page(100 * page, 100, stream) for page in range(pages_each)) for stream in range(4)]
+    tracemalloc.start()
+    try:
+        assert sum(len(page.chunk.runs) for page in merged_pages(streams, 100)) == 400 * pages_each
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_memory_of_a_merge_does_not_grow_with_the_history() -> None:
+    merge_peak_bytes(1)
+    assert merge_peak_bytes(40) < 1.5 * merge_peak_bytes(8)
 
 
 def test_nothing_is_merged_before_a_level_is_full() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, log_checks, 
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog import embedded_pages as embedded
 from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import ADVANCING_MS, refusal
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, PageChange
 from tiered.catalog.pages import RunIndex
@@ -27,7 +29,9 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.formats.keys import Part, catalog_key, object_of, parse_part_key
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
+from tiered.object_store.wrapper import StoreWrapper
 
 A, B = queue("a"), queue("b")
 CATALOG = "catalog/*"
@@ -590,12 +594,20 @@ def test_a_commit_names_no_page_of_another_commit(memory: MemoryStore) -> None:
         first.append(replace(append_draft(first.state, {A: 1}), pages=change))
 
 
-def test_a_merge_that_no_commit_named_is_given_up(memory: MemoryStore) -> None:
+def unnamed_objects(store: MemoryStore, made: CatalogWriter) -> set[str]:
+    """Objects of pages that neither the catalog nor its pending deletions name."""
+    state = made.state
+    return {info.key for info in store.list("pages/")} - state.catalog_keys() - state.pending_deletions.keys()
+
+
+def test_a_merge_that_no_commit_named_is_garbage_of_the_release(memory: MemoryStore) -> None:
     """The writer left between putting merged pages and naming them; the next epoch's are its own."""
     first = grown(memory, 20, embedded_bytes_max=0)
-    while not first._pages.garbage:
+    for _ in range(100):
+        if unnamed_objects(memory, first):
+            break
         first.append(append_draft(first.state, {A: 1, B: 1}))
-    (waiting,) = first._pages.garbage
+    (waiting,) = unnamed_objects(memory, first)
     first.release()
     assert waiting in first.state.pending_deletions
     first.claim()
@@ -603,6 +615,67 @@ def test_a_merge_that_no_commit_named_is_given_up(memory: MemoryStore) -> None:
         first.append(append_draft(first.state, {A: 1, B: 1}))
     assert waiting not in first.state.catalog_keys()
     assert not first.state.catalog_keys() & first.state.pending_deletions.keys()
+    runs_everywhere(memory, load(memory))
+
+
+class BlockedReads(StoreWrapper):
+    """Reads of ``thread`` wait until ``may_go_on`` is set."""
+
+    thread: threading.Thread | None = None
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        if threading.current_thread() is self.thread:
+            self.has_begun.set()
+            assert self.may_go_on.wait(30)
+        return super().get_range(key, offset, length)
+
+
+class InThread:
+    """Runs the work given to it in a thread, one at a time; returns once it reads or has ended."""
+
+    def __init__(self, store: BlockedReads) -> None:
+        self.store = store
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        if self.store.thread is None or not self.store.thread.is_alive():
+            self.store.thread = threading.Thread(target=work)
+            self.store.thread.start()
+            while self.store.thread.is_alive() and not self.store.has_begun.wait(0.01):
+                pass
+
+
+def test_commits_proceed_during_a_merge_and_one_of_them_names_its_result(memory: MemoryStore) -> None:
+    store = BlockedReads(memory)
+    first = writer(store, limits=small_limits(), background=InThread(store))
+    first.claim()
+    while not store.has_begun.is_set():
+        first.append(append_draft(first.state, {A: 1, B: 1}))
+    assert max(page.level for page in first.state.pages) == 0
+    for _ in range(30):
+        first.append(append_draft(first.state, {A: 1, B: 1}))
+    assert max(page.level for page in first.state.pages) == 0
+    store.may_go_on.set()
+    assert store.thread is not None
+    store.thread.join(10)
+    first.append(append_draft(first.state, {A: 1, B: 1}))
+    assert max(page.level for page in first.state.pages) == 1
+    runs_everywhere(memory, load(memory))
+
+
+def test_a_release_ends_a_merge_in_progress(memory: MemoryStore) -> None:
+    store = BlockedReads(memory)
+    first = writer(store, limits=small_limits(embedded_bytes_max=0), background=InThread(store))
+    first.claim()
+    while not store.has_begun.is_set():
+        first.append(append_draft(first.state, {A: 1, B: 1}))
+    threading.Timer(0.05, store.may_go_on.set).start()
+    first.release()
+    assert not unnamed_objects(memory, first)
+    assert max(page.level for page in first.state.pages) == 0
     runs_everywhere(memory, load(memory))
 
 

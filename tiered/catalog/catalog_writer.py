@@ -4,8 +4,8 @@
     lost: catch up with the head; a higher epoch → FencedError; else build again on the newer state
 
 A commit without a response is settled before other content is tried, even across failed calls. One writer object per
-process and archive; public methods are thread-safe, commits are made one at a time. Pages of commits are in
-page_writer.py, retries in store_retry.py.
+process and archive; public methods are thread-safe. Commits are made one at a time, merges of pages beside them. Pages
+are in page_writer.py, retries in store_retry.py.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class CatalogWriter:
     """Commits for one actor. ``store`` is below the archive's prefix.
 
     ``instance`` identifies the actor across restarts of one process at a time. ``random`` gives put ids and jitter.
+    ``background`` runs a merge of pages, which may take minutes; default: in the thread of ``append``, after it.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class CatalogWriter:
         limits: CatalogLimits | None = None,
         random: random_module.Random | None = None,
         wait: Callable[[float], object] | None = None,
+        background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         limits = limits or CatalogLimits()
         self._store = store
@@ -88,6 +90,7 @@ class CatalogWriter:
         self._nonce = f"{self._random.getrandbits(64):016x}"
         self._retry = StoreRetry(self._limits, self._random, wait)
         self._pages = PageWriter(store, self._limits, self._nonce)
+        self._background = background or (lambda work: work())
         self._attempt = CommitAttempt(store, self._limits, self._retry)
         self._lock = threading.RLock()
         self._state = CatalogState()
@@ -151,8 +154,9 @@ class CatalogWriter:
             return self._state
 
     def abort(self) -> None:
-        """Make waiting calls raise UnavailableError; callable from any thread, final."""
+        """Make waiting calls raise UnavailableError, and end a merge of pages; callable from any thread, final."""
         self._retry.abort()
+        self._pages.abort()
 
     # -- commits ----------------------------------------------------------------------------------------------
 
@@ -197,9 +201,11 @@ class CatalogWriter:
         with self._lock:
             pages = self._state.pages
             self._commit(draft, lambda state: (self._pages.with_pages(self._owned(state), draft), None))
-            if self._state.pages is not pages and self.is_claimed:
-                self._pages.merge(self._state)
-            return self.state
+            has_new_pages = self._state.pages is not pages
+            state = self.state
+        if has_new_pages:
+            self._background(self._merge_pages)
+        return state
 
     def append_history(self, *, common_version: int, phys: int) -> CatalogState:
         """Start a new log history at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
@@ -235,6 +241,7 @@ class CatalogWriter:
     def release(self, *, pending_deletions: Sequence[str] = ()) -> CatalogState:
         """Release the epoch so that the next writer need not take over. ``pending_deletions``: uncommitted objects."""
         with self._lock:
+            self._pages.cancel_merge()
             draft = CommitDraft(
                 CommitKind.RELEASE, pending_deletions=tuple(pending_deletions), created_ms=self._clock_ms()
             )
@@ -250,6 +257,11 @@ class CatalogWriter:
             self._commit(draft, build)
             self._epoch, self._own_state = None, None
             return self._state
+
+    def _merge_pages(self) -> None:
+        """Without the lock: commits proceed."""
+        if self.is_claimed:
+            self._pages.merge(self._state)
 
     def _move_to(self, state: CatalogState) -> None:
         self._state = state

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from tiered.catalog.pages import Page, PutPage, RunIndex, cut, sorted_page, write_pages
-from tiered.catalog.state import CatalogState, PageRef, joined, selected
+from tiered.catalog.state import CatalogState, PageRef, joined
 from tiered.model.queue import QueueKey
 
 
@@ -58,7 +58,8 @@ def sequences_of(pages: Sequence[PageRef]) -> list[list[PageRef]]:
 def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[Page]:
     """All runs of ``streams``, each in order, as one sequence of pages of up to ``runs_max`` runs.
 
-    Holds a page of each stream, and up to three of the result.
+    Holds a page of each stream, and up to three of the result. Pieces carry only their own queues and objects: memory
+    does not grow with the length of the streams.
     """
     heads: list[Page | None] = [None] * len(streams)
     pending: list[Page] = []
@@ -77,15 +78,14 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
                 continue
             taken = _count_up_to(head, limit)
             if taken:
-                # With its own objects only: otherwise each piece would keep those of its whole page.
-                pending.append(Page(head.queues, selected(head.chunk, np.arange(taken))))
+                pending += cut(_slice(head, 0, taken), runs_max)
                 rest = _slice(head, taken, len(head.chunk.runs))
                 heads[number] = rest if len(rest.chunk.runs) else None
         if sum(len(page.chunk.runs) for page in pending) >= 2 * runs_max:
             whole = union(pending)
             even = len(whole.chunk.runs) // runs_max * runs_max
             yield from cut(_slice(whole, 0, even), runs_max)
-            pending = [_slice(whole, even, len(whole.chunk.runs))]
+            pending = list(cut(_slice(whole, even, len(whole.chunk.runs)), runs_max))
     if pending:
         yield from cut(union(pending), runs_max)
 

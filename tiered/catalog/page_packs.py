@@ -55,12 +55,10 @@ class PagePacks:
         """Whether all pages are in memory, and at most ``bytes_max``."""
         return not self._keys and self._bytes <= bytes_max
 
-    def copy(self) -> PagePacks:
-        """A copy to which other pages may be added."""
-        other = PagePacks(self._put, self._bytes_max)
-        other._keys, other._pages = [*self._keys], [*self._pages]
-        other._bytes, other._version = self._bytes, self._version
-        return other
+    def extend(self, other: PagePacks) -> None:
+        """Add the pages of ``other``, none of which is put yet, under the same names. This one must be empty."""
+        assert not self._keys and not self._pages and not other._keys
+        self._pages, self._bytes, self._version = [*other._pages], other._bytes, other._version
 
     def _close(self) -> None:
         self._keys.append(self._put(self._version, self._pages))

@@ -1,8 +1,11 @@
 """Schedules the pages of a catalog writer: spills, roots, merges. A page never delays a commit.
 
 Pages are embedded in the commit that names them, so that a cycle is one PUT; large ones (a merge of a high level) are
-put before it as an object. Until a commit names such an object its key is recorded as garbage, so that a crash leaves
-only known garbage. A page that cannot be written is retried some commits later.
+put before it as an object. Until a commit names such an object its key is recorded as garbage. A page that cannot be
+written is retried some commits later.
+
+A merge runs beside commits: it reads immutable pages only, and the next commit names its result if the pages it
+replaces still exist.
 
 Owns the schedule, and the PUTs and keys of page objects. Encoding is in pages.py and snapshot.py, placement in
 page_packs.py, merging in page_merge.py, commits in catalog_writer.py.
@@ -11,6 +14,7 @@ page_packs.py, merging in page_merge.py, commits in catalog_writer.py.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +24,7 @@ from tiered.catalog.page_merge import merge, sequence_to_merge
 from tiered.catalog.page_packs import PagePacks
 from tiered.catalog.pages import PutPage, RunIndex, spill
 from tiered.catalog.snapshot import encode_root
-from tiered.catalog.state import CatalogState, RootRef
+from tiered.catalog.state import CatalogState, PageRef, RootRef
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.keys import object_of, page_key
@@ -40,13 +44,19 @@ class _Merged:
     change: PageChange
     packs: PagePacks | None
     """Its pages, to be embedded in a commit; None: they are objects."""
+    keys: Sequence[str]
+    """Those objects."""
 
     def is_valid(self, state: CatalogState) -> bool:
         return state.epoch == self.epoch and set(self.change.removed) <= {page.key for page in state.pages}
 
 
+class _CancelledError(Exception):
+    """The merge ends without a result."""
+
+
 class PageWriter:
-    """The pages of one actor. ``nonce`` makes their keys unique."""
+    """The pages of one actor. ``nonce`` makes their keys unique. ``merge`` may run in another thread than the rest."""
 
     def __init__(self, store: ObjectStore, limits: CatalogLimits, nonce: str) -> None:
         self._store = store
@@ -54,80 +64,128 @@ class PageWriter:
         self._nonce = nonce
         self._made = 0
         self._after_version = 0
+        self._lock = threading.RLock()
+        """Guards what ``merge`` shares with commits; never held during a request of a merge."""
+        self._merging = threading.Lock()
+        self._is_cancelled = self._is_aborted = False
         self._merged: _Merged | None = None
         self.index = RunIndex(store)
         self.garbage: list[str] = []
-        """Keys that no commit references yet."""
+        """Keys that no commit references yet, except those of a merge."""
 
     def with_pages(self, state: CatalogState, draft: CommitDraft) -> CommitDraft:
         """``draft`` as the next version with a spill, root or merge when due. If a page cannot be written, the commit
         proceeds without it."""
-        merged = self._valid_merge(state)
-        wanted = (
-            {object_of(page.key) for page in merged.change.added} if merged and not merged.packs else set()
-        )
-        garbage = [key for key in self.garbage if key not in wanted]
-        if garbage:
-            draft = replace(draft, pending_deletions=(*draft.pending_deletions, *garbage))
-        if state.version < self._after_version or draft.pages is not NO_PAGES:
-            return draft
-        try:
-            change = self._due(state, merged)
-        except UnavailableError:
-            self.postpone(state)
-            return draft
-        return draft if change is None else replace(draft, pages=change)
+        with self._lock:
+            merged = self._valid_merge(state)
+            if self.garbage:
+                draft = replace(draft, pending_deletions=(*draft.pending_deletions, *self.garbage))
+            if state.version < self._after_version or draft.pages is not NO_PAGES:
+                return draft
+            try:
+                change = self._due(state, merged)
+            except UnavailableError:
+                self.postpone(state)
+                return draft
+            return draft if change is None else replace(draft, pages=change)
 
     def merge(self, state: CatalogState) -> None:
-        """Merge a full level; the next commit names the result. Postponed when the store is unavailable or an older
-        page is damaged: new data must not wait for lost data."""
-        sequences = sequence_to_merge(state.pages, self._limits.merge_sequences)
-        if not sequences or self._valid_merge(state) or state.version < self._after_version:
+        """Merge a full level of ``state``; the next commit names the result. Does nothing during another merge.
+
+        Postponed when the store is unavailable or an older page is damaged: new data must not wait for lost data.
+        """
+        if not self._merging.acquire(blocking=False):
             return
-        packs: PagePacks | None = self._packs(state)
-        assert packs is not None
         try:
-            added = merge(self.index, state, sequences, self._limits.page_runs_max, packs.add)
+            with self._lock:
+                is_due = not self._valid_merge(state) and state.version >= self._after_version
+            sequences = sequence_to_merge(state.pages, self._limits.merge_sequences) if is_due else []
+            if sequences:
+                self._merge(state, sequences)
+        finally:
+            self._merging.release()
+
+    def cancel_merge(self) -> None:
+        """End a merge in progress, and forget a finished one that no commit named: its objects are garbage."""
+        self._is_cancelled = True
+        with self._merging, self._lock:
+            self._is_cancelled = False
+            self._forget_merge()
+
+    def abort(self) -> None:
+        """End a merge in progress, and begin no other."""
+        self._is_aborted = True
+
+    def postpone(self, state: CatalogState) -> None:
+        """Postpone pages: one could not be written, or the commit that named it lost."""
+        with self._lock:
+            self._after_version = state.version + self._limits.page_retry_commits
+
+    def settled(self, keys: Collection[str]) -> None:
+        """A commit referenced these keys, or made them pending deletions."""
+        with self._lock:
+            self.garbage[:] = [key for key in self.garbage if key not in keys]
+            if self._merged and any(key in keys for key in self._merged.keys):
+                self._merged = None
+
+    def put_runs(self, state: CatalogState) -> PutPage:
+        """Puts a page of runs as an object; see ``_put_pages``."""
+        return lambda version, data: self._put_pages(state.epoch, self.garbage, version, [data])
+
+    def new_key(self, kind: str, version: int, epoch: int) -> str:
+        """A unique page key."""
+        with self._lock:
+            self._made += 1
+            return page_key(kind, version, epoch, f"{self._nonce}_{self._made}")
+
+    def put(self, key: str, pages: Sequence[bytes]) -> None:
+        """One attempt; ``key`` is garbage until a commit references it."""
+        self._put(key, pages, self.garbage)
+
+    def _put(self, key: str, pages: Sequence[bytes], unnamed: list[str]) -> None:
+        unnamed.append(key)
+        try:
+            put_own(self._store, key, pages, timeout_s=self._limits.timeout_s(sum(map(len, pages))))
+        except WITHOUT_EFFECT:
+            unnamed.remove(key)
+            raise
+
+    def _merge(self, state: CatalogState, sequences: Sequence[Sequence[PageRef]]) -> None:
+        keys: list[str] = []
+        packs = PagePacks(partial(self._put_pages, state.epoch, keys), self._limits.pack_bytes_max)
+
+        def add(version: int, data: bytes) -> str:
+            if self._is_cancelled or self._is_aborted:
+                raise _CancelledError
+            return packs.add(version, data)
+
+        merged: _Merged | None = None
+        try:
+            added = merge(self.index, state, sequences, self._limits.page_runs_max, add)
             gone = [page.key for sequence in sequences for page in sequence]
             change = PageChange(added=tuple(added), removed=gone, resolved_version=state.version)
-            if not packs.fit(self._limits.embedded_bytes_max):
-                change, packs = packs.put(change), None
+            if packs.fit(self._limits.embedded_bytes_max):
+                merged = _Merged(state.epoch, change, packs, ())
+            else:
+                change = packs.put(change)
+                merged = _Merged(state.epoch, change, None, [object_of(page.key) for page in change.added])
+        except _CancelledError:
+            pass
         except (UnavailableError, CorruptionError, NotFoundError) as error:
             if not isinstance(error, UnavailableError):
                 logger.warning("older catalog pages not merged: %s", error)
             self.postpone(state)
-            return
-        self._merged = _Merged(state.epoch, change, packs)
-
-    def postpone(self, state: CatalogState) -> None:
-        """Postpone pages: one could not be written, or the commit that named it lost."""
-        self._after_version = state.version + self._limits.page_retry_commits
-
-    def settled(self, keys: Collection[str]) -> None:
-        """A commit referenced these keys, or made them pending deletions."""
-        self.garbage = [key for key in self.garbage if key not in keys]
-
-    def put_runs(self, state: CatalogState) -> PutPage:
-        """Puts a page of runs as an object; see ``_put_pages``."""
-        return lambda version, data: self._put_pages(state.epoch, version, [data])
-
-    def new_key(self, kind: str, version: int, epoch: int) -> str:
-        """A unique page key."""
-        self._made += 1
-        return page_key(kind, version, epoch, f"{self._nonce}_{self._made}")
-
-    def put(self, key: str, pages: Sequence[bytes]) -> None:
-        """One attempt; ``key`` is garbage until a commit references it."""
-        self.garbage.append(key)
-        try:
-            put_own(self._store, key, pages, timeout_s=self._limits.timeout_s(sum(map(len, pages))))
-        except WITHOUT_EFFECT:
-            self.garbage.remove(key)
-            raise
+        finally:
+            with self._lock:
+                named = set(merged.keys) if merged else set()
+                self.garbage += [key for key in keys if key not in named]
+                self._merged = merged
 
     def _due(self, state: CatalogState, merged: _Merged | None) -> PageChange | None:
         """The page change of the commit after ``state``; pages that are not embedded are put."""
-        packs = merged.packs.copy() if merged and merged.packs else self._packs(state)
+        packs = PagePacks(partial(self._put_pages, state.epoch, self.garbage), self._limits.pack_bytes_max)
+        if merged and merged.packs:
+            packs.extend(merged.packs)
         change = merged.change if merged and merged.packs else NO_PAGES
         if state.memory_runs >= self._limits.spill_runs:
             added = spill(state, self._limits.page_runs_max, packs.add)
@@ -148,18 +206,20 @@ class PageWriter:
 
     def _valid_merge(self, state: CatalogState) -> _Merged | None:
         if self._merged is not None and not self._merged.is_valid(state):
-            self._merged = None
+            self._forget_merge()
         return self._merged
 
-    def _packs(self, state: CatalogState) -> PagePacks:
-        return PagePacks(partial(self._put_pages, state.epoch), self._limits.pack_bytes_max)
+    def _forget_merge(self) -> None:
+        if self._merged is not None:
+            self.garbage += self._merged.keys
+            self._merged = None
 
-    def _put_pages(self, epoch: int, version: int, pages: Sequence[bytes]) -> str:
-        """Pages as one object; a few attempts, each under its own key."""
+    def _put_pages(self, epoch: int, unnamed: list[str], version: int, pages: Sequence[bytes]) -> str:
+        """Pages as one object; a few attempts, each under its own key, which joins ``unnamed``."""
         for attempts_left in reversed(range(PAGE_ATTEMPTS)):
             key = self.new_key("runs", version, epoch)
             try:
-                self.put(key, pages)
+                self._put(key, pages, unnamed)
                 break
             except UnavailableError:
                 if not attempts_left:
