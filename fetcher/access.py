@@ -207,7 +207,7 @@ class ArchiveAccess:
 
     def queues(self, topic: str | None, *, hidden: bool) -> list[QueueListing]:
         """Queues of ``topic``, or all, by name."""
-        return [found for found in list_queues(self.state, hidden=hidden) if topic in (None, found.topic)]
+        return list_queues(self.state, hidden=hidden, topic=topic)
 
     def queue_key(self, topic: str, queue_id: int, generation: int | None) -> QueueKey:
         """The queue, in its newest generation by default. Raises NotFoundError."""

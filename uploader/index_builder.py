@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import mmap
 import random
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ import numpy as np
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import UNINDEXED_MAX, IndexChange, IndexRef, with_unindexed
-from tiered.catalog.pages import RunIndex, sorted_page
+from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState
 from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.flat_file.index_shape import meta_of, shape_of
@@ -51,11 +52,13 @@ from tiered.object_store.own_name import put_own
 from tiered.settings.sections import IndexSettings
 from uploader.gathered_items import GatheredItems
 from uploader.index_plan import (
+    Backlog,
     Group,
     Segment,
     combined,
     groups_of,
     mergeable,
+    oldest,
     plan_merge,
     segments_of,
 )
@@ -69,6 +72,10 @@ makes progress."""
 UPLOAD_BYTES_PER_S_MIN = 1 << 20
 TIMEOUT_S_MIN = 60.0
 PAGES_AT_ONCE = 1024
+PAGES_BYTES = 16 << 20
+"""Cached pages of the catalog."""
+BACKLOG_SEGMENTS_MAX = 32_768
+"""Unindexed segments found in one pass over the catalog's pages, of about 1 KB each."""
 BYTES_PER_ITEM = 3 * ITEM_DTYPE.itemsize
 """Memory of an item while it is sorted: itself, its place, its copy."""
 SPOOL_BYTES = 16 << 20
@@ -121,7 +128,8 @@ class IndexBuilder:
         self._made = 0
         self._pending_deletions: list[str] = []
         self._woken = threading.Event()
-        self._run_index = RunIndex(store)
+        self._run_index = RunIndex(store, cache_bytes=PAGES_BYTES)
+        self._backlog = Backlog()
         self._beyond_repair: set[str] = set()
         """Index files that this process could neither read nor rebuild."""
         self._stale: Stale = {}
@@ -201,17 +209,33 @@ class IndexBuilder:
         return objects >= self._settings.unindexed_objects_max
 
     def _unindexed(self, state: CatalogState) -> list[Segment]:
-        return self._segments(state, state.indexed_version + 1, state.version)
+        """The oldest unindexed segments: each page of the catalog is read once for many files."""
+        self._backlog = self._backlog.of(state)
+        if not self._backlog.segments:
+            first = max(state.indexed_version, self._backlog.to_version) + 1
+            segments, last = self._segments(state, first, state.version, BACKLOG_SEGMENTS_MAX)
+            self._backlog = Backlog(segments, last, Backlog.identity_of(state))
+        return self._backlog.segments
 
-    def _segments(self, state: CatalogState, first: int, last: int) -> list[Segment]:
-        """Segments with runs that versions [first, last] added."""
+    def _segments(
+        self, state: CatalogState, first: int, last: int, count_max: int = sys.maxsize
+    ) -> tuple[list[Segment], int]:
+        """Segments with runs that versions from ``first`` on added, and the last of these versions: ``last``, or the
+        one with which they would be more than about ``count_max``."""
         found: list[Segment] = []
+        for page in self._pages(state, first, last):
+            found += segments_of(page, first, last)
+            if len(found) > 2 * count_max:
+                found, last = oldest(combined(found), last, count_max)
+        return oldest(combined(found), last, count_max)
+
+    def _pages(self, state: CatalogState, first: int, last: int) -> Iterator[Page]:
+        """Living runs that versions [first, last] added, with others."""
         for ref in state.pages:
             if ref.overlaps(first, last):
-                found += segments_of(self._run_index.living(state, self._run_index.page(ref)), first - 1)
+                yield self._run_index.living(state, self._run_index.page(ref))
         if state.memory_runs:
-            found += segments_of(sorted_page(state.directory.keys, state.memory), first - 1)
-        return combined([segment for segment in found if segment.version <= last])
+            yield sorted_page(state.directory.keys, state.memory)
 
     # -- a new file ---------------------------------------------------------------------------------------------
 
@@ -356,7 +380,7 @@ class IndexBuilder:
     def _rebuild(self, state: CatalogState, ref: IndexRef) -> bool:
         """Replace ``ref`` by files built from the key sections of its segments, each as large as memory allows. False
         if another actor removed it."""
-        segments = self._segments(state, ref.from_version, ref.to_version)
+        segments, _ = self._segments(state, ref.from_version, ref.to_version)
         made: list[IndexRef] = []
         damaged: list[_Unread] = []
         while segments or not made:

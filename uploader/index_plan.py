@@ -14,6 +14,7 @@ import numpy as np
 
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
+from tiered.catalog.state import CatalogState
 from tiered.index.footer import Covered, IndexMeta
 from tiered.index.layout import COVERED_DTYPE
 from tiered.model.tables import Table
@@ -66,10 +67,11 @@ class Group:
         return Covered(objects[np.argsort(objects["min_phys"], kind="stable")], keys)
 
 
-def segments_of(page: Page, after_version: int) -> list[Segment]:
-    """Segments with runs newer than ``after_version``."""
+def segments_of(page: Page, first: int, last: int) -> list[Segment]:
+    """Segments with runs that versions [first, last] added."""
     chunk = page.chunk
-    fresh = chunk.runs[chunk.runs["version"] > after_version]
+    versions = chunk.runs["version"]
+    fresh = chunk.runs[(versions >= first) & (versions <= last)]
     order = np.lexsort((fresh["object"], fresh["version"]))
     fresh = fresh[order]
     cuts = np.flatnonzero((np.diff(fresh["object"]) != 0) | (np.diff(fresh["version"]) != 0)) + 1
@@ -83,6 +85,37 @@ def combined(segments: Sequence[Segment]) -> list[Segment]:
         known = found.get((segment.key, segment.version))
         found[segment.key, segment.version] = segment if known is None else _union(known, segment)
     return list(found.values())
+
+
+def oldest(segments: list[Segment], last: int, count_max: int) -> tuple[list[Segment], int]:
+    """About ``count_max`` segments of the oldest whole versions, at least of one; and the last of these versions, or
+    ``last`` if all are taken."""
+    if len(segments) <= count_max:
+        return segments, last
+    versions = sorted(segment.version for segment in segments)
+    last = max(versions[0], versions[count_max] - 1)
+    return [segment for segment in segments if segment.version <= last], last
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Unindexed segments by catalog version, up to ``to_version``, found in the states of one ``identity``."""
+
+    segments: list[Segment] = field(default_factory=list)
+    to_version: int = 0
+    identity: tuple[object, ...] = ()
+
+    @staticmethod
+    def identity_of(state: CatalogState) -> tuple[object, ...]:
+        """What changes when runs are removed."""
+        return state.log_histories, len(state.tombstones)
+
+    def of(self, state: CatalogState) -> Backlog:
+        """What is left of it in ``state``; nothing if runs were removed since."""
+        if self.identity != self.identity_of(state):
+            return Backlog()
+        left = [segment for segment in self.segments if segment.version > state.indexed_version]
+        return replace(self, segments=left)
 
 
 def _union(one: Segment, other: Segment) -> Segment:

@@ -14,9 +14,10 @@ from fetcher.prefetch.prefetch_range import RunEnds
 from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, BufferedRows
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest
-from fetcher.rows.queue_view import QueueView, RunList, RunPlace
+from fetcher.rows.queue_view import QueueView
 from fetcher.rows.read_plan import NO_END
 from fetcher.rows.row_reader import RUNS_AT_ONCE, RowReader
+from fetcher.rows.run_list import RunList, RunPlace
 from fetcher.rows.tag_filter import MessageFilter
 from tiered.formats.segment_index import BlockSpan
 from tiered.model.tables import RunKind
@@ -35,8 +36,7 @@ def run_ends(runs: RunList, offset: int) -> RunEnds | None:
     number = runs.at(offset)
     if number < 0:
         return None
-    run = runs.chunk.runs[number]
-    return RunEnds(int(run["base_queue_offset"]), int(run["end_queue_offset"]))
+    return RunEnds(*runs.bounds(number))
 
 
 class RangeFetcher:

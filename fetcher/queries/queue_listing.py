@@ -9,7 +9,7 @@ import numpy as np
 
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_LMQ, GapReason
+from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_LMQ, GapReason, Table
 
 _REASONS = {
     GapReason.BROKER_DELETED: "deleted by the broker",
@@ -63,11 +63,15 @@ class QueueListing:
         return {names.get(name, name): value for name, value in values.items()}
 
 
-def list_queues(state: CatalogState, *, hidden: bool) -> list[QueueListing]:
-    """All queues by topic, queue id and generation; those of deleted topics only with ``hidden``."""
+def list_queues(state: CatalogState, *, hidden: bool, topic: str | None = None) -> list[QueueListing]:
+    """All queues, or those of ``topic``, by topic, queue id and generation; deleted ones only with ``hidden``."""
+    rows = (
+        range(state.queue_count) if topic is None else state.directory.rows_of_topic(topic, state.queue_count)
+    )
     found = []
-    gaps = _gaps_by_row(state)
-    for number, (key, row) in enumerate(state.queues()):
+    gaps = _gaps_by_row(state.gaps if topic is None else state.gaps[np.isin(state.gaps["queue"], rows)])
+    for number in rows:
+        key, row = state.key_of(number), state.table[number]
         flags = int(row["flags"])
         if flags & QUEUE_HIDDEN and not hidden:
             continue
@@ -91,9 +95,9 @@ def list_queues(state: CatalogState, *, hidden: bool) -> list[QueueListing]:
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id, queue.generation))
 
 
-def _gaps_by_row(state: CatalogState) -> dict[int, tuple[GapListing, ...]]:
-    """Gaps by the queue's row in ``state``, in one pass: there may be as many as queues."""
-    rows = np.sort(state.gaps, order=["queue", "begin_queue_offset"])
+def _gaps_by_row(gaps: Table) -> dict[int, tuple[GapListing, ...]]:
+    """Gaps by the queue's row, in one pass: there may be as many as queues."""
+    rows = np.sort(gaps, order=["queue", "begin_queue_offset"])
     found: dict[int, list[GapListing]] = {}
     for queue, reason, begin, end in rows.tolist():
         why = _REASONS.get(reason, f"reason {reason}")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.rows.queue_view import RunList
+from fetcher.rows.run_list import RunList
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import NotFoundError
 from tiered.formats.segment_index import SegmentIndex

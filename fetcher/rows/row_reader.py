@@ -18,8 +18,9 @@ from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, BufferedR
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.lmq_rows import LmqReader
 from fetcher.rows.pull import PullRequest
-from fetcher.rows.queue_view import QueueView, RunList, RunPlace
+from fetcher.rows.queue_view import QueueView
 from fetcher.rows.read_plan import NO_END, Limits, ReadStep, TakenRows, take
+from fetcher.rows.run_list import RunList, RunPlace
 from fetcher.rows.run_rows import RunRows, rows_of_run
 from fetcher.rows.tag_filter import MessageFilter
 from tiered.formats.segment_index import SegmentIndex

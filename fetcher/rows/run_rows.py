@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.rows.batch import MessageBatch
-from fetcher.rows.queue_view import RunPlace
+from fetcher.rows.run_list import RunPlace
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable, row_at
 from tiered.formats.segment_index import BlockSpan, SegmentIndex

@@ -594,6 +594,22 @@ def test_a_commit_names_no_page_of_another_commit(memory: MemoryStore) -> None:
         first.append(replace(append_draft(first.state, {A: 1}), pages=change))
 
 
+def test_a_reader_of_many_maintenance_commits_starts_at_a_root(memory: MemoryStore) -> None:
+    first = writer(memory)
+    first.claim()
+    first.append(append_draft(first.state, {A: 1, B: 1}))
+    for number in range(40):
+        first.maintain(
+            lambda state, hidden=number % 2: CommitDraft(  # type: ignore[misc]
+                CommitKind.MAINTENANCE, created_ms=NOW_MS, **{"unhide" if hidden else "hide": [A]}
+            )
+        )
+    limits = small_limits()
+    store = faulty(memory)
+    assert describe(load(store)) == describe(first.state)
+    assert len(requests(store, "get_tail")) <= 2 * limits.root_every + 2
+
+
 def unnamed_objects(store: MemoryStore, made: CatalogWriter) -> set[str]:
     """Objects of pages that neither the catalog nor its pending deletions name."""
     state = made.state

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fetcher.io.waiting import InlineExecutor, new_future, run_sync
 from fetcher.rows.catalog_view import CatalogView
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.object_store.fault_store import FaultStore
+from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import RunIndex
+from tiered.catalog.state import REMOVED_DTYPE
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.model.queue import QueueKey
@@ -171,4 +175,53 @@ def test_runs_are_kept_up_to_a_bound() -> None:
             assert queue is not None
             assert len(run_sync(view.runs_of(queue))) == 9
             assert queue.runs is None  # too long to be kept beside the count
-    assert len(view._kept) == 1
+    assert len(view._lists) == 1
+
+
+def test_following_a_queue_adds_the_runs_of_each_commit_without_a_request() -> None:
+    builder = built(40)
+    store = FaultStore(builder.store, (), wait=lambda seconds: None)
+    view = CatalogView(store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    queue = view.view(view.state, ("plain", 0, None))
+    assert queue is not None
+    run_sync(view.runs_of(queue))
+    requests = len(store.requests)
+    for _ in range(20):
+        earlier, before = queue, run_sync(view.runs_of(queue))
+        view.adopt(builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))]))
+        queue = view.view(view.state, ("plain", 0, None))
+        assert queue is not None
+        runs = view.cached_runs_of(queue)
+        assert runs is not None and len(runs) == len(before) + 1
+        assert run_sync(view.runs_of(earlier)) in (runs, before)
+    assert len(store.requests) == requests
+    expected = RunIndex(builder.store).runs_of(builder.state, PLAIN)
+    chunk = runs.chunk_below(1 << 40)
+    assert chunk.runs["base_queue_offset"].tolist() == expected.runs["base_queue_offset"].tolist()
+    assert [runs.place(number).object_key for number in range(len(runs))] == [
+        expected.object_keys[expected.objects["key"][run["object"]]] for run in expected.runs
+    ]
+    assert len(runs.chunk_below(5).runs) == 5
+
+
+def test_runs_that_were_removed_since_leave_the_list() -> None:
+    builder = built(6)
+    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    queue = view.view(view.state, ("plain", 0, None))
+    assert queue is not None
+    assert len(run_sync(view.runs_of(queue))) == 6
+    runs = RunIndex(builder.store).runs_of(builder.state, PLAIN).runs
+    removed = np.zeros(1, REMOVED_DTYPE)
+    for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
+        removed[name] = runs[name][0]
+    builder.writer.maintain(
+        lambda state: CommitDraft(CommitKind.MAINTENANCE, queues=[PLAIN], removed=removed, created_ms=1)
+    )
+    builder.commit([Sent(PLAIN)])
+    view.adopt(builder.writer.state)
+    queue = view.view(view.state, ("plain", 0, None))
+    assert queue is not None
+    assert view.cached_runs_of(queue) is None
+    assert [run_sync(view.runs_of(queue)).bounds(number) for number in range(6)] == [
+        (offset, offset + 1) for offset in range(1, 7)
+    ]

@@ -21,7 +21,8 @@ from fetcher.pulls.memory_pull import _rows
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.rows.block_fetch import BufferedRows
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.queue_view import QueueView, RunList
+from fetcher.rows.queue_view import QueueView
+from fetcher.rows.run_list import RunList
 from fetcher.rows.tag_filter import TagFilter
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
@@ -464,7 +465,7 @@ def test_offsets_that_are_neither_stored_nor_a_gap_are_corruption() -> None:
     view = fetcher.catalog.view(fetcher.catalog.state, ("plain", 0, None))
     assert view is not None
     runs = run_sync(fetcher.catalog.runs_of(view))
-    hole(runs.chunk.runs)
+    hole(runs.chunk_below(1 << 62).runs)
     with pytest.raises(CorruptionError, match="in no segment and in no recorded gap"):
         pull(fetcher, PLAIN, 4)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.rows.queue_view import RunPlace
+from fetcher.rows.run_list import RunPlace
 from fetcher.rows.run_rows import RunRows, rows_of_run
 from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
 from tiered.errors import CorruptionError

@@ -644,3 +644,29 @@ def test_what_is_no_longer_there_makes_room(damaged: Damaged, monkeypatch: pytes
     )
     damaged.builder().run_to_end(threading.Event())
     assert list(load(damaged.store).unindexed) == [damaged.key]
+
+
+@pytest.mark.parametrize("segments_max", [7, 1 << 20])
+def test_a_backlog_is_found_in_one_pass_over_the_pages_for_many_files(
+    monkeypatch: pytest.MonkeyPatch, segments_max: int
+) -> None:
+    monkeypatch.setattr(index_builder, "BACKLOG_SEGMENTS_MAX", segments_max)
+    monkeypatch.setattr(index_builder, "PAGES_BYTES", 0)
+    memory = MemoryStore()
+    archive = ArchiveBuilder(memory, limits=CatalogLimits(spill_runs=6, page_runs_max=4, merge_sequences=64))
+    for number in range(40):
+        commit(archive, number)
+    archive.writer.load()
+    store = FaultStore(memory, (), wait=lambda seconds: None)
+    builder = builder_of(store, archive.writer, unindexed_objects_max=1, merge_files=64)
+    builder.run_to_end(threading.Event())
+    pages = {page.key for page in archive.state.pages}
+    reads = sum(
+        request.operation == "get_range" and request.key.startswith("catalog/") for request in store.requests
+    )
+    windows = 1 if segments_max > 40 else -(-40 // (segments_max - 1)) + 1
+    assert builder.counters.files >= 10
+    assert reads <= windows * len(pages)
+    assert archive.state.indexed_version >= 40
+    assert verify_archive(memory, full=True).anomalies == []
+    check(memory, 40)

@@ -231,7 +231,11 @@ class CatalogWriter:
 
             def built(state: CatalogState) -> Built | None:
                 draft = build(state)
-                return None if draft is None else (draft, None)
+                if draft is None:
+                    return None
+                # Appends have roots. Without any, as while an old archive is indexed, the owner's maintenance has them.
+                is_long = state.version - state.root.version >= 2 * self._limits.root_every
+                return (self._pages.with_pages(state, draft) if is_long and self.is_claimed else draft), None
 
             if self._state.version == 0:
                 self._retry.call(self.load)

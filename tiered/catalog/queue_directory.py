@@ -25,6 +25,7 @@ class QueueDirectory:
         self.roster = QueueRoster()
         self._rows: dict[QueueKey, int] = {}
         self._latest: dict[tuple[str, int], int] = {}
+        self._by_topic: dict[str, list[int]] = {}
         self._rows_by_number: tuple[QueueRoster, NDArray[np.int64]] = (self.roster, np.empty(0, np.int64))
         """Rows of the last roster looked up, -1 if unknown."""
         self._append(keys)
@@ -73,6 +74,10 @@ class QueueDirectory:
         self._rows_by_number = roster, known
         return found
 
+    def rows_of_topic(self, topic: str, count: int) -> list[int]:
+        """Rows of a topic's queues of all generations among the first ``count``, ascending."""
+        return [row for row in self._by_topic.get(topic, ()) if row < count]
+
     def is_latest(self, key: QueueKey, count: int) -> bool:
         """Whether ``key``, one of the first ``count`` rows, is the highest generation among them."""
         return (
@@ -94,5 +99,6 @@ class QueueDirectory:
             assert key not in self._rows, f"{key} has a row already"
             # Published last: a concurrent reader never sees a row without its key.
             row = self.roster.add(key)
+            self._by_topic.setdefault(key.topic, []).append(row)
             self._latest[key[:2]] = max(key.generation, self._latest.get(key[:2], -1))
             self._rows[key] = row

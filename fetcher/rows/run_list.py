@@ -1,0 +1,213 @@
+"""The runs of a queue by offset, and the objects that hold them. Pure values.
+
+A list of a later catalog version shares the runs of the earlier one: extending it costs what a commit adds, however
+long the history is.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from tiered.catalog.state import EMPTY_CHUNK, CatalogState, RunChunk, joined, selected
+from tiered.errors import CorruptionError
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import SEGMENT_RUN_DTYPE
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RUN_DTYPE
+
+_PLACE_FIELDS = (
+    "ordinal",
+    "kind",
+    "base_queue_offset",
+    "end_queue_offset",
+    "rows",
+    "base_byte",
+    "byte_count",
+)
+# A row as one tuple, indexed by position: reading its fields one by one costs as much as a small read.
+_names = RUN_DTYPE.names or ()
+_OBJECT_AT, _PLACE_AT = _names.index("object"), operator.itemgetter(*map(_names.index, _PLACE_FIELDS))
+_CHECKED_AT = operator.itemgetter(*map((SEGMENT_RUN_DTYPE.names or ()).index, _PLACE_FIELDS[1:]))
+
+
+class RunPlace(NamedTuple):
+    """A run as the catalog describes it. Offsets [base, end) are the queue's."""
+
+    queue: QueueKey
+    object_key: str
+    size_bytes: int
+    tail_bytes: int
+    ordinal: int
+    kind: int
+    base: int
+    end: int
+    rows: int
+    base_byte: int
+    byte_count: int
+
+    def check(self, index: SegmentIndex) -> None:
+        """Raises CorruptionError unless the object holds this very run."""
+        ordinal = self.ordinal
+        is_there = ordinal < len(index.runs) and index.queue_of(ordinal) == self.queue
+        if is_there and _CHECKED_AT(index.runs[ordinal].item()) == self[5:]:
+            return
+        raise CorruptionError(
+            f"{self.object_key}: run {ordinal} differs from the catalog's entry for {self.queue} at {self.base}"
+        )
+
+
+class _Part:
+    """Consecutive runs of a list; ``first`` is the number of the first of them."""
+
+    __slots__ = ("base", "chunk", "first")
+
+    def __init__(self, first: int, chunk: RunChunk) -> None:
+        self.first = first
+        self.chunk = chunk
+        self.base = cast("Sequence[int]", np.ascontiguousarray(chunk.runs["base_queue_offset"]))
+
+    @property
+    def nbytes(self) -> int:
+        chunk = self.chunk
+        return 512 + chunk.runs.nbytes + chunk.objects.nbytes + 200 * len(chunk.object_keys)
+
+
+class RunList:
+    """Runs of a queue by base offset. ``chunk``: all of them, sorted. Threads may share it."""
+
+    def __init__(self, queue: QueueKey, chunk: RunChunk) -> None:
+        self._queue = queue
+        self._parts: tuple[_Part, ...] = (_Part(0, chunk),) if len(chunk.runs) else ()
+
+    def __len__(self) -> int:
+        parts = self._parts
+        return parts[-1].first + len(parts[-1].base) if parts else 0
+
+    def chunk_below(self, end: int) -> RunChunk:
+        """The runs below offset ``end`` as the catalog's tables."""
+        parts = self._parts
+        if not parts:
+            return EMPTY_CHUNK
+        part = parts[0] if len(parts) == 1 else _Part(0, joined(tuple(part.chunk for part in parts)))
+        self._parts = (part,)
+        return replace(part.chunk, runs=part.chunk.runs[: bisect_left(part.base, end)])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory buffered, about."""
+        return 512 + sum(part.nbytes for part in self._parts)
+
+    def extended(self, chunk: RunChunk) -> RunList:
+        """This list with the runs of ``chunk``, sorted and of higher offsets, after its own."""
+        parts = list(self._parts)
+        # Each part is longer than the next: every run is copied a logarithmic number of times.
+        while parts and len(parts[-1].base) <= len(chunk.runs):
+            chunk = joined((parts.pop().chunk, chunk))
+        first = parts[-1].first + len(parts[-1].base) if parts else 0
+        longer = RunList(self._queue, EMPTY_CHUNK)
+        longer._parts = (*parts, _Part(first, chunk))
+        return longer
+
+    @property
+    def end(self) -> int:
+        """One past the last offset in it; 0 if it is empty."""
+        return int(self._parts[-1].chunk.runs["end_queue_offset"][-1]) if self._parts else 0
+
+    def at(self, offset: int) -> int:
+        """Number of the run that holds ``offset``, or -1."""
+        for part in reversed(self._parts):
+            # Not numpy's search, which releases the interpreter lock: taking it again costs more than the search.
+            index = bisect_right(part.base, offset) - 1
+            if index >= 0:
+                is_inside = offset < int(part.chunk.runs["end_queue_offset"][index])
+                return part.first + index if is_inside else -1
+        return -1
+
+    def place(self, number: int) -> RunPlace:
+        """The run of this number."""
+        chunk, index = self._row(number)
+        run = chunk.runs[index].item()
+        place = chunk.objects[run[_OBJECT_AT]]
+        key = chunk.object_keys[int(place["key"])]
+        return RunPlace(self._queue, key, int(place["size_bytes"]), int(place["tail_bytes"]), *_PLACE_AT(run))
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """First offset of the run of this number, and one past its last."""
+        chunk, index = self._row(number)
+        return int(chunk.runs["base_queue_offset"][index]), int(chunk.runs["end_queue_offset"][index])
+
+    def places(self, offset: int, *, end: int, bytes_max: int, runs_max: int) -> list[RunPlace]:
+        """Consecutive runs from the one that holds ``offset``: to the one that reaches ``end`` (an offset), or has
+        the last of ``bytes_max`` bytes not counting the first run's, or is the ``runs_max``-th.
+
+        Stops before offsets no run holds. Raises CorruptionError when ``offset`` is in no run.
+        """
+        number = self.at(offset)
+        if number < 0:
+            raise CorruptionError(f"{self._queue}: offset {offset} is in no segment and in no recorded gap")
+        found = [self.place(number)]
+        total_bytes = 0
+        while found[-1].end < end and total_bytes < bytes_max and len(found) < runs_max:
+            number += 1
+            if number >= len(self) or self.bounds(number)[0] != found[-1].end:
+                break
+            found.append(self.place(number))
+            total_bytes += found[-1].byte_count
+        return found
+
+    def bytes_per_offset(self, offset: int) -> float:
+        """Average message bytes per offset of the run that holds ``offset``; 0 if unknown (LMQs, gaps)."""
+        number = self.at(offset)
+        if number < 0:
+            return 0.0
+        chunk, index = self._row(number)
+        run = chunk.runs[index]
+        return int(run["byte_count"]) / (int(run["end_queue_offset"]) - int(run["base_queue_offset"]))
+
+    def _row(self, number: int) -> tuple[RunChunk, int]:
+        for part in reversed(self._parts):
+            if number >= part.first:
+                return part.chunk, number - part.first
+        raise IndexError(number)
+
+
+def list_at(
+    known: RunList, known_state: CatalogState, state: CatalogState, queue: QueueKey
+) -> RunList | None:
+    """The runs of ``queue`` in ``state``, from those it had in the earlier ``known_state``.
+
+    None if runs were also removed or replaced since, or are no longer in memory: the row count of a queue changes by
+    the rows of runs added and removed, so it equals the rows added only if nothing was removed.
+    """
+    before, after, row = known_state.queue(queue), state.queue(queue), state.row_of(queue)
+    if before is None or after is None or row is None:
+        return None
+    added = joined(tuple(_added(state.chunks, row, known_state.version)))
+    if int(added.runs["rows"].sum()) != int(after["row_count"]) - int(before["row_count"]):
+        return None
+    if not len(added.runs):
+        return known
+    runs = added.runs[np.argsort(added.runs["base_queue_offset"], kind="stable")]
+    runs["queue"] = 0
+    if int(runs["base_queue_offset"][0]) < known.end:
+        return None  # it fills a gap
+    return known.extended(RunChunk(runs, added.objects, added.object_keys))
+
+
+def _added(chunks: Iterable[RunChunk], row: int, version: int) -> Iterator[RunChunk]:
+    """Runs of the queue in ``row`` that versions after ``version`` added, oldest first."""
+    found = []
+    for chunk in reversed(tuple(chunks)):
+        is_newer = chunk.runs["version"] > version
+        if not is_newer.any():
+            break
+        mine = np.flatnonzero(is_newer & (chunk.runs["queue"] == row))
+        if len(mine):
+            found.append(selected(chunk, mine))
+    return reversed(found)
