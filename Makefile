@@ -94,7 +94,7 @@ endif
 
 # Needs uv. The smaller locks have the versions of requirements.lock. `make lock UPGRADE=--upgrade` updates all.
 LOCK = uv pip compile --quiet --generate-hashes --no-header --no-annotate --python-version 3.11 $(UPGRADE)
-lock: ## write the lock files anew after a change of the dependencies in pyproject.toml
+lock: ## rewrite the lock files after a change of the dependencies in pyproject.toml
 	$(LOCK) --all-extras pyproject.toml -o requirements.lock
 	mkdir -p build && sed -nE 's/^([A-Za-z0-9].*[^ ]) *\\$$/\1/p' requirements.lock > build/constraints.txt
 	$(LOCK) -c build/constraints.txt pyproject.toml -o requirements-runtime.lock
