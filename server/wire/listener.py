@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 FIRST_BYTE_S = 10.0
 """Time limit for a PROXY header and the byte that distinguishes TLS."""
 SWEEP_S = 5.0
+REFUSALS_LOGGED_EVERY_S = 60.0
 BACKLOG = 1024
 OTHER_DESCRIPTORS = 512
 
@@ -70,6 +71,7 @@ class Listener:
         self._opening = 0
         self.refused_proxy_headers = 0
         """Connections closed because of a PROXY header from outside ``proxy_from``."""
+        self._refusal_logged_s = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> tuple[str, int]:
@@ -167,13 +169,20 @@ class Listener:
             self._opening -= 1
 
     def _is_load_balancer(self, host: str) -> bool:
-        """Whether PROXY headers from ``host`` are believed; a refusal is counted and logged."""
+        """Whether PROXY headers from ``host`` are believed; a refusal is counted, and logged at most once a minute."""
         found = ip_address(host)
         mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
         if any((mapped or found) in network for network in self._options.proxy_from):
             return True
         self.refused_proxy_headers += 1
-        logger.warning("PROXY header from %s, which is not in serve.proxy_from: connection closed", host)
+        now_s = time.monotonic()
+        if now_s - self._refusal_logged_s >= REFUSALS_LOGGED_EVERY_S:
+            self._refusal_logged_s = now_s
+            logger.warning(
+                "PROXY header from %s, which is not in serve.proxy_from: connection closed",
+                host,
+                extra={"since_start": self.refused_proxy_headers},
+            )
         return False
 
     def _opened(self, connection: Connection) -> None:

@@ -18,7 +18,9 @@ from server.security.audit_events import INTERVAL_S, LINES_MAX, AuditEvents
 from server.security.authorizer import RulesAuthorizer
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.dispatch import Dispatcher
+from server.wire.listener import ServerOptions
 from server.wire.request import HandlerTable, Request, Response
+from tests.server.connection_scene import ECHO, INSTANT, Scene, play
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import signature_of
@@ -82,6 +84,24 @@ def test_a_refusal_is_one_line_with_account_address_request_and_result(
     }  # fmt: skip
     assert "t_no" in line["reason"] and SECRET not in str(line)
     assert authorizer.audited == {"refused": 1, "reset": 0, "commit": 0, "reload": 0, "reload_failed": 0}
+
+
+def test_over_the_wire_the_address_is_the_one_a_load_balancer_names(
+    authorizer: RulesAuthorizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    balancers = ServeSettings(proxy_from=("127.0.0.0/8",)).proxy_networks()
+
+    async def story(made: Scene) -> None:
+        direct, balanced = await made.client(), await made.client()
+        balanced.writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
+        for client, code in ((direct, ECHO), (balanced, INSTANT), (balanced, INSTANT)):
+            assert (await client.ask(RemotingCommand(code, 1, ext_fields={"topic": "t"}))).code == 16
+
+    play(story, ServerOptions(proxy_from=balancers, authorizer=authorizer))
+    first, second, repeated = events_of(caplog)
+    assert first["client"].startswith("127.0.0.1:")
+    assert (second["client"], second["count"]) == ("10.1.2.3:5555", 1)
+    assert (repeated["client"], repeated["count"]) == ("10.1.2.3", 1), "written when the server stopped"
 
 
 @pytest.mark.parametrize(("flag", "version"), [(0, 409), (2, 479)])
