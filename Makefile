@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
 WORKERS ?= 2
 RESULTS_DIR ?= build/soak
+# Tests start hundreds of processes: none compiles what another one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 SHIPPED := tiered fetcher server uploader sidecar pipeline rocketmq_tiered

@@ -8,6 +8,7 @@ and a join, whatever its size. Deterministic by seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ class JsonBodies:
 
     def __init__(self, seed: int, *, pool_bytes: int = POOL_BYTES) -> None:
         self._seed = seed
-        self._pool, self._field_starts = _make_pool(np.random.default_rng(seed), pool_bytes)
+        self._pool, self._field_starts = _pool_of(seed, pool_bytes)
         self._blanks = [b" " * count + b"}" for count in range(256)]
 
     def bodies(self, first_index: int, sizes: NDArray[np.int64]) -> list[bytes]:
@@ -93,6 +94,12 @@ def _scatter(indices: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+@lru_cache(maxsize=2)
+def _pool_of(seed: int, pool_bytes: int) -> tuple[bytes, NDArray[np.int64]]:
+    """Kept: a process that writes many small stores would spend its time here."""
+    return _make_pool(np.random.default_rng(seed), pool_bytes)
 
 
 def _make_pool(random: np.random.Generator, pool_bytes: int) -> tuple[bytes, NDArray[np.int64]]:

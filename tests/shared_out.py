@@ -15,7 +15,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-TOGETHER = ("tests/pipeline/",)
+TOGETHER = ("tests/pipeline/", "tests/fetcher/queries/")
 """Folders that are given out whole."""
 
 LONGEST = (
@@ -30,8 +30,7 @@ LONGEST = (
     "tests/faults/test_crash_anywhere.py",
     "tests/sidecar/test_s3_commands.py",
     "tests/uploader/test_log_cut_by_its_broker.py",
-    "tests/fetcher/queries/test_ground_truth.py",
-    "tests/fetcher/queries/test_both_sides.py",
+    "tests/fetcher/queries/",
     "tests/end_to_end/test_ground_truth.py",
     "tests/object_store/test_s3_failures.py",
     "tests/object_store/test_contract.py",

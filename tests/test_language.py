@@ -119,16 +119,22 @@ def exempt_names() -> frozenset[str]:
     return frozenset([*stored, *settings])
 
 
+@functools.cache
+def quoted_names() -> re.Pattern[str]:
+    """Exempt names in quotes."""
+    return re.compile(rf"(?<=[`'\"])(?:{'|'.join(sorted(exempt_names()))})(?=[`'\"])")
+
+
 def found_in(text: str) -> Iterator[tuple[int, str]]:
     """(position, word) of each retired word in prose."""
     words, allowed = retired()
-    quoted = "|".join(sorted(exempt_names()))
-    text = re.sub(rf"(?<=[`'\"])(?:{quoted})(?=[`'\"])", lambda hit: " " * len(hit[0]), text)
+    text = quoted_names().sub(lambda hit: " " * len(hit[0]), text)
     text = allowed.sub(lambda hit: "·" * len(hit[0]), text)
     for hit in words.finditer(text):
         yield hit.start(), hit[0]
 
 
+@functools.cache
 def found_in_name(name: str) -> str | None:
     """The retired word in an identifier, if any."""
     if name in exempt_names():

@@ -13,7 +13,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,7 +114,9 @@ def _dynamic_import(node: ast.Call) -> str | None:
     return str(argument.value) if isinstance(argument, ast.Constant) else "<computed>"
 
 
-ALL_IMPORTS = [found for path in _sources() for found in _imports(path)]
+@cache
+def _all_imports() -> list[Import]:
+    return [found for path in _sources() for found in _imports(path)]
 
 
 def _first_party(module: str) -> str | None:
@@ -129,7 +131,7 @@ def _complain(found: Import, why: str) -> str:
 def test_packages_depend_one_way() -> None:
     wrong = [
         _complain(found, f"{importer} may import only {sorted(MAY_IMPORT[importer])}")
-        for found in ALL_IMPORTS
+        for found in _all_imports()
         for importer in [found.path if found.path in MAY_IMPORT else found.path.split("/", 1)[0]]
         if (target := _first_party(found.module)) and target not in MAY_IMPORT[importer]
     ]
@@ -138,7 +140,7 @@ def test_packages_depend_one_way() -> None:
 
 def test_subpackages_of_tiered_depend_one_way() -> None:
     wrong = []
-    for found in ALL_IMPORTS:
+    for found in _all_imports():
         own, target = found.path.split("/"), found.module.split(".")
         if own[0] != "tiered" or target[0] != "tiered" or len(own) < 3 or len(target) < 2:
             continue
@@ -159,7 +161,7 @@ def _folder(module: str) -> str | None:
 
 def test_folders_of_a_package_depend_one_way() -> None:
     wrong = []
-    for found in ALL_IMPORTS:
+    for found in _all_imports():
         package = found.path.split("/", 1)[0]
         order = FOLDER_ORDER.get(package)
         source, target = _folder(found.path.replace("/", ".")), _folder(found.module)
@@ -174,7 +176,7 @@ def test_no_two_folders_import_each_other() -> None:
     """In every package, also those without a declared order; a package's own modules count as a folder."""
     arrows = {
         (found.path.rsplit("/", 1)[0], _directory(found.module))
-        for found in ALL_IMPORTS
+        for found in _all_imports()
         if _first_party(found.module) and found.module != "<computed>"
     }
     both = sorted(arrow for arrow in arrows if arrow[0] < arrow[1] and arrow[::-1] in arrows)
@@ -194,7 +196,7 @@ def test_library_stays_in_its_corner(library: str) -> None:
     corner = CORNERS[library]
     wrong = [
         _complain(found, f"allowed only in {corner or 'no module'}")
-        for found in ALL_IMPORTS
+        for found in _all_imports()
         if (found.module == library or found.module.startswith(f"{library}."))
         and not found.path.startswith(corner or ("-",))
     ]
@@ -204,7 +206,7 @@ def test_library_stays_in_its_corner(library: str) -> None:
 def test_no_first_party_import_hides_in_a_function() -> None:
     wrong = [
         _complain(found, "import it at the top of the module")
-        for found in ALL_IMPORTS
+        for found in _all_imports()
         if found.inside_function and _first_party(found.module)
     ]
     assert not wrong, "\n".join(wrong)
@@ -213,7 +215,7 @@ def test_no_first_party_import_hides_in_a_function() -> None:
 def test_computed_imports_are_only_the_cli_verbs() -> None:
     wrong = [
         _complain(found, "a computed import escapes this test")
-        for found in ALL_IMPORTS
+        for found in _all_imports()
         if found.module == "<computed>" and found.path != "sidecar/cli/__init__.py"
     ]
     assert not wrong, "\n".join(wrong)
@@ -222,7 +224,7 @@ def test_computed_imports_are_only_the_cli_verbs() -> None:
 def test_modules_import_without_cycles() -> None:
     modules = {_module_name(path): path for path in _sources()}
     graph: dict[str, set[str]] = {name: set() for name in modules}
-    for found in ALL_IMPORTS:
+    for found in _all_imports():
         if found.for_types_only or found.module == "<computed>":
             continue
         source = _module_name(ROOT / found.path)
@@ -286,7 +288,7 @@ def test_the_checks_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "fetcher" / "pulls").mkdir()
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     found = [one for name in made for one in _imports(tmp_path / name)]
-    monkeypatch.setattr(sys.modules[__name__], "ALL_IMPORTS", found)
+    monkeypatch.setattr(sys.modules[__name__], "_all_imports", lambda: found)
     for check, says in (
         (test_packages_depend_one_way, "imports sidecar.cli.main"),
         (test_packages_depend_one_way, "imports pipeline.session.session"),

@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 from tiered.settings.sections import SECTIONS
@@ -36,8 +37,13 @@ def _relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def _functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    pending: list[tuple[str, ast.AST]] = [("", ast.parse(path.read_text("utf-8")))]
+    pending: list[tuple[str, ast.AST]] = [("", _tree(path))]
     while pending:
         prefix, node = pending.pop()
         for child in ast.iter_child_nodes(node):
@@ -70,7 +76,7 @@ def test_modules_open_with_what_they_own() -> None:
     for path in _modules(*PRODUCT, "tests", "benchmarks", "examples"):
         text = path.read_text("utf-8")
         is_empty_package = path.name == "__init__.py" and not text.strip()
-        if not is_empty_package and not ast.get_docstring(ast.parse(text)):
+        if not is_empty_package and not ast.get_docstring(_tree(path)):
             bare.append(_relative(path))
     assert not bare, f"no docstring: {bare}"
 
@@ -109,7 +115,7 @@ def test_no_junk_drawers() -> None:
 def test_no_error_is_swallowed() -> None:
     swallowed = []
     for path in _modules(*PRODUCT):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ExceptHandler) and _is_broad(node) and _does_nothing(node.body):
                 swallowed.append(f"{_relative(path)}:{node.lineno}")
     assert not swallowed, f"a broad except that does nothing: {swallowed}"
@@ -128,7 +134,7 @@ def test_no_file_imports_a_test_file() -> None:
     found = [
         f"{_relative(path)}:{node.lineno} imports {node.module}"
         for path in _modules("tests", "benchmarks")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.ImportFrom) and re.search(r"(^|\.)test_\w+$", node.module or "")
     ]
     assert not found, f"move what is shared to a support module: {found}"
@@ -144,7 +150,7 @@ def test_text_is_printed_in_one_place_which_escapes_names() -> None:
         f"{_relative(path)}:{node.lineno}"
         for path in _modules(*PRODUCT)
         if _relative(path) not in ("tiered/console.py", *GENERATORS)
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTING
     ]
     assert not printing, f"log it, return it, or use tiered.console: {printing}"
@@ -153,7 +159,7 @@ def test_text_is_printed_in_one_place_which_escapes_names() -> None:
 def test_public_definitions_are_documented() -> None:
     bare = []
     for path in _modules(*PRODUCT):
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in _tree(path).body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 continue
             if not node.name.startswith("_") and ast.get_docstring(node) is None:

@@ -295,7 +295,7 @@ def test_what_is_in_hand_is_what_a_pull_answers(seed: int, data: st.DataObject) 
     for queue in builder.truth:
         reader = QueueReader(builder.store, builder.state, queue)
         offset = reader.min_offset
-        for _ in range(60):
+        for _ in range(30):
             if offset == reader.max_offset or data.draw(st.integers(0, 9)) == 0:
                 offset = data.draw(st.integers(0, reader.max_offset + 1))
             count, max_bytes = (

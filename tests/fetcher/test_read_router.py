@@ -24,6 +24,7 @@ from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tests.fetcher.hot_reader import HotReader
 from tests.fetcher.policy_reader import PolicyReader
 from tests.fetcher.store_growth import grows
+from tests.sweeps import sweep
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.model.queue import QueueKey
@@ -501,7 +502,10 @@ def test_bounds_are_those_of_both_sides(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
-@pytest.mark.parametrize("name", ["A", "B", "C", "D", "F", "G", "H", "H2", "K"])
+@pytest.mark.parametrize(
+    "name",
+    sweep(["A", "B", "C", "D", "F", "G", "H", "H2", "K"], fast=["C", "F", "K"], rest="integration"),
+)
 def test_pulls_at_and_beyond_the_ends_are_answered_as_by_the_broker(
     name: str, policy: str, real_store: Callable[[str], Path]
 ) -> None:

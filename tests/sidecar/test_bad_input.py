@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,13 @@ import pytest
 
 from sidecar.cli import main
 from tests.broker_store.unprivileged import run_unprivileged
+from tests.end_to_end.archive_check import records_of
+from tests.flat_file.queue_reader import QueueReader
 from tests.truth import read_lines
+from tiered.catalog.catalog_reader import load
 from tiered.errors import UnavailableError
+from tiered.flat_file.segment_reader import SegmentCache
+from tiered.object_store.file import FileStore
 from uploader.cycle_upload import UploadCounters
 from uploader.offload import OffloadStatus
 from uploader.outage_limit import OutageLimit
@@ -69,10 +75,14 @@ class Case:
 
     def read_back(self) -> dict[tuple[str, int, int], int]:
         """CRC of every archived record by topic, queue and offset."""
-        done = command("cat", self.url, "--all")
-        assert done.returncode == 0, done.stderr
-        lines = map(json.loads, done.stdout.splitlines())
-        return {(m["topic"], m["queueId"], m["queueOffset"]): m["recCrc32"] for m in lines}
+        (catalog,) = (self.home / "archive").glob("*/*/catalog")
+        archive = FileStore(catalog.parent)
+        state, segments = load(archive), SegmentCache(archive)
+        return {
+            (*key[:2], offset): zlib.crc32(record)
+            for key in state.visible_queues()
+            for offset, _, record in records_of(QueueReader(archive, state, key, segments=segments))
+        }
 
     def expected(self, lost: Callable[[dict[str, Any]], bool]) -> dict[tuple[str, int, int], int]:
         """The truth without what is lost."""
@@ -103,15 +113,19 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*TIERED, *arguments], capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.fixture(scope="module")
+def truth(real_store: Callable[[str], Path]) -> list[dict[str, Any]]:
+    """Messages of store F in log order."""
+    lines = read_lines(real_store("F") / "truth" / "messages.jsonl.zst")
+    return sorted(lines, key=lambda m: int(m["commitLogOffset"]))
+
+
 @pytest.fixture
-def case(real_store: Callable[[str], Path], tmp_path: Path) -> Case:
+def case(real_store: Callable[[str], Path], truth: list[dict[str, Any]], tmp_path: Path) -> Case:
     """A store to damage."""
     source = real_store("F")
     shutil.copytree(source / "store", tmp_path / "store")
     shutil.copy(source / "broker.conf", tmp_path / "broker.conf")
-    truth = sorted(
-        read_lines(source / "truth" / "messages.jsonl.zst"), key=lambda m: int(m["commitLogOffset"])
-    )
     return Case(tmp_path, truth)
 
 

@@ -140,7 +140,7 @@ def test_a_version_with_more_keys_than_memory_has_room_for_is_one_file() -> None
 @pytest.mark.parametrize(
     ("memory_bytes", "rows"), [(1 << 18, 5), pytest.param(1 << 20, 20, marks=pytest.mark.soak)]
 )
-@pytest.mark.parametrize("as_set", [True, False])
+@pytest.mark.parametrize("as_set", sweep([True, False], fast=[True], rest="integration"))
 def test_its_memory_is_that_of_the_setting_and_one_key_section(
     tmp_path: Path, as_set: bool, memory_bytes: int, rows: int
 ) -> None:

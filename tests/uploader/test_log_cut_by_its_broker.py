@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -135,6 +136,7 @@ def followed(directory: Path, memory: MemoryStore, broker: LivingBroker, during:
         thread.start()
         while (status := following.status()) is None or status.bound_phys == 0:
             assert thread.is_alive()
+            time.sleep(0.002)
         during()
         thread.join(20)
         stop.set()

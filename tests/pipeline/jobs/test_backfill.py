@@ -309,6 +309,7 @@ def test_a_later_backfill_records_the_reason_of_missing_messages(
     assert GapReason(int(gap["reason"])) is GapReason.BROKER_DELETED
 
 
+@pytest.mark.integration
 def test_later_messages_are_added_to_the_same_queues(real_store: RealStore, tmp_path: Path) -> None:
     """First some files of the store, then all."""
     store = tmp_path / "store"
