@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker_store.unprivileged import run_unprivileged
 from tiered.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -25,6 +27,9 @@ from tiered.errors import (
 )
 from tiered.object_store import file as file_module
 from tiered.object_store.file import UPLOADS, FileStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import StoreOptions
+from tiered.settings.sections import ObjectStoreSettings
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
@@ -46,6 +51,46 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a tmpfs is not permitted here; the RLIMIT_FSIZE test covers the same error")
     yield mounted
     subprocess.run(["umount", str(mounted)], check=True)
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+@pytest.mark.parametrize(
+    ("readers", "directory_mode", "file_mode"),
+    [("owner", 0o700, 0o600), ("group", 0o750, 0o640), ("all", 0o755, 0o644)],
+)
+@pytest.mark.parametrize("anonymous", [True, False])
+def test_who_reads_an_archive_is_a_setting_and_not_the_umask(
+    tmp_path: Path, umask: int, readers: str, directory_mode: int, file_mode: int, anonymous: bool
+) -> None:
+    before = os.umask(umask)
+    try:
+        options = StoreOptions(ObjectStoreSettings(file_readers=readers))
+        store = open_store((tmp_path / "above" / "archive").as_uri(), options)
+        assert isinstance(store, FileStore)
+        store._anonymous = anonymous
+        store.put_if_absent("data/ab/object", [b"x"])
+        store.clock_ms()
+    finally:
+        os.umask(before)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "above").rglob("*")}
+    directories = {mode for path, mode in found.items() if path.is_dir()}
+    assert directories == {directory_mode} == {stat.S_IMODE((tmp_path / "above").stat().st_mode)}
+    assert {mode for path, mode in found.items() if path.is_file()} == {file_mode}
+
+    def work() -> str:
+        try:
+            return FileStore(tmp_path / "above" / "archive").get("data/ab/object").decode()
+        except AccessDeniedError:
+            return "denied"
+
+    assert run_unprivileged(work, tmp_path) == ("x" if readers == "all" else "denied")
+
+
+def test_a_directory_that_exists_keeps_its_mode_and_gives_its_group(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2775)
+    FileStore(tmp_path, readers="group").put_if_absent("data/object", [b"x"])
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o2775
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o2750
 
 
 @pytest.mark.parametrize("below", ["", "archive"])

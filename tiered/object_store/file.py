@@ -46,6 +46,9 @@ CACHE_BYTES_MAX = 1024 * 1024
 LEFT_OVER_S = 24 * 3600.0
 """A named upload older than this belongs to a dead process: no PUT takes so long."""
 
+MODES = {"owner": (0o700, 0o600), "group": (0o750, 0o640), "all": (0o755, 0o644)}
+"""Who may read (``object_store.file_readers``) -> modes of directories and files."""
+
 _NO_ANONYMOUS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
 _MISSING = frozenset({errno.ENOENT})
@@ -56,10 +59,12 @@ _MKDIR_ATTEMPTS_MAX = 10
 
 
 class FileStore:
-    """Objects as files below ``directory``, which the first PUT creates."""
+    """Objects as files below ``directory``, which the first PUT creates. ``readers``, a key of MODES: who may read what
+    it creates, whatever the umask."""
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, readers: str = "owner") -> None:
         self._root = os.path.abspath(directory)
+        self._directory_mode, self._file_mode = MODES[readers]
         self._upload_numbers = itertools.count()
         self._anonymous = True
         self._has_swept = False
@@ -131,20 +136,25 @@ class FileStore:
     def _open_upload(self) -> tuple[int, str | None]:
         if self._anonymous:
             try:
-                return os.open(self._root, os.O_TMPFILE | os.O_RDWR, 0o644), None
+                return self._readable(os.open(self._root, os.O_TMPFILE | os.O_RDWR, 0o600)), None
             except OSError as error:
                 if error.errno not in _NO_ANONYMOUS_FILES:
                     raise
                 self._anonymous = False
         directory = os.path.join(self._root, UPLOADS)
-        os.makedirs(directory, exist_ok=True)
+        self._make_directory(directory)
         unique = f"{os.getpid()}-{threading.get_native_id()}-{next(self._upload_numbers)}-{time.time_ns()}"
         name = os.path.join(directory, unique)
-        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+        descriptor = self._readable(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         if not self._has_swept:
             self._has_swept = True
             _remove_older(directory, os.fstat(descriptor).st_mtime - LEFT_OVER_S)
         return descriptor, name
+
+    def _readable(self, descriptor: int) -> int:
+        """``descriptor``, of a file that its readers can read."""
+        os.fchmod(descriptor, self._file_mode)
+        return descriptor
 
     def _publish(self, descriptor: int, name: str | None, target: str) -> None:
         source = f"/proc/self/fd/{descriptor}" if name is None else name
@@ -174,7 +184,10 @@ class FileStore:
         if parent != directory:
             self._make_directory(parent)
         with suppress(FileExistsError):
-            os.mkdir(directory)
+            os.mkdir(directory, 0o700)
+            if self._directory_mode != 0o700:
+                # A set-group-ID bit of the parent is inherited, and stays.
+                os.chmod(directory, self._directory_mode | os.stat(directory).st_mode & stat.S_ISGID)
         _sync_directory(parent)
 
     def delete(self, keys: Sequence[str]) -> None:

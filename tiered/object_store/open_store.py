@@ -82,7 +82,7 @@ def open_store(
     address = check_addresses(url, options.settings.endpoint_url)
     store: ObjectStore
     if address.scheme == "file":
-        store = FileStore(address.place)
+        store = FileStore(address.place, readers=options.settings.file_readers)
     elif address.scheme == "memory":
         store = _memory_store(address.place)
     else:

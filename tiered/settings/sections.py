@@ -162,6 +162,12 @@ class ObjectStoreSettings:
     trusted_network: bool = setting(
         False, "send bodies unsigned over plain HTTP as well: saves CPU on a private network"
     )
+    file_readers: str = setting(
+        "owner",
+        "who may read a new file:// archive besides root. Files and directories it creates have mode 0600 and 0700 "
+        "(owner), 0640 and 0750 (group), or 0644 and 0755 (all users of the host)",
+        choices=("owner", "group", "all"),
+    )
     multipart_part_bytes: int = 16 * MIB
     """A part of a multipart upload; larger where an object would have more than 10,000 parts."""
 
