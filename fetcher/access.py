@@ -46,6 +46,7 @@ from tiered.model.tables import QUEUE_BATCH
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_async_store, open_store, parse_url
 from tiered.object_store.store_options import StoreOptions
+from tiered.private_directory import check_private
 from tiered.settings.sections import Settings
 from tiered.timestamps import TimePoint, milliseconds
 
@@ -114,6 +115,8 @@ def _disk_cache(settings: Settings, place: ArchivePlace) -> DiskCache | None:
     root = Path(settings.fetch.disk_cache_path, archive_prefix(place.cluster, place.broker))
     directory = directory_of(root, place.store.url, settings.object_store.endpoint_url)
     try:
+        if os.path.lexists(settings.fetch.disk_cache_path):
+            check_private(Path(settings.fetch.disk_cache_path), "fetch.disk_cache_path")
         return DiskCache(directory, settings.fetch.disk_cache_bytes)
     except OSError as error:
         raise UsageError(

@@ -6,10 +6,12 @@ markers, loses nothing of the archive; the new identity must take the archive ov
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from types import TracebackType
 import orjson
 
 from tiered.errors import AccessDeniedError, NotFoundError, StoreFullError, UsageError
+from tiered.private_directory import is_own, log_exposed_parent, make_private
 from tiered.whole_file import replace_whole
 
 logger = logging.getLogger(__name__)
@@ -49,8 +52,9 @@ class StateDirectory:
 
     def __enter__(self) -> StateDirectory:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock_fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_private(self.path, "process.state_dir")
+            log_exposed_parent(self.path)
+            self._lock_fd = _open_lock(self.path / LOCK_FILE)
         except OSError as error:
             raise AccessDeniedError(
                 f"cannot create state directory {self.path}: {error.strerror}", hint="set process.state_dir"
@@ -136,6 +140,27 @@ def running_instances(root: Path) -> list[InstanceDescription]:
         except NotFoundError:
             continue
     return found
+
+
+def _open_lock(path: Path) -> int:
+    """A descriptor of the lock file, which no other user can open. Raises AccessDeniedError and OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR):
+            raise
+        raise _not_a_lock(path) from None
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not is_own(status):
+        os.close(fd)
+        raise _not_a_lock(path)
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+def _not_a_lock(path: Path) -> AccessDeniedError:
+    return AccessDeniedError(f"{path} is a link or another user's file", hint="remove it")
 
 
 def _can_lock(fd: int) -> bool:

@@ -56,8 +56,8 @@ CORNERS = {
 """Module -> path prefixes where it may be imported."""
 
 TIERED_ORDER = (
-    "errors", "model", "settings", "kernels", "formats", "object_store", "remoting", "broker_store", "index",
-    "catalog", "flat_file",
+    "errors", "private_directory", "model", "settings", "kernels", "formats", "object_store", "remoting",
+    "broker_store", "index", "catalog", "flat_file",
 )  # fmt: skip
 """Inside tiered: a folder imports only folders before it."""
 

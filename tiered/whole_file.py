@@ -9,7 +9,8 @@ from pathlib import Path
 def replace_whole(path: Path, content: bytes | memoryview) -> None:
     """Write and sync ``content`` beside ``path``, then rename it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    temporary.unlink(missing_ok=True)  # of a crashed process with this id; never opened: it may be a link
+    with temporary.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -27,6 +27,7 @@ from pathlib import Path
 import fastcrc
 
 from fetcher.blocks.block_cache import BlockKey
+from tiered.private_directory import is_own, log_exposed_parent, make_private
 
 LOG = logging.getLogger(__name__)
 
@@ -55,7 +56,8 @@ class DiskCache:
     pool."""
 
     def __init__(self, directory: str | os.PathLike[str], bytes_max: int) -> None:
-        """Scans the directory, which is made if need be. Raises OSError when that fails."""
+        """Scans the directory, which is made if need be. Raises OSError when that fails, and AccessDeniedError if other
+        users can write there."""
         self._directory = os.path.abspath(directory)
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
@@ -63,7 +65,8 @@ class DiskCache:
         self._held_bytes = 0
         self._numbers = itertools.count()
         self.counts = DiskCacheCounts()
-        os.makedirs(self._directory, exist_ok=True)
+        make_private(Path(self._directory), "fetch.disk_cache_path")
+        log_exposed_parent(Path(self._directory))
         self._scan()
 
     def __repr__(self) -> str:
@@ -89,7 +92,10 @@ class DiskCache:
                         os.unlink(entry.path)
                 elif _NAME.fullmatch(entry.name):
                     with suppress(FileNotFoundError):
-                        status = entry.stat()
+                        status = entry.stat(follow_symlinks=False)
+                        if not is_own(status):  # planted before the directory was private
+                            os.unlink(entry.path)
+                            continue
                         found.append((status.st_mtime, entry.name, _space_bytes(status.st_size)))
         for _, name, size in sorted(found):
             self._sizes[name] = size
@@ -133,7 +139,7 @@ class DiskCache:
                 return
         temporary = self._path(f"{os.getpid()}-{next(self._numbers)}.tmp")
         try:
-            with open(temporary, "xb", buffering=0) as file:
+            with open(temporary, "xb", buffering=0, opener=_open_private) as file:
                 if os.writev(file.fileno(), [_header(key, stored), stored]) != size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
             os.rename(temporary, self._path(name))
@@ -189,6 +195,10 @@ def directory_of(root: Path, archive_url: str, endpoint_url: str) -> Path:
     """
     where = f"{endpoint_url.rstrip('/')}\0{archive_url.rstrip('/')}"
     return root / hashlib.blake2b(where.encode(), digest_size=8).hexdigest()
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _space_bytes(size: int) -> int:

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.broker_store.record_bytes import log_file, records
-from tests.broker_store.unprivileged import run_unprivileged
+from tests.broker_store.unprivileged import NOBODY, run_unprivileged
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.pins import (
+    OWNER_FILE,
     FileIdentity,
     Pin,
     PinKeeper,
@@ -280,16 +281,62 @@ def test_another_users_files_are_kept_by_descriptors(broker: Broker, tmp_path: P
         path.chmod(0o644)
     for directory in (broker.directory, broker.directory.parent):
         directory.chmod(0o755)
-    (tmp_path / "pins").mkdir()
-    (tmp_path / "pins").chmod(0o777)
+    (tmp_path / "pins").mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "pins", NOBODY, NOBODY)
 
     def work() -> str:
         keeper = PinKeeper([tmp_path / "pins"], LIMITS, broker.disk_use)
         status = keeper.step(CommitLog([broker.directory]).files, 0)
+        assert "link into" in status.problem
         return ",".join({p.method.value for p in status.pins})
 
     if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1":
         assert run_unprivileged(work, broker.directory) == "open descriptor"
+
+
+def test_a_pin_keeps_the_brokers_mode_and_owner_and_its_directory_keeps_others_out(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """A pin is the broker's own file: to change its mode would change the broker's."""
+    for path in broker.paths:
+        path.chmod(0o644)
+    if os.geteuid() == 0:
+        os.chown(broker.paths[0], NOBODY, NOBODY)
+    before = [(path.stat().st_mode, path.stat().st_uid, path.stat().st_ino) for path in broker.paths]
+    pins = tmp_path / "below" / "pins"
+    pins.mkdir(parents=True)
+    pins.chmod(0o755)  # as made under a common umask
+    keeper = PinKeeper([pins], LIMITS, broker.disk_use, owner="b in store")
+    status = keeper.step(CommitLog([broker.directory]).files, 0)
+    assert {pin.method for pin in status.pins} == {PinMethod.LINK} and not status.problem
+    links = [pins / path.name for path in broker.paths]
+    assert [(path.stat().st_mode, path.stat().st_uid, path.stat().st_ino) for path in links] == before
+    assert pins.stat().st_mode & 0o777 == 0o700
+    assert (pins / OWNER_FILE).stat().st_mode & 0o777 == 0o600
+
+    def work() -> str:
+        with pytest.raises(PermissionError):
+            links[0].read_bytes()
+        return "locked out"
+
+    assert run_unprivileged(work, tmp_path / "below") == "locked out"
+    keeper.close()
+
+
+def test_files_planted_as_pins_are_not_read_as_the_brokers_log(broker: Broker, tmp_path: Path) -> None:
+    """Anyone could make them in a directory in which others write: they would be archived."""
+    pins = tmp_path / "pins"
+    pins.mkdir()
+    (pins / broker.paths[0].name).write_bytes(bytes(SIZE))
+    pins.chmod(0o777)
+    broker.paths[0].unlink()
+    keeper = PinKeeper([pins], LIMITS, broker.disk_use)
+    assert keeper.files() == [] and f"chmod 700 {pins}" in keeper.problem
+    status = keeper.step(CommitLog([broker.directory]).files, 0)
+    assert {pin.method for pin in status.pins} == {PinMethod.DESCRIPTOR}
+    assert "mode 0777" in status.problem
+    keeper.close()
 
 
 def test_directory_on_another_disk_is_not_used(broker: Broker, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from fetcher.prefetch.event_log import EventKind
 from fetcher.prefetch.readers import ReaderKey
 from fetcher.rows.pull import PullRequest
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tiered.errors import AccessDeniedError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
@@ -59,6 +61,22 @@ def test_blocks_that_leave_the_cache_unread_halve_the_window_of_who_had_them_fet
             access.fetcher.pull(PullRequest(*QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g"))
         )
         assert result.batch.queue_offsets.tolist() == list(range(offset, offset + 32))
+
+
+def test_a_disk_cache_in_which_others_write_is_refused(tmp_path: Path) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), archive_prefix("c", "b")))
+    builder.commit([Sent(QUEUE, b"body")])
+    shared = tmp_path / "cache"
+    settings = Settings(fetch=FetchSettings(disk_cache_path=str(shared)))
+    with rocketmq_tiered.open(tmp_path / "archive", settings=settings):
+        made = [path for path in shared.rglob("*") if path.is_dir()]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in (shared, *made)} == {0o700}
+    shared.chmod(0o755)  # a cache directory of others, too
+    rocketmq_tiered.open(tmp_path / "archive", settings=settings).close()
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755
+    shared.chmod(0o777)
+    with pytest.raises(AccessDeniedError, match=f"chmod 700 {shared}, or set fetch.disk_cache_path"):
+        rocketmq_tiered.open(tmp_path / "archive", settings=settings)
 
 
 def test_files_are_read_by_threads_for_an_event_loop_too(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 import rocketmq_tiered
 from fetcher.blocks.block_cache import BlockKey
 from fetcher.blocks.disk_cache import DiskCache, directory_of
+from tests.broker_store.unprivileged import NOBODY
 from tests.end_to_end.offloading import SMALL, backfill
+from tiered.errors import AccessDeniedError
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import FetchSettings, Settings
 
@@ -46,6 +49,36 @@ def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
     assert KEY in again and _get(again) == STORED
     assert again.held_bytes == cache.held_bytes == 2 * 4096 > _file(tmp_path / "new" / "cache").stat().st_size
     assert again.counts.hits == 1 and again.counts.misses == 0
+
+
+def test_no_other_user_reads_or_makes_blocks(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o755)
+    cache = DiskCache(tmp_path / "cache", 1 << 20)
+    cache.put(KEY, STORED)
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    assert stat.S_IMODE(_file(tmp_path / "cache").stat().st_mode) == 0o600
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(AccessDeniedError, match=r"mode 0777.*fetch\.disk_cache_path"):
+        DiskCache(tmp_path / "cache", 1 << 20)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
+@pytest.mark.parametrize("how", ["owner", "mode", "link"])
+def test_a_block_that_another_user_may_have_written_is_dropped(tmp_path: Path, how: str) -> None:
+    """Planted before the directory was closed: its checksum may be right, as anyone can compute one."""
+    DiskCache(tmp_path, 1 << 20).put(KEY, STORED)
+    path = _file(tmp_path)
+    if how == "owner":
+        os.chown(path, NOBODY, NOBODY)
+    elif how == "mode":
+        path.chmod(0o666)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    cache = DiskCache(tmp_path, 1 << 20)
+    assert KEY not in cache and _get(cache) is None
+    assert not path.is_symlink() and not path.exists()
 
 
 @pytest.mark.parametrize("keep", [0, 1, 20, 70, 71, 1000, -1])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.broker_store.unprivileged import run_unprivileged
+from tiered.kernels import jit
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -42,7 +47,8 @@ def package_copy(tmp_path: Path) -> Path:
     kernels.mkdir(parents=True)
     (kernels / "__init__.py").touch()
     (kernels.parent / "__init__.py").touch()
-    shutil.copy(ROOT / "tiered" / "kernels" / "jit.py", kernels)
+    for name in ("kernels/jit.py", "errors.py", "private_directory.py"):
+        shutil.copy(ROOT / "tiered" / name, tmp_path / "tiered" / name)
     (kernels / "callee.py").write_text(
         "from tiered.kernels.jit import kernel\n@kernel\ndef one(x):\n    return x + 1\n"
     )
@@ -96,3 +102,67 @@ def test_kernels_run_without_a_home_directory(package_copy: Path) -> None:
 def test_the_embedding_process_keeps_its_own_cache_directory(package_copy: Path, tmp_path: Path) -> None:
     code = CALL + "; import numba; print(numba.config.CACHE_DIR)"
     assert run(code, cwd=package_copy, cache=tmp_path).split() == ["3", str(tmp_path)]
+
+
+class Planted:
+    """Unpickling it makes the file ``marker``."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, ...]]:
+        return open, (str(self._marker), "w")
+
+
+def test_compiled_code_that_another_user_has_altered_does_not_run(package_copy: Path, tmp_path: Path) -> None:
+    """numba unpickles what it has cached. A directory in which every user writes is used by several services."""
+    cache, marker = tmp_path / "cache", tmp_path / "marker"
+    cache.mkdir()
+    run(CALL, cwd=package_copy, cache=cache)
+    indexes = list(cache.rglob("*.nbi"))
+    for path in (cache, *cache.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+
+    def work() -> str:
+        for index in indexes:
+            index.unlink()
+            index.write_bytes(pickle.dumps(Planted(marker)))
+        return "planted"
+
+    assert run_unprivileged(work, tmp_path) == "planted"
+    done = subprocess.run(
+        [sys.executable, "-c", CALL],
+        cwd=package_copy,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(package_copy)},
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert not marker.exists() and done.stdout.split() == ["3"]
+    assert "kernels are compiled in every process" in done.stderr and f"chmod 700 {cache}" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
+@pytest.mark.parametrize("how", ["made first", "file of another user", "file for all", "parent", "link"])
+def test_a_cache_that_another_user_may_have_filled_is_not_used(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached = jit._cache_directory.__wrapped__
+    tmp_path.chmod(0o1777)  # as /tmp
+    directory = Path(cached(str(tmp_path)))
+    assert directory.parent == tmp_path and directory.stat().st_mode & 0o777 == 0o700
+    (directory / "kernels_1").mkdir(0o755)
+    (directory / "kernels_1" / "scan.nbi").touch(0o664)
+    assert cached(str(tmp_path)) == str(directory) and not caplog.records
+    if how == "made first":
+        os.chown(directory, 65534, 65534)
+    elif how == "file of another user":
+        os.chown(directory / "kernels_1" / "scan.nbi", 65534, 65534)
+    elif how == "file for all":
+        (directory / "kernels_1" / "scan.nbi").chmod(0o666)
+    elif how == "parent":
+        tmp_path.chmod(0o777)
+    else:
+        directory.rename(tmp_path / "elsewhere")
+        directory.symlink_to(tmp_path / "elsewhere")
+        os.lchown(directory, 65534, 65534)
+    assert cached(str(tmp_path)) == ""
+    assert str(tmp_path) in caplog.text and "NUMBA_CACHE_DIR" in caplog.text

@@ -7,6 +7,8 @@ import fcntl
 import io
 import json
 import logging
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from sidecar.instance import (
     DESCRIPTION_FILE,
     IDENTITY_FILE,
+    LOCK_FILE,
     InstanceDescription,
     StateDirectory,
     default_state_dir,
@@ -23,6 +26,7 @@ from sidecar.instance import (
 )
 from sidecar.logs import JsonFormatter
 from sidecar.progress import Progress
+from tests.broker_store.unprivileged import run_unprivileged
 from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
 
 DESCRIPTION = InstanceDescription(1, "http://127.0.0.1:1", "file:///a", "C", "b", "/store", 5)
@@ -100,6 +104,55 @@ def test_an_unusable_state_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AccessDeniedError, match="file/state"), StateDirectory(tmp_path / "file" / "state"):
         pass
+
+
+def test_no_other_user_takes_the_lock_or_reads_what_is_there(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    state_dir.mkdir()
+    state_dir.chmod(0o755)  # as made under a common umask
+    (state_dir / LOCK_FILE).touch(0o644)
+    with StateDirectory(state_dir) as state:
+        state.identity()
+        state.describe(DESCRIPTION)
+
+    def work() -> str:
+        for name in (LOCK_FILE, IDENTITY_FILE):
+            with pytest.raises(PermissionError):
+                os.open(state_dir / name, os.O_RDONLY)
+        with pytest.raises(AccessDeniedError, match="run as the instance's user"):
+            running_instance(state_dir)
+        return "locked out"
+
+    assert run_unprivileged(work, tmp_path) == "locked out"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (state_dir, state_dir / LOCK_FILE)] == [
+        0o700,
+        0o600,
+    ]
+
+
+def test_a_state_directory_in_which_others_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with (
+        pytest.raises(AccessDeniedError, match=f"chmod 700 {tmp_path}.*process.state_dir"),
+        StateDirectory(tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_a_lock_that_is_another_file_is_refused(tmp_path: Path, kind: str) -> None:
+    other, state_dir = tmp_path / "other", tmp_path / "state"
+    other.touch()
+    state_dir.mkdir()
+    if kind == "link":
+        (state_dir / LOCK_FILE).symlink_to(other)
+    elif kind == "hard link":
+        (state_dir / LOCK_FILE).hardlink_to(other)
+    else:
+        os.mkfifo(state_dir / LOCK_FILE)
+    with pytest.raises(AccessDeniedError, match="state/lock"), StateDirectory(state_dir):
+        pass
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644
 
 
 def _logged(error: BaseException | None, level: int, **extra: object) -> dict[str, object]:

@@ -8,7 +8,8 @@ above 72 %, always below the broker's own thresholds: a gap is better than block
 log) is stale and released at once.
 
 Links are named by physical offset, and every broker has a file at offset 0: a directory belongs to one store, which
-its owner file names. Pins of another store would be read as this broker's log.
+its owner file names. Pins of another store would be read as this broker's log, and so would files that another user
+planted: a directory is private. A pin itself is the broker's own file, with its mode and owner.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from tiered.broker_store.commit_log import NAME_DIGITS, LogFile
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.residency import open_failure
 from tiered.broker_store.retention import DiskUse
+from tiered.errors import AccessDeniedError
+from tiered.private_directory import make_private
 
 DESCRIPTORS_MAX: Final = 256
+SETTING: Final = "pins.directory"
 OWNER_FILE: Final = "OWNER"
 """Owner file of a directory of links."""
 BELOW_BROKER_RATIO: Final = 0.01
@@ -220,19 +224,24 @@ class PinKeeper:
         for directory in directories:
             self._unlisted.pop(directory, None)
             try:
-                found = _load_links(directory) if directory.is_dir() and self._may_use(directory) else []
+                found = []
+                if directory.is_dir():
+                    make_private(directory, SETTING)  # others could plant files there
+                    found = _load_links(directory) if self._may_use(directory) else []
                 for pin in found:
                     known = self._pins.setdefault(pin.begin_phys, pin)
                     if known.method is PinMethod.DESCRIPTOR and known.identity == pin.identity:
                         pin.path.unlink(missing_ok=True)  # a second link to a file would never be released
             except OSError as error:
                 self._unlisted[directory] = f"pins in {directory} cannot be listed: {error.strerror or error}"
+            except AccessDeniedError as error:
+                self._unlisted[directory] = f"pins are not used: {error}"
 
     def _create(self, file: LogFile, identity: FileIdentity) -> str:
         refusal = "no pin directory on this disk"
         for directory in self.directories:
             try:
-                directory.mkdir(parents=True, exist_ok=True)
+                make_private(directory, SETTING)
                 if directory.stat().st_dev != identity.device:
                     continue
                 if not self._may_use(directory):
@@ -244,6 +253,9 @@ class PinKeeper:
                 os.link(file.path, path, follow_symlinks=False)
             except OSError as error:
                 refusal = f"link into {directory}: {error.strerror}"
+                continue
+            except AccessDeniedError as error:
+                refusal = str(error)
                 continue
             return self._keep(file, PinMethod.LINK, path, path.stat())
         return self._hold_descriptor(file) or f"pinned by open descriptors, not links ({refusal})"

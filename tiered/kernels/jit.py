@@ -7,12 +7,18 @@ the contents of this package: numba itself only notices changes in the file of t
 from __future__ import annotations
 
 import hashlib
+import logging
 import tempfile
 from collections.abc import Callable
 from functools import cache, update_wrapper
 from pathlib import Path
 from threading import RLock
 from typing import Any, TypeAlias, TypeVar, cast
+
+from tiered.errors import AccessDeniedError
+from tiered.private_directory import check_files, exposed_parent, make_private
+
+logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,14 +83,32 @@ def _njit(function: Callable[..., Any]) -> Any:
 
 @cache
 def _cache_directory(configured: str) -> str:
-    """A writable directory for these sources; "" where there is none: then each process compiles for itself."""
+    """A private directory for these sources; "" where there is none: then each process compiles for itself. numba
+    unpickles what it finds there, which runs code."""
     user = Path("~/.cache/rocketmq-tiered")
+    refusals: list[AccessDeniedError] = []
     for parent in [Path(configured)] if configured else [_PACKAGE / "__pycache__", user]:
         try:
             directory = parent.expanduser() / f"kernels-{_SOURCES[:16]}"
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private(directory, "NUMBA_CACHE_DIR")
+            _refuse_exposed(directory)
+            check_files(directory, "NUMBA_CACHE_DIR")
             tempfile.TemporaryFile(dir=directory).close()
+        except AccessDeniedError as error:
+            refusals.append(error)
+            continue
         except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
             continue
         return str(directory)
+    for refusal in refusals:
+        logger.warning("kernels are compiled in every process, without a cache: %s", refusal)
     return ""
+
+
+def _refuse_exposed(directory: Path) -> None:
+    exposed = exposed_parent(directory)
+    if exposed is not None:
+        raise AccessDeniedError(
+            f"{exposed} can be written by other users, who can replace {directory}",
+            hint=f"chmod o-w {exposed}, or set NUMBA_CACHE_DIR",
+        )

@@ -1,0 +1,107 @@
+"""A directory that another user made, can write to or has linked is refused; one's own is closed to others."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker_store.unprivileged import NOBODY, run_unprivileged
+from tiered.errors import AccessDeniedError
+from tiered.private_directory import check_private, exposed_parent, log_exposed_parent, make_private
+
+SETTING = "process.state_dir"
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
+
+
+def test_every_level_that_is_made_is_private(tmp_path: Path, no_umask: None) -> None:
+    make_private(tmp_path / "a" / "b" / "c", SETTING)
+    assert [mode_of(tmp_path / level) for level in ("a", "a/b", "a/b/c")] == [0o700] * 3
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o500])
+def test_an_own_directory_is_closed_to_others(tmp_path: Path, mode: int) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    own.chmod(mode)
+    check_private(own, SETTING)
+    assert mode_of(own) == mode
+    make_private(own, SETTING)
+    assert mode_of(own) == (0o700 if mode & 0o077 else mode)
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777, 0o1777])
+def test_a_directory_in_which_others_write_is_refused_with_the_command_that_closes_it(
+    tmp_path: Path, mode: int
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    for refuse in (make_private, check_private):
+        with pytest.raises(AccessDeniedError, match=f"mode {mode:04o}") as refused:
+            refuse(shared, SETTING)
+        assert f"chmod 700 {shared}" in refused.value.hint and SETTING in refused.value.hint
+    assert mode_of(shared) == mode
+
+
+@needs_root
+def test_a_directory_of_another_user_is_refused_with_the_command_that_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir(mode=0o700)
+    os.chown(tmp_path / "foreign", NOBODY, NOBODY)
+    with pytest.raises(AccessDeniedError, match=f"belongs to user {NOBODY}") as refused:
+        make_private(tmp_path / "foreign", SETTING)
+    assert f"chown -R 0 {tmp_path}/foreign" in refused.value.hint
+    assert (tmp_path / "foreign").stat().st_uid == NOBODY
+
+
+@needs_root
+@pytest.mark.parametrize("below", ["", "state"])
+def test_a_link_of_another_user_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "target").mkdir(mode=0o755)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
+    make_private(link / below, SETTING)
+    assert mode_of(tmp_path / "target" / below) == 0o700
+    os.lchown(link, NOBODY, NOBODY)
+    with pytest.raises(AccessDeniedError, match=rf"link is a symbolic link of user {NOBODY}"):
+        make_private(link / below, SETTING)
+
+
+def test_a_directory_of_root_is_trusted(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+    def work() -> str:
+        make_private(Path("/etc"), SETTING)
+        with pytest.raises(PermissionError):
+            make_private(tmp_path / "none", SETTING)
+        return "trusted"
+
+    assert run_unprivileged(work, tmp_path) == "trusted"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o775, 0o777, 0o1777])
+def test_a_parent_in_which_others_rename_is_logged(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(mode)
+    make_private(tmp_path / "between" / "state", SETTING)
+    log_exposed_parent(tmp_path / "between" / "state")
+    is_exposed = mode == 0o777
+    assert exposed_parent(tmp_path / "between" / "state") == (tmp_path if is_exposed else None)
+    assert (f"by other users, who can change {tmp_path}" in caplog.text) is is_exposed

@@ -1,0 +1,114 @@
+"""Directories whose files this process trusts: state, pins, caches. No other user may change or, once made, read them.
+
+One that belongs to another user or that others can write to is refused: what is in it may be planted. Root is trusted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from tiered.errors import AccessDeniedError
+
+logger = logging.getLogger(__name__)
+
+PRIVATE = 0o700
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_private(directory: Path, setting: str) -> None:
+    """Make ``directory`` and missing parents with mode 0700, or give an existing one this mode. ``setting``: where
+    another can be chosen. Raises AccessDeniedError for one that is not private, and OSError."""
+    _make(directory)
+    fd = _open_checked(directory, setting)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & ~PRIVATE & 0o777:
+            os.fchmod(fd, PRIVATE)
+    finally:
+        os.close(fd)
+
+
+def check_private(directory: Path, setting: str) -> None:
+    """As ``make_private``, for a directory with other contents: its mode stays, and others may read it."""
+    os.close(_open_checked(directory, setting))
+
+
+def check_files(directory: Path, setting: str) -> None:
+    """Everything in a private directory was put there by this user or root, also before it was private. Raises
+    AccessDeniedError and OSError."""
+    for parent, directories, files in os.walk(directory):
+        for name in (*directories, *files):
+            path = Path(parent, name)
+            with suppress(FileNotFoundError):  # another process replaces it
+                if not is_own(path.lstat()):
+                    raise AccessDeniedError(
+                        f"{path} may be of another user", hint=f"remove {directory}, or set {setting}"
+                    )
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether only this user or root can have written a file; a symbolic link is none."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
+
+
+def log_exposed_parent(directory: Path) -> None:
+    """Log the parent in which another user could replace ``directory``: its next opening is refused then."""
+    if exposed := exposed_parent(directory):
+        logger.warning("%s can be renamed or replaced by other users, who can change %s", directory, exposed)
+
+
+def exposed_parent(directory: Path) -> Path | None:
+    """The nearest parent in which another user could replace ``directory``, if there is one. A sticky one is none, as
+    /tmp; groups are trusted here: the host's administrator chose them. Raises OSError."""
+    real = Path(os.path.realpath(directory))
+    return next((parent for parent in real.parents if not _keeps_entries(parent.stat())), None)
+
+
+def _keeps_entries(status: os.stat_result) -> bool:
+    is_open = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+    return not is_open and status.st_uid in (0, os.geteuid())
+
+
+def _make(directory: Path) -> None:
+    try:
+        os.mkdir(directory, PRIVATE)
+    except FileNotFoundError:
+        _make(directory.parent)
+        with suppress(FileExistsError):  # another process was faster
+            os.mkdir(directory, PRIVATE)
+    except FileExistsError:
+        return
+
+
+def _open_checked(directory: Path, setting: str) -> int:
+    """A descriptor of the directory, which is private. Raises AccessDeniedError and OSError."""
+    user = os.geteuid()
+    for step in (directory, *directory.parents):
+        if step.is_symlink() and (owner := step.lstat().st_uid) not in (0, user):
+            raise AccessDeniedError(
+                f"{step} is a symbolic link of user {owner}", hint=f"remove it, or set {setting}"
+            )
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    refusal = _refusal(directory, os.fstat(fd), user, setting)
+    if refusal is not None:
+        os.close(fd)
+        raise refusal
+    return fd
+
+
+def _refusal(directory: Path, status: os.stat_result, user: int, setting: str) -> AccessDeniedError | None:
+    if status.st_uid not in (0, user):
+        return AccessDeniedError(
+            f"{directory} belongs to user {status.st_uid}, who can change the files in it",
+            hint=f"check its files, then chown -R {user} {directory}, or set {setting}",
+        )
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        return AccessDeniedError(
+            f"{directory} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})",
+            hint=f"check its files, then chmod 700 {directory}, or set {setting}",
+        )
+    return None
