@@ -46,6 +46,9 @@ VERBS: dict[str, tuple[str, str]] = {
 SERVICES = ("run", "serve")
 """Verbs that run until SIGTERM or SIGINT."""
 
+PRIVATE_UMASK = 0o077
+"""Files are for the user of the process."""
+
 COLLECT_EVERY = 50_000
 """New objects between two runs of Python's garbage collector; at the default of 700 it scans imported modules
 repeatedly during a short command."""
@@ -87,7 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog=f"tiered {verb}", description=help_text, epilog=EXIT_CODES, allow_abbrev=False)
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
-    return _execute(module, parser.parse_args(rest))
+    before = os.umask(PRIVATE_UMASK)
+    try:
+        return _execute(module, parser.parse_args(rest))
+    finally:
+        os.umask(before)  # the caller's, if it is a program
 
 
 def _split_verb(words: list[str]) -> tuple[str | None, list[str]]:

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from sidecar.instance import running_instance
+from tests.broker_store.unprivileged import run_unprivileged
 from tiered.errors import NotFoundError
 
 MESSAGES = 18_004
@@ -147,6 +149,74 @@ def test_follow_answer_drain_and_go_on(home: Path) -> None:
         again.wait_archived()
         assert again.report()["messages"] == 0, "a second run uploads nothing"
         assert again.end(signal.SIGINT) == 0
+
+
+def _modes(directory: Path, but: Collection[str] = ()) -> set[str]:
+    """Kind and mode of everything below and including ``directory``, except files of these names."""
+    found = [directory, *(path for path in directory.rglob("*") if path.name not in but)]
+    return {stat.filemode(path.stat().st_mode) for path in found}
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+PRIVATE = {"drwx------", "-rw-------"}
+
+
+def test_no_other_user_reads_what_run_and_serve_write(home: Path, no_umask: None) -> None:
+    log = home / "store" / "commitlog"
+    brokers = {path.name: path.stat() for path in log.iterdir()}
+    with _running(home) as sidecar:
+        sidecar.wait_archived()
+        assert "Umask:\t0077" in Path(f"/proc/{sidecar.process.pid}/status").read_text()
+        assert _modes(sidecar.state_dir, but=brokers) == PRIVATE == _modes(home / "archive")
+        pins = {
+            path.name: path.stat() for path in (sidecar.state_dir / "pins").iterdir() if path.name in brokers
+        }
+        assert pins
+        for name, pin in pins.items():
+            was = brokers[name]
+            assert (pin.st_ino, pin.st_mode, pin.st_uid) == (was.st_ino, was.st_mode, was.st_uid)
+
+        def attack() -> str:
+            for path in (
+                sidecar.state_dir / "lock",
+                home / "archive",
+                *(sidecar.state_dir / "pins" / n for n in pins),
+            ):
+                with pytest.raises(PermissionError):
+                    os.open(path, os.O_RDONLY)
+            return "locked out"
+
+        assert run_unprivileged(attack, home) == "locked out"
+        assert sidecar.end(signal.SIGTERM) == 0
+    served = subprocess.Popen(
+        [
+            *TIERED, "serve", f"file://{home}/archive", "--bind", "127.0.0.1:0",
+            "--set", f"fetch.disk_cache_path={home}/cache",
+        ],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    with served:
+        assert served.stderr is not None
+        assert any(line.startswith("serving ") for line in served.stderr)
+        assert "Umask:\t0077" in Path(f"/proc/{served.pid}/status").read_text()
+        served.terminate()
+    assert list((home / "archive").rglob("state/serve/*")), "group offsets"
+    assert _modes(home / "archive") == PRIVATE and _modes(home / "cache") == {"drwx------"}
+
+
+def test_an_archive_that_others_read(home: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    given = ("--set", f"broker.conf_path={home}/broker.conf", "--set", "object_store.file_readers=all")
+    code, _, problem = run("backfill", home / "store", f"file://{home}/shared", *given)
+    assert code == 0, problem
+    assert _modes(home / "shared") == {"drwxr-xr-x", "-rw-r--r--"}
+    (home / "after").touch()
+    assert stat.S_IMODE((home / "after").stat().st_mode) == 0o644, "the umask of this program is its own"
 
 
 def test_killed_and_started_again(home: Path) -> None:
