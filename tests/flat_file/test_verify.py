@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -341,3 +342,23 @@ def test_any_flipped_bit_in_any_data_object_is_found_in_full(data: st.DataObject
         BUILDER.store.delete([key])
         BUILDER.store.put_if_absent(key, [WHOLE[key]])
     assert {anomaly.key for anomaly in report.anomalies} == {key}
+
+
+class FourAtOnce(MemoryStore):
+    """A read of one of the versions 5 to 8 returns once all four are requested."""
+
+    def __init__(self, source: MemoryStore) -> None:
+        super().__init__()
+        self._objects, self._keys = source._objects, source._keys
+        self._together = threading.Barrier(4)
+        self._waiting = {catalog_key(version) for version in range(5, 9)}
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        if key in self._waiting:
+            self._waiting.discard(key)
+            self._together.wait(30)
+        return super().get_tail(key, length)
+
+
+def test_commits_are_read_side_by_side() -> None:
+    assert verify_archive(FourAtOnce(_archive(12).store)).anomalies == []

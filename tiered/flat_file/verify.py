@@ -17,11 +17,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, read_root, refresh
+from tiered.catalog.commit import Commit
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import NO_ROOT, CatalogState, RootRef
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
@@ -43,6 +45,8 @@ from tiered.object_store.interface import ObjectStore
 
 __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
 
+K = TypeVar("K")
+T = TypeVar("T")
 READ_THREADS = 4
 """Segments checked in parallel; each takes some tens of megabytes at most."""
 
@@ -118,9 +122,9 @@ def _check_chain(store: ObjectStore, head: int, report: VerifyReport) -> Catalog
     """The state at ``head`` as readers load it, or None when it cannot be loaded."""
     replayed: CatalogState | None = CatalogState()
     root = NO_ROOT
-    for version in range(1, head + 1):
+    for version, read in _commits(store, head):
         try:
-            commit = read_commit(store, version)
+            commit = read.result()
             root = commit.root
             if replayed is not None:
                 replayed = follow(store, replayed, commit)
@@ -144,6 +148,13 @@ def _check_chain(store: ObjectStore, head: int, report: VerifyReport) -> Catalog
             AnomalyKind.ROOT, state.root.key, f"differs from the commits replayed in {', '.join(differing)}"
         )
     return state
+
+
+def _commits(store: ObjectStore, head: int) -> Iterator[tuple[int, Future[Commit]]]:
+    """All commits in order, some at a time."""
+    with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
+        versions = range(1, head + 1)
+        yield from _few_at_a_time((version, pool.submit(read_commit, store, version)) for version in versions)
 
 
 def _check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
@@ -225,9 +236,7 @@ def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
     return check
 
 
-def _few_at_a_time(
-    pending: Iterator[tuple[str, Future[SegmentResult]]],
-) -> Iterator[tuple[str, Future[SegmentResult]]]:
+def _few_at_a_time(pending: Iterator[tuple[K, Future[T]]]) -> Iterator[tuple[K, Future[T]]]:
     window = list(islice(pending, 2 * READ_THREADS))
     while window:
         yield window.pop(0)
