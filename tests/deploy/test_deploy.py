@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from sidecar.cli import gc
-from tests.deploy.bucket_policies import ROLES, policy_of
+from tests.deploy.bucket_policies import ROLES, for_minio, policy_of
 from tests.servers.install import NotInstallableError, compose_validator, promtool_binary
 from tiered.catalog.garbage import COLLECTED
 from tiered.errors import AccessDeniedError, NotFoundError, RefusedRequestError, UnavailableError
@@ -75,6 +75,47 @@ def test_compose_mounts_exist_and_ports_stay_local() -> None:
             assert not source.startswith(".") or (ROOT / source).exists(), mount
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:"), f"{port} would be reachable from outside"
+
+
+OWN = ("sidecar", "gc")
+SEES = {"minio": ["minio_user", "minio_password"], "sidecar": ["sidecar"], "gc": ["gc"]}
+
+
+def test_compose_services_are_confined() -> None:
+    services = compose()["services"]
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service.get("cap_add", []) == (["CHOWN"] if name == "store-owner" else []), name
+        assert not service.get("privileged") and "docker.sock" not in str(service.get("volumes", ""))
+    for name in OWN:
+        assert services[name]["read_only"] is True
+        assert services[name]["user"] == "3000:3000"
+        written = [mount.split(":")[1] for mount in services[name]["volumes"] if not mount.endswith(":ro")]
+        assert "/var/lib/rocketmq-tiered" in written
+
+
+def test_compose_services_see_only_their_own_secrets() -> None:
+    document = compose()
+    services, secrets = document["services"], document["secrets"]
+    accounts = {name: (ROOT / secret["file"]).read_text("utf-8") for name, secret in secrets.items()}
+    words = {word for text in accounts.values() for word in re.findall(r"\S*demo-\S+", text)}
+    assert len(words) == 6
+    text = (ROOT / "docker-compose.yml").read_text("utf-8")
+    assert not any(word in text for word in words), "a secret is a file, not an environment"
+    for name, service in services.items():
+        if name != "bucket":  # it creates the accounts
+            assert service.get("secrets", []) == SEES.get(name, []), name
+        keys = [key for key in service.get("environment", {}) if re.search("SECRET|PASSWORD|KEY", key)]
+        assert all(key.endswith("_FILE") for key in keys), name
+    used = {name: services[name]["environment"]["AWS_SHARED_CREDENTIALS_FILE"] for name in OWN}
+    assert used == {name: f"/run/secrets/{name}" for name in OWN}
+
+
+@pytest.mark.parametrize(("account", "role"), [("sidecar", "writer"), ("gc", "collector")])
+def test_compose_accounts_have_the_policies_of_their_roles(account: str, role: str) -> None:
+    policy = json.loads((DEPLOY / "compose" / "policies" / f"{account}.json").read_text("utf-8"))
+    assert policy == for_minio(policy_of(role, "rocketmq-tiered", "demo"), has_tls=False)
 
 
 def test_image_copies_exist() -> None:

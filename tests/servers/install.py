@@ -8,7 +8,9 @@ for a while. Every installer takes the seconds one command of it may take: by de
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -17,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 TIMEOUT_S = 200.0
 """Below the time limit of a test; ``tests.servers.prepare`` allows more."""
@@ -24,17 +27,40 @@ RETRY_AFTER_S = 3600
 """A failed installation is not repeated by the following tests."""
 _FAILED = ".failed"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-LOCALSTACK_PACKAGES = (
-    "localstack-core[base-runtime]==4.4.0",
-    "cbor2<5.8",
-    "pyopenssl<25.2",
-    "service_identity",
-    "setuptools<81",
+LOCALSTACK_LOCK = Path(__file__).parent / "localstack.lock"
+"""Every package of LocalStack's environment with its hashes."""
+
+
+class GoTool(NamedTuple):
+    """A program that `go` builds. ``modules_sha256``: of the modules in it, see ``modules_digest``."""
+
+    package: str
+    version: str
+    modules_sha256: str
+
+
+MINIO = GoTool(
+    "github.com/minio/minio",
+    "v0.0.0-20260212201848-7aac2a2c5b7c",
+    "41379b1e24182769727e228d148889f6c238dc67562c0e7e93aa2fb7b71097df",
 )
-
-
-PROMTOOL = "github.com/prometheus/prometheus/cmd/promtool"
-PROMTOOL_VERSION = "v0.55.1"
+MC = GoTool(
+    "github.com/minio/mc",
+    "v0.0.0-20250313080218-cf909e1063a9",
+    "75a596cb0aada45ad80ecf66c228f9f883fd341d18af04633e20c7d70b3be580",
+)
+COMPOSE = GoTool(
+    "github.com/compose-spec/compose-go/v2/cmd",
+    "v2.16.2",
+    "296d7023edc6dc0e46f65318c8b31d749f0d90bbc640f3c84dc6f1721f756c91",
+)
+PROMTOOL = GoTool(
+    "github.com/prometheus/prometheus/cmd/promtool",
+    "v0.55.1",
+    "5f99ac1902a1cd73825780f13edd23c64e8b90bc0ea17da3f089cad1b8dd46b1",
+)
+DIGESTS_FOR = ("linux", "x86_64")
+"""Elsewhere the programs have other modules."""
 
 
 class NotInstallableError(Exception):
@@ -51,26 +77,20 @@ def minio_binary(timeout_s: float = TIMEOUT_S) -> Path:
     """The MinIO server: on PATH, in Go's own place, in the cache, or built now (about two minutes)."""
     cached = cache_directory() / "bin" / "minio"
     gopath = Path(os.environ.get("GOPATH") or Path.home() / "go")
-    for candidate in (shutil.which("minio"), gopath / "bin" / "minio", cached):
+    for candidate in (shutil.which("minio"), gopath / "bin" / "minio"):
         if candidate is not None and os.access(candidate, os.X_OK):
             return Path(candidate)
-    with only_once("minio"):
-        if not cached.exists():
-            _go_install("github.com/minio/minio@latest", cached.parent, timeout_s)
-    return cached
+    return _built(MINIO, cached, timeout_s)
+
+
+def mc_binary(timeout_s: float = TIMEOUT_S) -> Path:
+    """MinIO's client, which also manages accounts; built now when missing."""
+    return _built(MC, cache_directory() / "bin" / "mc", timeout_s)
 
 
 def compose_validator(timeout_s: float = TIMEOUT_S) -> Path:
     """compose-go's command: reads a compose file as Docker does, without an engine."""
-    cached = cache_directory() / "compose-go" / "cmd"
-    gopath = Path(os.environ.get("GOPATH") or Path.home() / "go")
-    for candidate in (gopath / "bin" / "cmd", cached):
-        if os.access(candidate, os.X_OK):
-            return candidate
-    with only_once("compose-go"):
-        if not cached.exists():
-            _go_install("github.com/compose-spec/compose-go/v2/cmd@latest", cached.parent, timeout_s)
-    return cached
+    return _built(COMPOSE, cache_directory() / "compose-go" / "cmd", timeout_s)
 
 
 def promtool_binary() -> Path:
@@ -91,13 +111,14 @@ def build_promtool(timeout_s: float) -> Path:
         except NotInstallableError:
             directory.mkdir(exist_ok=True)
         if shutil.which("go") is None:
-            raise NotInstallableError(f"{PROMTOOL} is built by go, which is not on PATH")
+            raise NotInstallableError(f"{PROMTOOL.package} is built by go, which is not on PATH")
         # Its module excludes others, so that `go install` refuses it: it is built as a part of one that is empty.
         (directory / "go.mod").write_text("module promtool\n\ngo 1.22\n")
         (directory / "go.sum").unlink(missing_ok=True)
         go = ["go", "-C", str(directory)]
-        run_installer([*go, "get", f"{PROMTOOL}@{PROMTOOL_VERSION}"], timeout_s)
-        run_installer([*go, "build", "-ldflags=-s -w", "-o", "promtool", PROMTOOL], timeout_s)
+        run_installer([*go, "get", f"{PROMTOOL.package}@{PROMTOOL.version}"], timeout_s)
+        run_installer([*go, "build", "-ldflags=-s -w", "-o", "promtool", PROMTOOL.package], timeout_s)
+        _require_modules(PROMTOOL, directory / "promtool")
     return promtool_binary()
 
 
@@ -118,15 +139,16 @@ def localstack_python(timeout_s: float = TIMEOUT_S) -> Path:
 
 def _make_environment(environment: Path, timeout_s: float) -> None:
     python = str(environment / "bin" / "python")
+    locked = ("--require-hashes", "-r", str(LOCALSTACK_LOCK))
     uv = _uv()
     if uv is not None:
         run_installer([*uv, "venv", "--quiet", "--python", "3.11", str(environment)], timeout_s)
-        run_installer([*uv, "pip", "install", "--quiet", "--python", python, *LOCALSTACK_PACKAGES], timeout_s)
+        run_installer([*uv, "pip", "install", "--quiet", "--python", python, *locked], timeout_s)
         return
     if sys.version_info[:2] != (3, 11):
         raise NotInstallableError("LocalStack needs Python 3.11, or uv to fetch it")
     run_installer([sys.executable, "-m", "venv", str(environment)], timeout_s)
-    run_installer([python, "-m", "pip", "install", "--quiet", *LOCALSTACK_PACKAGES], timeout_s)
+    run_installer([python, "-m", "pip", "install", "--quiet", *locked], timeout_s)
 
 
 def _uv() -> list[str] | None:
@@ -139,11 +161,56 @@ def _uv() -> list[str] | None:
     return None
 
 
-def _go_install(package: str, directory: Path, timeout_s: float) -> None:
-    if shutil.which("go") is None:
-        raise NotInstallableError(f"{package} is built by go, which is not on PATH")
-    directory.mkdir(parents=True, exist_ok=True)
-    run_installer(["go", "install", package], timeout_s, GOBIN=str(directory), GOFLAGS="-mod=mod")
+def _built(tool: GoTool, program: Path, timeout_s: float) -> Path:
+    """``program``, built now when it is missing or of other modules."""
+    if _is_pinned(tool, program):
+        return program
+    with only_once(program.name):
+        if _is_pinned(tool, program):
+            return program
+        if shutil.which("go") is None:
+            raise NotInstallableError(f"{tool.package} is built by go, which is not on PATH")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        command = ["go", "install", f"{tool.package}@{tool.version}"]
+        run_installer(command, timeout_s, GOBIN=str(program.parent), GOFLAGS="-mod=mod")
+        _require_modules(tool, program)
+    return program
+
+
+def _is_pinned(tool: GoTool, program: Path) -> bool:
+    """Whether ``program`` is there and of the pinned modules; a mark beside it saves the next question."""
+    mark = program.with_name(f"{program.name}.modules")
+    if not program.exists():
+        return False
+    if mark.exists() and mark.read_text() == tool.modules_sha256:
+        return True
+    if shutil.which("go") is not None and not _has_modules(tool, program):
+        return False
+    mark.write_text(tool.modules_sha256)
+    return True
+
+
+def _require_modules(tool: GoTool, program: Path) -> None:
+    """Remove ``program`` if it was built from anything but the pinned modules."""
+    if not _has_modules(tool, program):
+        found = modules_digest(program)
+        program.unlink()
+        raise NotInstallableError(f"{tool.package}@{tool.version} has modules {found}, not the pinned ones")
+
+
+def _has_modules(tool: GoTool, program: Path) -> bool:
+    if (sys.platform, platform.machine()) != DIGESTS_FOR:
+        return True
+    return modules_digest(program) == tool.modules_sha256
+
+
+def modules_digest(program: Path) -> str:
+    """SHA-256 of the sorted lines "path version h1:sum" of all modules in a Go program: the checksums of go.sum, which
+    go writes into what it builds."""
+    told = subprocess.run(["go", "version", "-m", str(program)], capture_output=True, text=True, check=False)
+    modules = (line.split() for line in told.stdout.splitlines())
+    lines = sorted(" ".join(words[1:]) for words in modules if words[:1] in (["mod"], ["dep"], ["=>"]))
+    return hashlib.sha256("\n".join(line for line in lines if "h1:" in line).encode()).hexdigest()
 
 
 def run_installer(command: list[str], timeout_s: float = TIMEOUT_S, **environment: str) -> None:

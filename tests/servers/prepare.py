@@ -19,6 +19,7 @@ from tests.servers.install import (
     compose_validator,
     forget_failures,
     localstack_python,
+    mc_binary,
     minio_binary,
 )
 from tests.servers.rocketmq import java_classes
@@ -33,6 +34,7 @@ Installer = Callable[[float], object]
 LINES: tuple[tuple[tuple[str, Installer], ...], ...] = (
     (
         ("MinIO", minio_binary),
+        ("MinIO's client", mc_binary),
         ("compose-go", compose_validator),
         ("RocketMQ's Go client", go_consumer),
         ("promtool", build_promtool),

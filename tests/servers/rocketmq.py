@@ -38,6 +38,7 @@ _POM = (
     '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>x</groupId>'
     "<artifactId>jars</artifactId><version>1</version><dependencies>{}</dependencies></project>"
 )
+COPY_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 _ARTIFACTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-client", "rocketmq-tools")
 _LOGBACK = (
     "<configuration><appender name='F' class='ch.qos.logback.core.FileAppender'><file>{}</file><encoder>"
@@ -77,8 +78,8 @@ def _fetch(artifacts: Mapping[str, str], jars: Path, timeout_s: float) -> None:
     )
     pom.write_text(_POM.format("".join(dependency.format(*artifact) for artifact in artifacts.items())))
     command = [
-        "mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}",
-        "-DincludeScope=runtime",
+        "mvn", "-q", "-B", "--strict-checksums", "-f", str(pom), f"{COPY_PLUGIN}:copy-dependencies",
+        f"-DoutputDirectory={jars}", "-DincludeScope=runtime",
     ]  # fmt: skip
     run_installer(command, timeout_s)
 
