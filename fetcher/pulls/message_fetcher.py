@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fetcher.blocks.budget import ByteBudget
+from fetcher.io.pace import Turn
 from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Executor, Wait
 from fetcher.prefetch.event_log import EventKind, EventLog
@@ -180,7 +181,7 @@ class TieredMessageFetcher:
 
 @types.coroutine
 def _counting(coroutine: Coroutine[Any, Any, T]) -> Generator[Wait[Any], None, tuple[T, int]]:
-    """The result of ``coroutine``, and how often it waited."""
+    """The result of ``coroutine``, and how often it waited for data."""
     waits = 0
     try:
         while True:
@@ -188,7 +189,7 @@ def _counting(coroutine: Coroutine[Any, Any, T]) -> Generator[Wait[Any], None, t
                 wait = coroutine.send(None)
             except StopIteration as stop:
                 return stop.value, waits
-            waits += 1
+            waits += not isinstance(wait, Turn)
             yield wait
     finally:
         coroutine.close()

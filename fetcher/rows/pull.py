@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from fetcher.io.pace import Pace
 from fetcher.rows.batch import EMPTY_BATCH, MessageBatch
 from fetcher.rows.tag_filter import ANY_TAG, MessageFilter
 from tiered.object_store.interface import Buffer
@@ -45,8 +46,9 @@ class PullRequest:
 
     ``group`` names the reader: its position decides what is prefetched, so readers that walk a queue side by side need
     names of their own. ``generation``: None for the newest one of the queue. ``until``: the reader reads every offset
-    below it, so prefetch starts at once (scans; consumers are observed instead). ``filter``: set from a client's
-    ``expression`` (of type TAG or SQL92) by the archive that is read.
+    below it, so prefetch starts at once (scans; consumers are observed instead). ``filter`` and ``pace``: set from a
+    client's ``expression`` (of type TAG or SQL92) by the archive that is read; a pull that has used its time ends
+    before the next row. ``client``: clients take turns at filtered pulls.
     """
 
     topic: str
@@ -60,6 +62,8 @@ class PullRequest:
     filter: MessageFilter | None = None
     generation: int | None = None
     until: int | None = None
+    pace: Pace | None = None
+    client: int = 0
 
     def at(self, offset: int) -> PullRequest:
         """The same unfiltered pull at another offset."""

@@ -47,6 +47,10 @@ def properties_bytes(record: memoryview) -> bytes:
     return bytes(record[at + 2 :])
 
 
+SEARCHED_MAX: Final = 16
+"""Names that are searched for one by one; for more all properties are split."""
+
+
 @lru_cache(MARKERS_MAX)
 def _marker(name: str) -> bytes:
     return b"".join((_PAIR_END, name.encode("utf-8"), _NAME_END))
@@ -55,19 +59,36 @@ def _marker(name: str) -> bytes:
 class Properties:
     """Looks up properties by name. The last of equal names wins, a pair without a value does not count."""
 
-    __slots__ = ("_pairs",)
+    __slots__ = ("_found", "_pairs", "_values")
 
     def __init__(self, stored: bytes) -> None:
         self._pairs = b"".join((_PAIR_END, stored, _PAIR_END))
+        self._found: dict[str, str | None] = {}
+        self._values: dict[bytes, bytes] | None = None
 
     def __call__(self, name: str) -> str | None:
-        """The value of ``name`` as text, or None."""
+        """The value of ``name`` as text, or None. Takes long only once for a name."""
+        found = self._found
+        if name in found:
+            return found[name]
+        stored = self._search(name) if len(found) < SEARCHED_MAX else self._split(name)
+        value = None
+        if stored is not None:
+            value = stored.decode("ascii") if stored.isascii() else decode_text(stored)
+        found[name] = value
+        return value
+
+    def _search(self, name: str) -> bytes | None:
         pairs, wanted = self._pairs, _marker(name)
         found = pairs.rfind(wanted)
-        while found >= 0:
-            begin = found + len(wanted)
-            value = pairs[begin : pairs.index(_PAIR_END, begin)]
-            if value:
-                return value.decode("ascii") if value.isascii() else decode_text(value)
-            found = pairs.rfind(wanted, 0, begin - 1)
-        return None
+        if found < 0:
+            return None
+        begin = found + len(wanted)
+        # Without a value, an earlier pair of this name counts.
+        return pairs[begin : pairs.index(_PAIR_END, begin)] or self._split(name)
+
+    def _split(self, name: str) -> bytes | None:
+        if self._values is None:
+            pairs = (pair.partition(_NAME_END) for pair in self._pairs.split(_PAIR_END))
+            self._values = {key: value for key, _, value in pairs if value}
+        return self._values.get(name.encode("utf-8"))

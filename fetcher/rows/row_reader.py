@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fetcher.io.pace import Pace
 from fetcher.io.request_scheduler import Priority
 from fetcher.rows.batch import EMPTY_BATCH, MessageBatch, joined_batch
 from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, BufferedRows, Needed
@@ -84,14 +85,15 @@ class _Reply:
             rows = min(rows << self.rounds, SCANNED_OFFSETS_MAX)
         return Limits(rows, request.max_bytes - self.bytes, not self.batches)
 
-    def add(self, batch: MessageBatch) -> int | None:
-        """Take what the filter keeps; the offset after the last wanted row if that came before the end of ``batch``."""
+    async def add(self, batch: MessageBatch) -> int | None:
+        """Take what the filter keeps; the offset to continue at if that is before the end of ``batch``."""
         self.rounds += 1
         cut: int | None = None
         message_filter = self.request.filter
         if self.applies_filter and message_filter is not None and len(batch):
             self.filtered_bytes += batch.record_bytes
-            batch, cut = _filtered(batch, message_filter, self.request.count - self.rows)
+            count, pace = self.request.count - self.rows, self.request.pace
+            batch, cut = await _filtered(batch, message_filter, count, pace)
         if len(batch):
             self.batches.append(batch)
             self.rows += len(batch)
@@ -134,7 +136,10 @@ class RowReader:
         applies_filter = request.filter is not None and not is_prefetch
         reply = _Reply(request, at, min(view.max_offset, end), rows_ahead, applies_filter)
         after = BufferedRows(history=view.state.cursor.history)
+        pace = request.pace
         while at < reply.end and reply.needs_more(at) and view.existing(at) == at:
+            if pace is not None and pace.is_over and not await pace.next_slice():
+                break
             places = _places(runs, at, reply)
             if places[0].kind == RunKind.LMQ:
                 step = await self._lmq.step(
@@ -147,7 +152,7 @@ class RowReader:
                     break
                 at = covered = reply.begin = view.existing(step.lost_to)
                 continue
-            cut = reply.add(step.batch)
+            cut = await reply.add(step.batch)
             covered = max(covered, step.covered)
             if cut is not None:
                 at = cut
@@ -187,6 +192,7 @@ async def _stored_step(
     """Rows of ``places`` from ``at`` on that may be wanted, with their records."""
     indexes = await fetch.indexes(places)
     limits, message_filter, end = reply.limits(), reply.request.filter, reply.end
+    pace = reply.request.pace
     taken: list[tuple[Needed, TakenRows]] = []
     is_full = False
     covered = at
@@ -194,6 +200,8 @@ async def _stored_step(
         if place.kind == RunKind.LMQ:
             break
         while at < place.end:
+            if pace is not None and pace.is_over and not await pace.next_slice():
+                break
             rows = _rows_at(fetch.buffered, index, place, at, limits, reply)
             mask = None if message_filter is None else message_filter.tags_mask(rows.tags_code)
             part = take(rows.sizes, rows.ends, rows.row_of(at), limits, mask)
@@ -234,22 +242,24 @@ def _last(part: TakenRows) -> int:
     return part.rows.stop - 1 if isinstance(part.rows, slice) else int(part.rows[-1])
 
 
-def _filtered(
-    batch: MessageBatch, message_filter: MessageFilter, count: int
+async def _filtered(
+    batch: MessageBatch, message_filter: MessageFilter, count: int, pace: Pace | None
 ) -> tuple[MessageBatch, int | None]:
-    """Rows of ``batch`` the filter keeps, at most ``count``; the offset after the last if more were left."""
+    """Rows of ``batch`` the filter keeps, at most ``count``; the first offset not examined, if it ended early."""
     kept: list[int] = []
+    cut: int | None = None
     for row, record in enumerate(batch.records()):
+        if pace is not None and pace.is_over and not await pace.next_slice():
+            cut = int(batch.queue_offsets[row])
+            break
         if message_filter.keep(record):
             kept.append(row)
             if len(kept) == count:
+                cut = _after(batch, row)
                 break
     if len(kept) == len(batch):
-        return batch, None if len(kept) < count else _after(batch, kept[-1])
-    if not kept:
-        return EMPTY_BATCH, None
-    cut = _after(batch, kept[-1]) if len(kept) == count else None
-    return batch.select(np.array(kept, np.intp)), cut
+        return batch, cut
+    return batch.select(np.array(kept, np.intp)) if kept else EMPTY_BATCH, cut
 
 
 def _after(batch: MessageBatch, row: int) -> int:

@@ -19,6 +19,9 @@ from fetcher.rows.record_properties import Properties, properties_bytes
 from tiered.errors import UsageError
 
 ANY_TAG = "*"
+EXPRESSION_CHARS_MAX = 16 * 1024
+"""Of a tag or SQL92 expression. Brokers have no limit of their own; Alibaba Cloud's service allows 1,024."""
+TAGS_MAX = 1024
 
 
 class MessageFilter(Protocol):
@@ -65,12 +68,19 @@ def tags_code(tag: str) -> int:
 def tag_filter(expression: str | None) -> TagFilter | None:
     """The filter ``a || b || c`` means; None where it means every message (empty, ``*``).
 
-    Raises UsageError when no tag is left (org.apache.rocketmq.remoting FilterAPI.buildSubscriptionData).
+    Raises UsageError when no tag is left (org.apache.rocketmq.remoting FilterAPI.buildSubscriptionData), and above
+    EXPRESSION_CHARS_MAX and TAGS_MAX.
     """
     if not expression or expression == ANY_TAG:
         return None
+    if len(expression) > EXPRESSION_CHARS_MAX:
+        raise UsageError(
+            f"filter has {len(expression)} characters, at most {EXPRESSION_CHARS_MAX} are allowed"
+        )
+    if expression.count("||") >= TAGS_MAX:
+        raise UsageError(f"filter has more than {TAGS_MAX} tags")
     tags = [tag.strip() for tag in expression.split("||")]
     tags = [tag for tag in tags if tag]
     if not tags:
-        raise UsageError(f"filter {expression} has no tag", hint="write a || b")
+        raise UsageError(f"filter {expression[:200]} has no tag", hint="write a || b")
     return TagFilter(tags)

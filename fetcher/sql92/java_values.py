@@ -21,6 +21,8 @@ _DOUBLE = re.compile(
     r"|(?P<hex>[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?"
     r"|(?P<word>[+-]?(?:NaN|Infinity))"
 )
+NUMBER_CHARS_MAX: Final = 128
+"""A longer text is no number: a filter may read a property's 32 KiB as one a thousand times. Java has no limit."""
 _SHORT_DIGITS: Final = 9
 """So many digits fit an Integer."""
 _TRIMMED: Final = "".join(map(chr, range(33)))
@@ -35,7 +37,11 @@ def to_integer(text: str, bound: int) -> int:
     if len(text) <= _SHORT_DIGITS and text.isascii() and text.isdigit():
         return int(text)
     # Java reads digits of any script, but none beyond the basic plane.
-    if _WHOLE.fullmatch(text) is None or (not text.isascii() and max(text) > "\uffff"):
+    if (
+        len(text) > NUMBER_CHARS_MAX
+        or _WHOLE.fullmatch(text) is None
+        or (not text.isascii() and max(text) > "\uffff")
+    ):
         raise ValueClashError(text)
     digits = text.lstrip("+-").lstrip("0")
     value = int(text) if len(digits) <= len(str(LONG_MAX)) else bound + 2
@@ -46,7 +52,7 @@ def to_integer(text: str, bound: int) -> int:
 
 def to_double(text: str) -> float:
     """Double.valueOf: control characters and spaces around it do not count; hexadecimal and suffixes do."""
-    found = _DOUBLE.fullmatch(text.strip(_TRIMMED))
+    found = _DOUBLE.fullmatch(text.strip(_TRIMMED)) if len(text) <= NUMBER_CHARS_MAX else None
     if found is None:
         raise ValueClashError(text)
     if found["hex"] is None:
@@ -59,7 +65,7 @@ def to_double(text: str) -> float:
 
 def to_boolean(text: str) -> bool:
     """Boolean.valueOf."""
-    return text.lower() == "true"
+    return len(text) == 4 and text.lower() == "true"
 
 
 def compare(left: Value, right: Value) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import Final, cast
 
+from fetcher.rows.tag_filter import EXPRESSION_CHARS_MAX
 from fetcher.sql92.expression import (
     Among,
     And,
@@ -35,9 +36,12 @@ from fetcher.sql92.expression import (
 from fetcher.sql92.java_values import INT_MAX, LONG_MAX, compare
 from fetcher.sql92.tokens import END, Sql92Error, Token, string_value, token_at
 
-EXPRESSION_CHARS_MAX: Final = 64 * 1024
 NESTING_MAX: Final = 64
 """Parentheses, NOT, signs and chained comparisons one inside the other. Keeps strangers' filters off the stack."""
+TOKENS_MAX: Final = 1024
+"""A list of five hundred strings. Bounds the time to parse a filter, and to evaluate it on one message."""
+CONTAINS_MAX: Final = 32
+"""Each one searches a whole property, up to 32 KiB."""
 _MATCHES: Final = ("CONTAINS", "STARTSWITH", "ENDSWITH")
 _ORDERINGS: Final = (">", ">=", "<", "<=")
 
@@ -64,7 +68,7 @@ class _Parser:
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
-        self._depth = 0
+        self._depth = self._tokens = self._contains = 0
         self.token = token_at(expression, 0)
 
     def disjunction(self) -> Expression:
@@ -119,6 +123,9 @@ class _Parser:
             negated = self._take("NOT")
             operator = self._next()
             if operator.kind in _MATCHES:
+                self._contains += operator.kind == "CONTAINS"
+                if self._contains > CONTAINS_MAX:
+                    raise self._error(operator, f"it has more than {CONTAINS_MAX} CONTAINS")
                 text = string_value(self._expect("string"))
                 left = Match(cast(MatchKind, operator.kind), left, text, negated)
             elif operator.kind == "BETWEEN":
@@ -249,6 +256,9 @@ class _Parser:
         taken = self.token
         if taken.kind == END:
             raise self._error(taken, "a value was expected, not the end")
+        self._tokens += 1
+        if self._tokens > TOKENS_MAX:
+            raise self._error(taken, f"it has more than {TOKENS_MAX} words and signs")
         self.token = token_at(self._expression, taken.end)
         return taken
 

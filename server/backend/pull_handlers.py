@@ -261,6 +261,7 @@ def pull_request_of(request: Request, subscriptions: Subscriptions, limits: Pull
         group=group,
         expression=expression or (ANY_TAG if expression_type == TAG else ""),
         expression_type=expression_type,
+        client=request.peer.id,
     )
 
 

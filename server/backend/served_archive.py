@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from fetcher.access import ArchiveAccess
+from fetcher.io.pace import Pace
 from fetcher.io.waiting import run_async
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.time_search import Boundary
@@ -20,7 +22,8 @@ from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.queue_view import QueueView
 from fetcher.rows.tag_filter import ANY_TAG
 from server.backend.backend import FOUND_BYTES_MAX, Bounds, TopicConfig, Unit
-from server.groups.subscription_filter import filter_of
+from server.groups.subscription_filter import CompiledFilters
+from server.wire.turns import Slots, Turns
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
 from tiered.formats.state_object import decode_state
@@ -33,6 +36,8 @@ logger = logging.getLogger(__name__)
 UNITS_BYTES_MAX = 1 << 20
 QUERIES_MAX = 4
 """Concurrent queries by key: their memory is in no budget."""
+FILTERED_PULLS_MAX = 32
+"""Concurrent pulls with a filter: each holds the blocks it examines."""
 
 
 class BrokerTables:
@@ -75,6 +80,9 @@ class ServedArchive:
         self._topics: tuple[tuple[int, int], dict[str, TopicConfig]] = (-1, -1), {}
         self._grown = asyncio.Event()
         self._queries = asyncio.Semaphore(QUERIES_MAX)
+        self._turns = Turns()
+        self._filters = CompiledFilters(self._turns)
+        self._filtered = Slots(FILTERED_PULLS_MAX)
 
     async def load(self) -> None:
         """Read the broker's tables before serving."""
@@ -192,8 +200,12 @@ class ServedArchive:
         view = self._catalog.view(self._catalog.state, (request.topic, request.queue_id, None))
         if view is not None and view.is_hidden:
             return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, request.offset)
-        request.filter = filter_of(request.expression, request.expression_type)
-        return await run_async(self._access.fetcher.pull(request))
+        request.filter = await self._filters.find(request)
+        if request.filter is None:
+            return await run_async(self._access.fetcher.pull(request))
+        async with self._filtered.slot(request.client):
+            request.pace = Pace(partial(self._turns.turn, request.client))
+            return await run_async(self._access.fetcher.pull(request))
 
     def pull_from_memory(self, request: PullRequest) -> PullResult | None:
         """See Backend."""

@@ -20,7 +20,7 @@ EMPTY_STEPS_MAX = 64
 
 @dataclass(frozen=True)
 class PopRequest:
-    """One request. ``in_order``: no message of a queue with unacknowledged ones."""
+    """One request of ``client``. ``in_order``: no message of a queue with unacknowledged ones."""
 
     group: str
     topic: str
@@ -29,6 +29,7 @@ class PopRequest:
     expression: str
     expression_type: str
     in_order: bool
+    client: int
 
 
 @dataclass
@@ -129,5 +130,6 @@ class PopDelivery:
         self, wanted: PopRequest, queue_id: int, offset: int, count: int, expression: str, kind: str
     ) -> PullRequest:
         return PullRequest(
-            wanted.topic, queue_id, offset, count, self._bytes_max, wanted.group, expression, kind
-        )
+            wanted.topic, queue_id, offset, count, self._bytes_max, wanted.group, expression, kind,
+            client=wanted.client,
+        )  # fmt: skip

@@ -196,4 +196,5 @@ def _pop_request(request: Request) -> PopRequest:
         expression=request.text("exp", "*") or "*",
         expression_type=request.text("expType", TAG) or TAG,
         in_order=request.flag("order"),
+        client=request.peer.id,
     )

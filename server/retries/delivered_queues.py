@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from fetcher.io.pace import SLICE_S
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from server.backend.backend import Bounds
-from server.groups.subscription_filter import filter_of
 from server.retries.retry_state import RetryMessage, RetryQueue, RetryState
 
 
@@ -51,13 +52,14 @@ class DeliveredQueues:
         return [self.state.messages[number] for number in queue.numbers[at : at + count]]
 
     def pull(self, request: PullRequest, bounds: Bounds) -> PullResult:
-        """Messages of the part that grows here; ``bounds``: of the whole queue."""
+        """Messages of the part that grows here, as many as the request's filter examines in one slice. ``bounds``: of
+        the whole queue."""
         queue = self.state.queues[request.topic]
         if request.offset >= queue.next_offset:
             is_end = request.offset == queue.next_offset
             status = PullStatus.OFFSET_OVERFLOW_ONE if is_end else PullStatus.OFFSET_OVERFLOW_BADLY
             return PullResult(status, request.offset if is_end else queue.next_offset, *bounds)
-        wanted = filter_of(request.expression, request.expression_type)
+        wanted, ends_s = request.filter, time.perf_counter() + SLICE_S
         body: list[bytes] = []
         size, following = 0, queue.next_offset if not queue.offsets else max(request.offset, queue.min_offset)
         for message in self.messages_from(request.topic, request.offset, request.count):
@@ -67,5 +69,7 @@ class DeliveredQueues:
                 body.append(message.data)
                 size += len(message.data)
             following = message.queue_offset + 1
+            if wanted is not None and time.perf_counter() >= ends_s:
+                break
         status = PullStatus.FOUND if body else PullStatus.NO_MATCHED_MESSAGE
         return PullResult(status, following, *bounds, body, len(body))

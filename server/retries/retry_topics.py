@@ -11,9 +11,11 @@ from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.tag_filter import tags_code
 from server.backend.backend import Backend, Bounds, TopicConfig, Unit
 from server.groups.bounded_gather import first_of
+from server.groups.subscription_filter import CompiledFilters
 from server.retries.delivered_queues import DeliveredQueues
 from server.retries.retry_record import PHYS_BASE
 from server.retries.retry_state import RetryQueue
+from server.wire.turns import Turns
 from tiered.formats.record import decode_record
 
 
@@ -48,6 +50,7 @@ class ArchiveWithRetries:
         self.cluster, self.broker = archive.cluster, archive.broker
         self._archive, self._grown = archive, grown
         self._known: _Topics | None = None
+        self._filters = CompiledFilters(Turns())
         for queues in grown:
             queues.first_free_offset = self._first_free_offset
 
@@ -111,6 +114,7 @@ class ArchiveWithRetries:
         bounds = self.bounds(request.topic, request.queue_id)
         assert bounds is not None
         if request.offset >= min(queue.first_offset, self._archived_end(request.topic)):
+            request.filter = await self._filters.find(request)
             return queues.pull(request, bounds)
         found = await self._archive.pull(request)
         following = min(found.next_offset, queue.first_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import tracemalloc
@@ -16,14 +17,17 @@ from fetcher.blocks.segmented_lru import SegmentedLru
 from fetcher.io.request_scheduler import Priority
 from fetcher.prefetch.prefetch_range import PullProgress, WindowLimits
 from fetcher.prefetch.readers import BUDGET_SHARE, READERS_BYTES_MAX, Reader, ReaderKey, Readers
-from fetcher.sql92.message_filter import CompiledFilters
+from fetcher.rows.pull import PullRequest
+from server.groups.client_table import SQL92
 from server.groups.queue_locks import LockTable, MessageQueue
+from server.groups.subscription_filter import CompiledFilters
 from server.pop.pop_queues import QUEUE_BYTES, UNACKED_BYTES, GroupQueue
 from server.pop.pop_state import PopQueue
 from server.proxy.group_reads import GroupReadStats
 from server.retries.retry_state import RetryMessage, RetryObject, RetryState
 from server.slave.pull_redirect import EmptyReplyPacer
 from server.wire.request import Response
+from server.wire.turns import Turns
 from tests.server.serving_peer import request
 from tests.sweeps import sweep
 from tiered.model.queue import QueueKey
@@ -199,10 +203,14 @@ def repeats_of(chars: int) -> tuple[object, int]:
 
 
 def filters_of(chars: int) -> tuple[object, int]:
-    filters = CompiledFilters()
-    for number in range(300):
-        expression = " AND ".join(f"p{number}_{part} = {part}" for part in range(chars // 10))
-        filters.find(expression, ignore_rest=True)
+    filters = CompiledFilters(Turns())
+
+    async def fill() -> None:
+        for number in range(300):
+            expression = " AND ".join(f"p{number}_{part} = {part}" for part in range(chars // 10))
+            await filters.find(PullRequest("t", 0, 0, 1, 1, "g", expression, SQL92))
+
+    asyncio.run(fill())
     return filters, 60 * filters.held_chars
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.rows.tag_filter import TagFilter, tag_filter, tags_code
+from fetcher.rows.tag_filter import EXPRESSION_CHARS_MAX, TAGS_MAX, TagFilter, tag_filter, tags_code
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.errors import UsageError
 from tiered.formats.record import java_hash
@@ -41,6 +41,12 @@ def test_expressions(expression: str, tags: set[str]) -> None:
 def test_an_expression_without_a_tag_is_an_error() -> None:
     with pytest.raises(UsageError, match="has no tag"):
         tag_filter(" || ")
+
+
+@pytest.mark.parametrize("expression", ["a" * (EXPRESSION_CHARS_MAX + 1), "a||" * TAGS_MAX])
+def test_an_expression_that_takes_long_is_an_error(expression: str) -> None:
+    with pytest.raises(UsageError, match="filter has"):
+        tag_filter(expression)
 
 
 @pytest.mark.parametrize("tags", [["Aa"], ["Aa", "x"]])

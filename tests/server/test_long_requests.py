@@ -1,0 +1,170 @@
+"""No request holds the event loop: what takes long is refused, or done in slices between which others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from fetcher.access import open_access
+from fetcher.rows.pull import PullRequest, PullStatus
+from fetcher.rows.tag_filter import EXPRESSION_CHARS_MAX
+from fetcher.sql92.message_filter import Sql92Filter
+from server.backend.lookup_handlers import LookupHandlers
+from server.backend.route_handlers import RouteTable
+from server.backend.served_archive import ServedArchive
+from server.groups.client_table import SQL92, TAG
+from server.wire.codes import ResponseCode
+from server.wire.turns import Slots, Turns
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.fetcher.broker_store_writer import WrittenStore
+from tests.server.loop_gaps import gaps
+from tests.server.serving_peer import request
+from tests.server.small_archive import Archive
+from tiered.errors import UsageError
+from tiered.object_store.file import FileStore
+from tiered.settings.sections import Settings
+
+MESSAGES = 3_000
+WORST = " OR ".join(f"p{{0}}{number}>1" for number in range(250))
+"""As long as allowed, and each property is looked for."""
+
+
+@pytest.fixture(scope="module")
+def archive_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MESSAGES messages in one queue."""
+    path = tmp_path_factory.mktemp("long")
+    store = WrittenStore(path / "store")
+    for number in range(MESSAGES):
+        store.put("t", 0, b"%d" % number)
+    backfill(store.path, FileStore(path / "archive"))
+    return path / "archive"
+
+
+def play(archive_path: Path, story: Callable[[ServedArchive], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        access = open_access(f"file://{archive_path}", cluster=CLUSTER, broker=BROKER, settings=Settings())
+        try:
+            archive = ServedArchive(access)
+            await archive.load()
+            await archive.pull(PullRequest("t", 0, 0, 1, 1 << 20, "g"))
+            await story(archive)
+        finally:
+            access.close()
+
+    asyncio.run(whole())
+
+
+def pull_of(expression: str, kind: str, client: int, offset: int = 0) -> PullRequest:
+    return PullRequest("t", 0, offset, 1024, 1 << 22, f"g{client}", expression, kind, client=client)
+
+
+def test_the_worst_filters_of_many_clients_leave_the_loop_to_others(archive_path: Path) -> None:
+    async def story(archive: ServedArchive) -> None:
+        async with gaps() as found:
+            results = await asyncio.gather(
+                *(archive.pull(pull_of(WORST.format(client), SQL92, client)) for client in range(8))
+            )
+        for result in results:
+            assert result.status is PullStatus.NO_MATCHED_MESSAGE
+            assert 0 < result.next_offset <= MESSAGES
+        assert found.worst_s < 0.1, found.worst_s  # at once they take a second
+
+    play(archive_path, story)
+
+
+def test_a_pull_whose_filter_takes_long_ends_early_and_continues_where_it_ended(archive_path: Path) -> None:
+    async def story(archive: ServedArchive) -> None:
+        matching = WORST.format("a") + " OR UNIQ_KEY IS NULL"
+        seen: list[int] = []
+        offset, pulls = 0, 0
+        while offset < MESSAGES:
+            result = await archive.pull(pull_of(matching, SQL92, 1, offset))
+            assert result.next_offset > offset
+            seen += result.batch.queue_offsets.tolist()
+            offset, pulls = result.next_offset, pulls + 1
+        assert seen == list(range(MESSAGES))
+
+    play(archive_path, story)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expression"),
+    [(SQL92, " OR ".join(["a>1"] * 10_000)), (TAG, "||".join(str(number) for number in range(500_000)))],
+)
+def test_expressions_that_are_too_long_are_refused_unread(
+    archive_path: Path, kind: str, expression: str
+) -> None:
+    async def story(archive: ServedArchive) -> None:
+        async with gaps() as found:
+            for client in range(20):
+                with pytest.raises(UsageError, match=str(EXPRESSION_CHARS_MAX)):
+                    await archive.pull(pull_of(expression, kind, client))
+        assert found.worst_s < 0.1, found.worst_s
+
+    play(archive_path, story)
+
+
+def test_a_filter_check_of_an_expression_that_is_too_long_is_refused() -> None:
+    lookups = LookupHandlers(Archive(), RouteTable(Archive(), "127.0.0.1:1"))
+    for kind, expression in ((TAG, "a||" * 1_000_000), (SQL92, "a>1 OR " * 10_000)):
+        subscription = {"topic": "t", "subString": expression, "expressionType": kind}
+        asked = request(46, body={"subscriptionData": subscription})
+        response = asyncio.run(lookups.check_client(asked))
+        assert response.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_a_filter_is_compiled_once(archive_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    compile_it = Sql92Filter.__init__
+
+    def counted(self: Sql92Filter, expression: str, *, ignore_rest: bool = False) -> None:
+        made.append(expression)
+        compile_it(self, expression, ignore_rest=ignore_rest)
+
+    monkeypatch.setattr(Sql92Filter, "__init__", counted)
+
+    async def story(archive: ServedArchive) -> None:
+        await asyncio.gather(*(archive.pull(pull_of("a = 'x'", SQL92, client)) for client in range(5)))
+        await archive.pull(pull_of("a = 'x'", SQL92, 1, 10))
+
+    play(archive_path, story)
+    assert made == ["a = 'x'"]
+
+
+def test_clients_take_turns_at_what_takes_long() -> None:
+    async def story() -> list[int]:
+        turns, order = Turns(), list[int]()
+
+        async def work(client: int) -> None:
+            await asyncio.wrap_future(turns.turn(client))
+            order.append(client)
+
+        await asyncio.gather(*(work(client) for client in (1, 1, 1, 1, 2, 3)))
+        return order
+
+    assert asyncio.run(story()) == [1, 2, 3, 1, 1, 1]
+
+
+def test_a_slot_is_passed_on_also_when_its_task_is_cancelled() -> None:
+    async def story() -> None:
+        slots, held = Slots(1), threading.Semaphore(1)
+
+        async def work(client: int) -> None:
+            async with slots.slot(client):
+                assert held.acquire(blocking=False)
+                await asyncio.sleep(0.001)
+                held.release()
+
+        tasks = [asyncio.create_task(work(number % 3)) for number in range(12)]
+        await asyncio.sleep(0.002)
+        for task in tasks[1::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await work(9)
+
+    asyncio.run(story())
