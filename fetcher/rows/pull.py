@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -63,7 +63,7 @@ class PullRequest:
     generation: int | None = None
     until: int | None = None
     pace: Pace | None = None
-    client: int = 0
+    client: int = field(default=0, compare=False)
 
     def at(self, offset: int) -> PullRequest:
         """The same unfiltered pull at another offset."""

@@ -3,8 +3,8 @@
 At most ``requests_max`` requests of a connection are in progress, bounded in bytes too (active_requests.py), and none
 starts while a reply waits for the client to read. Above the limit the connection stops reading, so TCP pushes back.
 ``BufferAccounts`` counts what all connections buffer: partial frames, large requests in progress, unread replies. A
-frame that breaks the protocol closes the connection and logs why. A connection starts at most TURN_REQUESTS requests
-before other connections get their turn.
+frame that breaks the protocol closes the connection and logs why. A connection starts requests for TURN_S, at most
+TURN_REQUESTS, before other connections get their turn; connections take turns at requests with a body, too.
 
 Owns the asyncio protocol and when requests start; frame_reader.py and reply_writer.py own the bytes, dispatch.py
 the handler, listener.py the accept loop.
@@ -29,12 +29,15 @@ from server.wire.frame_reader import FrameReader
 from server.wire.peer_address import known_address
 from server.wire.reply_writer import ReplyWriter
 from server.wire.request import HandlerTable, Request, Response
+from server.wire.turns import Turns
 from tiered.remoting.command import ProtocolError, RemotingCommand, encode, encode_answer
 
 logger = logging.getLogger(__name__)
 
 RESPONSE_FLAG, ONEWAY_FLAG = 1, 2
-TURN_REQUESTS = 16
+TURN_REQUESTS, TURN_S = 16, 0.001
+PARSED_BYTES = 16 * 1024
+"""Requests with a body that start in one iteration of the loop, of all connections together: bodies take long."""
 HINTS = frozenset({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED})
 """Notices that a client may miss: it polls for the same state."""
 _numbers = itertools.count(1)
@@ -51,6 +54,7 @@ class ConnectionContext:
     on_open: Callable[[Connection], None] = field(default=lambda _: None)
     on_close: Callable[[Connection], None] = field(default=lambda _: None)
     authorizer: Authorizer | None = None
+    turns: Turns = field(default_factory=lambda: Turns(PARSED_BYTES))
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -139,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         transport, out, active = self._transport, self._out, self._active
         if transport is None or transport.is_closing():
             return
-        pop, turn = self._in.pop, TURN_REQUESTS
+        pop, turn, ends_s = self._in.pop, TURN_REQUESTS, time.monotonic() + TURN_S
         try:
             while not (is_full := not out.is_writable or active.is_full or not turn):
                 command = pop()
@@ -147,6 +151,8 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 turn -= 1
                 self._start(command)
+                if time.monotonic() >= ends_s:
+                    turn = 0
         except ProtocolError as error:
             self.close(str(error))
             return
@@ -195,13 +201,15 @@ class Connection(asyncio.BufferedProtocol):
                 if response is not None:
                     self._respond(request, response)
                     return
-            work = self._serve(request, is_authorized=at_once is not None)
             if dispatcher.is_prompt(command.code):
-                task = begin(work)
+                task = begin(self._serve(request, is_authorized=at_once is not None))
                 if task is None:
                     return
             else:
-                task = asyncio.get_running_loop().create_task(work)
+                serve = self._serve_in_turn if command.body else self._serve
+                task = asyncio.get_running_loop().create_task(
+                    serve(request, is_authorized=at_once is not None)
+                )
         except Exception as error:
             self._failed(error)
             return
@@ -217,6 +225,10 @@ class Connection(asyncio.BufferedProtocol):
     def _failed(self, error: BaseException) -> None:
         logger.error("request failed unexpectedly: %r", error, extra={"client": self._address})
         self.close("internal error")
+
+    async def _serve_in_turn(self, request: Request, *, is_authorized: bool) -> None:
+        await asyncio.wrap_future(self._context.turns.turn(self.id, request.command.frame_bytes))
+        await self._serve(request, is_authorized=is_authorized)
 
     async def _serve(self, request: Request, *, is_authorized: bool) -> None:
         response = await self._dispatcher.answer(request, is_authorized=is_authorized)

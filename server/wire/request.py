@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from server.wire.codes import ResponseCode
 from tiered.errors import CorruptionError, TieredError
-from tiered.formats import fastjson
-from tiered.remoting.command import DIALECT_BYTES_MAX, RemotingCommand
+from tiered.remoting.command import RemotingCommand, parse_json
 
 Buffer = bytes | bytearray | memoryview
 
@@ -44,6 +43,8 @@ class Peer(Protocol):
 
 SUCCESS = int(ResponseCode.SUCCESS)
 """An enum member lookup costs as much as a call."""
+DOCUMENT_BYTES_MAX, DOCUMENT_VALUES_MAX = 256 * 1024, 8192
+"""Of a body that is parsed: two thousand queues to lock, or subscriptions of a client."""
 NUMBER_CHARS_MAX = 20
 """A sign and the digits of a 64-bit number."""
 NAME_CHARS_MAX = 1024
@@ -98,9 +99,12 @@ class Request:
         return self.command.ext_fields.get(name, "").lower() == "true"
 
     def document(self) -> dict[str, Any]:
-        """The body as a JSON object, in fastjson's dialect."""
+        """The body as a JSON object."""
+        body = self.command.body
+        if len(body) > DOCUMENT_BYTES_MAX:
+            raise BadRequestError(f"body of {len(body)} bytes, at most {DOCUMENT_BYTES_MAX} are parsed")
         try:
-            found = fastjson.loads(self.command.body, dialect_max=DIALECT_BYTES_MAX)
+            found = parse_json(body, DOCUMENT_VALUES_MAX)
         except (CorruptionError, ValueError, RecursionError) as error:
             raise BadRequestError(f"body is not JSON: {error}") from error
         if not isinstance(found, dict):

@@ -25,10 +25,15 @@ from tiered.formats import fastjson
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Including the length field itself."""
-HEADER_BYTES_MAX = 1024 * 1024
+HEADER_BYTES_MAX = 256 * 1024
 """The longest headers contain a message's properties, 32,767 characters, each encoded as up to six."""
-DIALECT_BYTES_MAX = 256 * 1024
-"""Limit of a header or document that is not strict JSON: it is parsed so slowly that other clients would wait."""
+HEADER_FIELDS_MAX = 512
+"""The longest list of a broker, SEND_MESSAGE's, has fewer than 30."""
+HEADER_VALUES_MAX = 65_536
+"""Commas, those in the properties included. A list takes two bytes to write, but memory and time to make."""
+DIALECT_BYTES_MAX = 1024
+"""Limit of a header or request body that is not strict JSON: it takes a thousand times as long to parse. Clients write
+strict JSON."""
 LANGUAGES = (
     "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
     "NODE_JS",
@@ -225,6 +230,13 @@ def decode(frame: bytes) -> RemotingCommand:
     raise ProtocolError(f"serialize type {kind} is unknown")
 
 
+def parse_json(text: bytes, values_max: int) -> Any:
+    """The value of a received header or body of at most ``values_max`` values. Raises CorruptionError."""
+    if len(text) > values_max and text.count(b",") >= values_max:
+        raise CorruptionError(f"JSON of more than {values_max} values")
+    return fastjson.loads(text, dialect_max=DIALECT_BYTES_MAX)
+
+
 def _json_header(
     code: int,
     flag: int,
@@ -249,13 +261,15 @@ def _json_header(
 
 
 def _from_json(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
-    document = fastjson.loads(header, dialect_max=DIALECT_BYTES_MAX)
+    document = parse_json(header, HEADER_VALUES_MAX)
     if not isinstance(document, dict):
         raise ValueError("the header is not an object")
     get = document.get
     fields = get("extFields") or {}
     if not isinstance(fields, dict):
         raise ValueError("extFields is not an object")
+    if len(fields) > HEADER_FIELDS_MAX:
+        raise ValueError(f"{len(fields)} fields")
     for value in fields.values():
         if type(value) is not str:
             fields = {name: _text(other) for name, other in fields.items() if other is not None}
@@ -313,7 +327,7 @@ def _from_binary(header: bytes, body: bytes, frame_bytes: int) -> RemotingComman
 
 def _binary_fields(fields: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
-    size, position = len(fields), 0
+    size, position, count = len(fields), 0, 0
     while position < size:
         (length,) = _SHORT.unpack_from(fields, position)
         position += 2
@@ -322,6 +336,9 @@ def _binary_fields(fields: bytes) -> dict[str, str]:
             raise ValueError(f"key of {length} bytes, {size - position} left")
         key = fields[position:end]
         value, position = _piece(fields, end)
+        count += 1
+        if count > HEADER_FIELDS_MAX:
+            raise ValueError(f"more than {HEADER_FIELDS_MAX} fields")
         if value:
             found[key.decode()] = value.decode()
     return found
