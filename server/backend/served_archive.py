@@ -80,7 +80,7 @@ class ServedArchive:
         self._topics: tuple[tuple[int, int], dict[str, TopicConfig]] = (-1, -1), {}
         self._grown = asyncio.Event()
         self._queries = asyncio.Semaphore(QUERIES_MAX)
-        self._turns = Turns()
+        self._turns = Turns(shares_max=8)
         self._filters = CompiledFilters(self._turns)
         self._filtered = Slots(FILTERED_PULLS_MAX)
 

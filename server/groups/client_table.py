@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.groups.change_notices import ChangeNotices
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import (
     NAME_CHARS_MAX,
@@ -123,6 +124,7 @@ class ClientTable:
         self._groups: dict[str, Group] = {}
         self.held_bytes = 0
         """Memory estimate."""
+        self._notify = ChangeNotices(self._peers).note
 
     def group(self, name: str) -> Group | None:
         """The group, if it has members."""
@@ -181,7 +183,7 @@ class ClientTable:
             group.subscriptions = subscriptions
             self._groups[name] = group
             if is_new:
-                self._notify(group)
+                self._notify(group.name)
         return changed
 
     def _reserve(self, group: Group, member: Member, subscriptions: dict[str, Subscription]) -> None:
@@ -228,14 +230,19 @@ class ClientTable:
 
     def _left(self, group: Group) -> None:
         if group.members:
-            self._notify(group)
+            self._notify(group.name)
         else:
             del self._groups[group.name]
             self.held_bytes -= group.nbytes + _bytes_of(group.subscriptions)
 
-    def _notify(self, group: Group) -> None:
-        for member in group.members.values():
-            member.peer.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
+    def _peers(self, group_name: str) -> list[Peer]:
+        """Each once: a client may be several members."""
+        group = self._groups.get(group_name)
+        return (
+            []
+            if group is None
+            else list({member.peer.id: member.peer for member in group.members.values()}.values())
+        )
 
 
 def _name(value: Any, field_name: str) -> str:

@@ -6,12 +6,15 @@ Belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
 from fetcher.io.waiting import new_future
+
+SHARE_S = 0.008
 
 
 class _Rotation:
@@ -23,7 +26,7 @@ class _Rotation:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, client: int, cost: int = 0) -> Future[None]:
+    def add(self, client: int, cost: int = 1) -> Future[None]:
         future: Future[None] = new_future()
         self._waiting.setdefault(client, deque()).append((future, cost))
         return future
@@ -38,28 +41,31 @@ class _Rotation:
 
 
 class Turns:
-    """In each iteration of the loop as many as cost ``most`` together, at least one."""
+    """In each iteration of the loop those that cost ``most`` together, at least one. ``shares_max``: after a long
+    iteration so many times ``most``, one for each SHARE_S, so that requests without turns do not starve those with."""
 
-    def __init__(self, most: int = 0) -> None:
-        self._most = most
+    def __init__(self, most: int = 1, shares_max: int = 1) -> None:
+        self._most, self._shares_max = most, shares_max
         self._waiting = _Rotation()
         self._next: asyncio.Handle | None = None
+        self._taken_s = 0.0
 
-    def turn(self, client: int, cost: int = 0) -> Future[None]:
+    def turn(self, client: int, cost: int = 1) -> Future[None]:
         """Done when it is the client's turn, in a later iteration."""
         future = self._waiting.add(client, cost)
         if self._next is None:
+            self._taken_s = time.monotonic()
             self._next = asyncio.get_running_loop().call_soon(self._take)
         return future
 
     def _take(self) -> None:
-        spent = 0
-        while self._waiting:
+        now_s = time.monotonic()
+        left = self._most * max(1, min(self._shares_max, int((now_s - self._taken_s) / SHARE_S)))
+        self._taken_s = now_s
+        while self._waiting and left > 0:
             future, cost = self._waiting.take()
             future.set_result(None)
-            spent += cost
-            if spent >= self._most:
-                break
+            left -= cost
         self._next = asyncio.get_running_loop().call_soon(self._take) if self._waiting else None
 
 

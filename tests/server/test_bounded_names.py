@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import itertools
 import sys
 import tracemalloc
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -58,7 +60,21 @@ def refused_after(table: ClientTable, heartbeats: Any, most: int = 20_000) -> in
     raise AssertionError(f"{most} were taken")
 
 
+def on_loop(test: Callable[..., None]) -> Callable[..., None]:
+    """A client table belongs to an event loop."""
+
+    @functools.wraps(test)
+    def run(*values: object, **names: object) -> None:
+        async def whole() -> None:
+            test(*values, **names)
+
+        asyncio.run(whole())
+
+    return run
+
+
 @pytest.mark.parametrize("what", ["groups", "members", "subscriptions"])
+@on_loop
 def test_heartbeats_fill_no_memory(what: str) -> None:
     table = ClientTable(lambda: 0.0, bytes_max=BYTES_MAX)
     numbers = itertools.count()
@@ -78,6 +94,7 @@ def test_heartbeats_fill_no_memory(what: str) -> None:
     table.heartbeat(heartbeat("c", "another", "t"))
 
 
+@on_loop
 def test_members_that_come_and_go_cost_nothing() -> None:
     table = ClientTable(lambda: 0.0, bytes_max=BYTES_MAX)
     for number in range(3000):
