@@ -325,6 +325,7 @@ def test_who_gives_credentials_may_be_away_for_a_moment(
     server: ScriptedServer, keys_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent of a container, not started yet: no reason to end for good."""
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0.05)
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{server.settings.endpoint_url}/credentials")
     server.script = lambda _asked: Answer(500, b"SECRET of somebody")
     store = S3Store("bucket", StoreOptions(server.settings))

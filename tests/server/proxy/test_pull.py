@@ -218,9 +218,10 @@ def test_the_broker_deletes_between_decision_and_relay(
 @pytest.mark.parametrize("quietly", [False, True], ids=["known", "removing"])
 @pytest.mark.parametrize("tag", ["", "a"], ids=["all", "filtered"])
 def test_what_the_broker_deletes_of_a_queue_on_its_way_into_the_archive_is_held(
-    tmp_path: Path, with_files: bool, quietly: bool, tag: str
+    tmp_path: Path, with_files: bool, quietly: bool, tag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decided while the broker had it and the archive was not behind; and again before anybody looks anew."""
+    monkeypatch.setattr("server.proxy.proxy_pull.LOOK_AGAIN_S", 0.1)
 
     async def story(scene: Scene) -> None:
         for number in range(200):
