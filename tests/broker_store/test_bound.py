@@ -60,6 +60,25 @@ def test_what_is_not_dispatched_is_counted_from_the_confirm_offset() -> None:
     assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=None)).phys == 700
 
 
+def test_a_lag_below_zero_proves_no_record_above_the_confirm_offset() -> None:
+    offsets = BrokerOffsets(max_phys=1000, confirm_phys=800, dispatch_behind_bytes=-1)
+    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=None)).phys == 800
+    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)) == Bound(
+        800, 800, BoundReason.BROKER
+    )
+
+
+def test_offsets_below_zero_are_not_reported_ones() -> None:
+    offsets = BrokerOffsets(max_phys=-1, confirm_phys=-1)
+    assert decide_bound(replace(LIVE, offsets=offsets)).why is BoundReason.FROZEN
+    assert decide_bound(replace(LIVE, offsets=replace(offsets, confirm_phys=0))).phys == 0
+
+
+def test_a_dead_brokers_log_is_proven_nowhere_until_its_queues_are_read() -> None:
+    dead = replace(LIVE, liveness=Liveness.DEAD, offsets=None)
+    assert decide_bound(dead) == Bound(4096, 0, BoundReason.DEAD)
+
+
 def test_a_count_from_a_confirm_offset_that_may_be_lower_is_an_upper_limit_only() -> None:
     offsets = BrokerOffsets(
         max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=0, is_confirm_certain=False

@@ -187,6 +187,23 @@ def test_the_same_draft_after_giving_up_is_committed_once(memory: MemoryStore) -
     assert first.release().version == 3
 
 
+@pytest.mark.parametrize("lost", ["claim", "append"])
+def test_what_a_writer_gave_up_does_not_bar_it_from_taking_over_again(memory: MemoryStore, lost: str) -> None:
+    """Its commit was stored, and another writer took over before it heard so."""
+    store = faulty(memory)
+    first = writer(store)
+    if lost == "append":
+        first.claim()
+    store.add(FaultRule(Fault.LOST_AFTER, keys=CATALOG, times=1))
+    store.add(FaultRule(Fault.LOST_BEFORE, READS, CATALOG, times=1))
+    first.abort()
+    with pytest.raises(UnavailableError):
+        first.claim() if lost == "claim" else first.append(append_draft(first.state, {A: 2}))
+    store.clear()
+    epoch = writer(memory, instance="w2").claim(take_over=True).epoch
+    assert first.claim(take_over=True).epoch == epoch + 1
+
+
 def test_refused_by_another_actor_of_the_same_epoch_it_rebuilds(memory: MemoryStore) -> None:
     first = writer(memory)
     first.claim()

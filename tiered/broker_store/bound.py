@@ -119,7 +119,7 @@ def _frontier(facts: BoundFacts) -> int | None:
     offsets, said = facts.offsets, _reported_phys(facts.offsets)
     counted = None
     if offsets is not None and said is not None and offsets.dispatch_behind_bytes is not None:
-        counted = said - max(offsets.dispatch_behind_bytes, 0)
+        counted = said - offsets.dispatch_behind_bytes
     if facts.frontier_phys is None:
         return counted
     if counted is None or offsets is None or not offsets.is_confirm_certain:
