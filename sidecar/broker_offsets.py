@@ -13,8 +13,10 @@ from tiered.errors import TieredError, UnavailableError
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import ClientTls
+from uploader.bound_source import NO_ADDRESS
 
 logger = logging.getLogger(__name__)
+
 
 Connect = Callable[[str, float, Credentials | None, ClientTls | None], BrokerClient]
 
@@ -40,28 +42,35 @@ class BrokerOffsetsClient:
         self._timeout_s = timeout_s
         self._credentials, self._tls = credentials, tls
         self._connect = connect
+        self._has_warned = False
         self._name = name
         self._client: BrokerClient | None = None
-        self._is_silent = False
+        self.silence = "" if address else NO_ADDRESS
+        """Why the offsets are unknown; empty while the broker answers."""
         self._config: Mapping[str, str] = {}
 
     def ask(self) -> BrokerOffsets | None:
-        """The broker's present offsets; None if it does not answer, which is logged once."""
+        """The broker's present offsets; None if it does not answer or has no address, which is logged once."""
         if not self._address:
+            if not self._has_warned:
+                logger.warning(
+                    "the broker's address is unknown", extra={"cause": "broker.address is not set"}
+                )
+            self._has_warned = True
             return None
         try:
             offsets = self._read()
         except TieredError as error:
             self.close()
-            if not self._is_silent:
+            if not self.silence:
                 logger.warning(
                     "the broker does not answer", extra={"address": self._address, "cause": str(error)}
                 )
-            self._is_silent = True
+            self.silence = f"it does not answer at {self._address} ({error.message})"
             return None
-        if self._is_silent:
+        if self.silence:
             logger.info("the broker answers again", extra={"address": self._address})
-        self._is_silent = False
+        self.silence = ""
         return offsets
 
     def _read(self) -> BrokerOffsets:

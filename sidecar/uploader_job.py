@@ -115,6 +115,7 @@ class UploaderJob:
             settings.offload,
             topic_filter=topic_filter,
             offsets_source=voice.ask,
+            silence=lambda: voice.silence,
             take_over=writer.take_over,
             replace_log=settings.archive.replace_log,
             pins=pins,

@@ -18,7 +18,10 @@ from tiered.broker_store.store import BrokerStore
 from tiered.errors import UnavailableError
 from uploader.log_feed import FeedBound
 
+NO_ADDRESS = "its address is unknown"
 OffsetsSource = Callable[[], BrokerOffsets | None]
+Silence = Callable[[], str]
+"""Why the broker's offsets are unknown."""
 Queues = set[tuple[str, int]]
 """(topic, queue id)"""
 
@@ -31,9 +34,12 @@ def no_offsets() -> BrokerOffsets | None:
 class BoundSource:
     """The bound of one store. Not thread-safe."""
 
-    def __init__(self, store: BrokerStore, offsets_source: OffsetsSource) -> None:
+    def __init__(
+        self, store: BrokerStore, offsets_source: OffsetsSource, silence: Silence = lambda: NO_ADDRESS
+    ) -> None:
         self._store = store
         self._word_source = offsets_source
+        self._silence = silence
         self.last: Bound | None = None
         self._facts: BoundFacts
         self._shown: Future[Queues] | None = None
@@ -98,6 +104,16 @@ class BoundSource:
                     f"a broker was started on {self._store.path} during the backfill: {now.why}",
                     hint="the archive keeps what it has; use tiered run for a running broker",
                 )
+
+    def refuse_silent_broker(self) -> None:
+        """Raises UnavailableError when a broker runs on the store and its offsets are unknown: what it appended is not
+        confirmed."""
+        if self.last is not None and self.last.frozen:
+            raise UnavailableError(
+                f"a broker runs on {self._store.path}, and {self._silence()}: nothing above physical offset "
+                f"{self.last.phys:,} was archived",
+                hint="set broker.address or --broker-conf, or stop the broker",
+            )
 
     def proven_phys(self) -> int:
         """End of the log whose units a dead broker has all written. Calls ``settle``."""

@@ -31,7 +31,7 @@ from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.archive_owner import ArchiveOwner
 from uploader.attempts import AttemptPolicy
-from uploader.bound_source import BoundSource, OffsetsSource
+from uploader.bound_source import NO_ADDRESS, BoundSource, OffsetsSource, Silence
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_plan import CyclePlanner
 from uploader.cycle_upload import IN_FLIGHT_MAX, CycleUploader, UploadContext
@@ -78,6 +78,7 @@ class Offloader:
         *,
         topic_filter: TopicFilter,
         offsets_source: OffsetsSource,
+        silence: Silence = lambda: NO_ADDRESS,
         take_over: bool = False,
         replace_log: bool = False,
         pins: PinKeeper | None = None,
@@ -93,7 +94,7 @@ class Offloader:
         self._topic_filter = topic_filter
         self._environment = environment or Environment()
         self._pins = pins
-        self._bound_source = BoundSource(broker_store, offsets_source)
+        self._bound_source = BoundSource(broker_store, offsets_source, silence)
         self._page_merges = ThreadPoolExecutor(1, thread_name_prefix="page-merge")
         self._owner = ArchiveOwner(
             self._archive, self._log, identity, self._environment,
@@ -222,6 +223,7 @@ class Offloader:
                 self._loop.step_pins()
             else:
                 self._drain()
+                self._bound_source.refuse_silent_broker()
                 if not stop.is_set():
                     self._finish_backfill()
                     self._finish_index(stop)

@@ -23,6 +23,7 @@ from sidecar.lifecycle import Service
 from sidecar.progress import Progress
 from tests.sidecar.message_counts import MESSAGES
 from tests.truth import read_lines
+from tests.uploader.living_broker import LivingBroker
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -60,6 +61,29 @@ def _one_line(error: str) -> str:
 
 def _data_files(url: str) -> list[Path]:
     return sorted(p for p in Path(url.removeprefix("file://")).rglob("*") if p.suffix in (".so", ".sso"))
+
+
+@pytest.mark.parametrize(
+    ("address", "cause"),
+    [
+        ((), "its address is unknown"),
+        (("--set", "broker.address=127.0.0.1:9"), "it does not answer at 127.0.0.1:9 "),
+    ],
+)
+def test_backfill_beside_a_broker_that_does_not_answer_is_unavailable(
+    run: Run, killed: Path, tmp_path: Path, address: tuple[str, ...], cause: str
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(killed / "store", store)
+    names = ("--cluster", "FxCluster", "--broker", "fx-a")
+    broker = LivingBroker(store)
+    try:
+        code, out, err = run("backfill", store, f"file://{tmp_path}/archive", *names, *address)
+    finally:
+        broker.close()
+    assert (code, out) == (4, "")
+    assert f"a broker runs on {store}, and {cause}" in err
+    assert "set broker.address or --broker-conf, or stop the broker" in err
 
 
 def test_backfill_says_what_it_did_and_a_second_run_uploads_nothing(
