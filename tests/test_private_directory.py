@@ -66,7 +66,7 @@ def test_a_directory_of_another_user_is_refused_with_the_command_that_takes_it(t
     os.chown(tmp_path / "foreign", NOBODY, NOBODY)
     with pytest.raises(AccessDeniedError, match=f"belongs to user {NOBODY}") as refused:
         make_private(tmp_path / "foreign", SETTING)
-    assert f"chown -R 0 {tmp_path}/foreign" in refused.value.hint
+    assert f"chown 0 {tmp_path}/foreign" in refused.value.hint
     assert (tmp_path / "foreign").stat().st_uid == NOBODY
 
 

@@ -104,7 +104,7 @@ def _refusal(directory: Path, status: os.stat_result, user: int, setting: str) -
     if status.st_uid not in (0, user):
         return AccessDeniedError(
             f"{directory} belongs to user {status.st_uid}, who can change the files in it",
-            hint=f"check its files, then chown -R {user} {directory}, or set {setting}",
+            hint=f"check its files, then chown {user} {directory}, or set {setting}",
         )
     if status.st_mode & _WRITABLE_BY_OTHERS:
         return AccessDeniedError(
