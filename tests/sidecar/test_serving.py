@@ -142,6 +142,7 @@ def test_it_listens_before_the_archive_exists_and_opens_it_later(
         assert vars(said)["keys"] == ["fetch.user_requests", "fetch.bytes_per_s"]
         families = {family.name: family for family in ServingCollector(served.proxy).collect()}
         assert "rocketmq_tiered_store_proxy_connections" in families
+        assert "rocketmq_tiered_store_proxy_refused_proxy_headers" in families
         audited = families["rocketmq_tiered_store_proxy_audited"].samples
         assert {one.labels["event"] for one in audited} == set(AuditEvent)
     finally:
