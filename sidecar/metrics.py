@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from sidecar.report import StatusReport
+from tiered.formats.memory_bound import SHORTAGES
 from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
 
 PREFIX = "rocketmq_tiered_store"
@@ -164,6 +165,8 @@ class ObjectStoreCollector(ScrapeCollector):
             count = sum(stats.requests for stats in group)
             family.add_metric(list(_MEDIUM.values()), [("+Inf", count)], sum(stats.bytes for stats in group))
         yield from (latency, failures, uploaded, downloaded)
+        meaning = "Objects that could not be decoded for lack of memory."
+        yield _labelled(CounterMetricFamily, "decode_memory_shortages", meaning, SHORTAGES.count)
 
 
 _WRITES = frozenset({"put", "delete"})

@@ -72,6 +72,10 @@ class UnreadableError(UnavailableError):
         self.path = path
 
 
+class OutOfMemoryError(UnavailableError):
+    """Memory does not suffice to decode an object, though it is within its bounds. Names it; says nothing about it."""
+
+
 class ThrottledError(UnavailableError):
     """The store refused the request without any effect (429, 503, connection refused). Back off."""
 

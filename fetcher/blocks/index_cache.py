@@ -22,7 +22,7 @@ from fetcher.io.request_scheduler import Priority, RangeRequest, RequestSchedule
 from fetcher.io.waiting import new_future
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
-from tiered.formats.segment_layout import TRAILER_BYTES
+from tiered.formats.segment_layout import check_tail_length
 
 CHECK_S = 1.0
 """A tail handed out again within this time is not checked again: hashing it costs more than a read of a small run."""
@@ -140,8 +140,7 @@ class IndexCache:
         None, without an effect: another read loads the tail, so look again. Raises CorruptionError for lengths no
         segment has.
         """
-        if not TRAILER_BYTES <= tail_bytes <= size_bytes:
-            raise CorruptionError(f"{key}: invalid tail length {tail_bytes} of {size_bytes} bytes")
+        check_tail_length(key, size_bytes, tail_bytes)
         request = RangeRequest(key, size_bytes - tail_bytes, tail_bytes, priority)
         load = IndexLoad(key, size_bytes, tail_bytes, request, self._decoding.turn())
         with self._lock:

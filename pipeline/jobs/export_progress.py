@@ -20,9 +20,11 @@ import orjson
 import zstandard
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
+from tiered.formats.memory_bound import LARGE, MemoryBound, out_of_memory
 from tiered.object_store.interface import ObjectStore
 
 DIRECTORY = "_tiered_export"
+RAW_BYTES_MAX = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,24 @@ class ExportProgress:
         except NotFoundError:
             return None
         try:
-            document: dict[str, Any] = orjson.loads(zstandard.ZstdDecompressor().decompress(data))
-        except (zstandard.ZstdError, orjson.JSONDecodeError) as error:
+            return _decoded(data)
+        except (zstandard.ZstdError, ValueError) as error:
             raise CorruptionError(f"{self._store.url}/{key}: damaged: {error}") from error
-        return document
+        except MemoryError:
+            raise out_of_memory(f"{self._store.url}/{key}") from None
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    memory, raw_bytes = MemoryBound(len(data), LARGE), zstandard.frame_content_size(data)
+    if not 0 <= raw_bytes <= RAW_BYTES_MAX:
+        raise ValueError(f"claims {raw_bytes} bytes")
+    memory.charge(raw_bytes, "document")
+    text = zstandard.ZstdDecompressor().decompress(data, max_output_size=raw_bytes)
+    memory.charge_json(text, "document")
+    document: dict[str, Any] = orjson.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("not an object")
+    return document
 
 
 def ends_of(document: Mapping[str, Any]) -> tuple[ArchiveEnds, ...]:

@@ -18,6 +18,7 @@ from typing import Final
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import SERVE_PREFIX
+from tiered.formats.memory_bound import LARGE
 from tiered.object_store.interface import ObjectStore
 
 KIND: Final = b"RMQTSERV"
@@ -80,7 +81,7 @@ def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
 
 def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
     """Raises CorruptionError or UnsupportedFormatError naming ``source``."""
-    header = decode_container(data, KIND, source=source).header
+    header = decode_container(data, KIND, source=source, allowance=LARGE).header
     try:
         offsets = {
             (str(group), str(topic)): {int(queue): int(offset) for queue, offset in queues}

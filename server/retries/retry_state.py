@@ -17,6 +17,7 @@ import numpy as np
 from server.retries.retry_record import delivered
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
+from tiered.formats.memory_bound import LARGE
 
 KIND: Final = b"RMQTRETR"
 UNDELIVERED: Final = -1
@@ -213,7 +214,7 @@ def encode_object(found: RetryObject) -> bytes:
 
 def decode_object(data: bytes, *, source: str) -> RetryObject:
     """Raises CorruptionError or UnsupportedFormatError naming ``source``."""
-    container = decode_container(data, KIND, source=source)
+    container = decode_container(data, KIND, source=source, allowance=LARGE)
     header = container.header
     try:
         records, at, added = container.tables["records"]["byte"].tobytes(), 0, []

@@ -208,7 +208,8 @@ class CommitLog:
 
     def read(self, phys: int, size_bytes: int) -> bytes:
         """Up to ``size_bytes`` bytes from ``phys``; fewer at the end of a file."""
-        data = bytearray(size_bytes)
+        file = self.file_at(phys)
+        data = bytearray(min(size_bytes, file.end_phys - phys) if file else 0)
         return bytes(data[: self.read_into(memoryview(data), phys)])
 
     def record_size_at(self, phys: int) -> int | None:

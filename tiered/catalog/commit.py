@@ -28,7 +28,7 @@ from tiered.catalog.state import (
     RootRef,
 )
 from tiered.errors import CorruptionError, TieredError
-from tiered.formats.container import decode_container, encode_container
+from tiered.formats.container import Container, decode_container, encode_container
 from tiered.formats.keys import parse_part_key
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
@@ -171,8 +171,10 @@ def major_of(page_keys: Iterable[str]) -> int | None:
 def decode_commit(data: bytes, *, source: str) -> Commit:
     """Check and parse a commit's object, or its end from the container on; raises CorruptionError naming ``source``,
     or UnsupportedFormatError."""
-    container = decode_container(container_in(data), COMMIT_KIND, source=source, major_max=PARTS_MAJOR)
-    header, tables = container.header, container.tables
+    container = decode_container(
+        container_in(data, source=source), COMMIT_KIND, source=source, major_max=PARTS_MAJOR
+    )
+    header = container.header
     try:
         pages = header["pages"]
         draft = CommitDraft(
@@ -181,12 +183,12 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
             from_phys=whole(header["from_phys"]),
             to_phys=whole(header["to_phys"]),
             check=row(LogCheck, header["check"]),
-            queues=queue_keys(header["topics"], tables["queues"]),
-            runs=conformed(tables["runs"], RUN_DTYPE),
-            removed=conformed(tables["removed"], REMOVED_DTYPE),
-            objects=conformed(tables["objects"], OBJECT_DTYPE),
+            queues=queue_keys(container),
+            runs=container.table("runs", RUN_DTYPE),
+            removed=container.table("removed", REMOVED_DTYPE),
+            objects=container.table("objects", OBJECT_DTYPE),
             object_keys=tuple(texts(header["object_keys"])),
-            gaps=conformed(tables["gaps"], GAP_DTYPE),
+            gaps=container.table("gaps", GAP_DTYPE),
             hide=[row(QueueKey, item) for item in items(header["hide"])],
             unhide=[row(QueueKey, item) for item in items(header["unhide"])],
             state_objects=text_fields(header["state_objects"]),
@@ -235,25 +237,15 @@ def check_indexes(draft: CommitDraft, source: str) -> None:
             raise CorruptionError(f"{source}: {name}.{column} is outside its table of {size}")
 
 
-def queue_keys(topics: Any, table: Table) -> list[QueueKey]:
-    """The reverse of ``queue_table``; an index outside ``topics`` is a ValueError."""
-    table = conformed(table, QUEUE_DTYPE)
+def queue_keys(container: Container) -> list[QueueKey]:
+    """The reverse of ``queue_table``, from the header's ``topics``; an index outside them is a ValueError."""
+    container.charge_queues()
+    topics, table = container.header["topics"], container.table("queues", QUEUE_DTYPE)
     if len(table) and int(table["topic"].max()) >= len(topics):
         raise ValueError("queue table refers to missing topics")
     topics = texts(topics)
     names = [topics[index] for index in table["topic"].tolist()]
     return list(map(QueueKey, names, table["queue_id"].tolist(), table["generation"].tolist()))
-
-
-def conformed(table: Table, dtype: np.dtype[Any]) -> Table:
-    """``table`` as this program's ``dtype``: columns of a newer minor format are dropped, missing ones are zero."""
-    if table.dtype == dtype:
-        return table
-    result = np.zeros(len(table), dtype)
-    for name in dtype.names or ():
-        if table.dtype.names is not None and name in table.dtype.names:
-            result[name] = table[name]
-    return result
 
 
 def _index_change(header: Mapping[str, Any]) -> IndexChange:

@@ -26,6 +26,8 @@ COMMIT_TAIL_BYTES = 256 * 1024
 """Size of the first request for a commit: most are smaller, and it skips most embedded pages of the others."""
 TRAILER = struct.Struct("<QI8s")
 MAGIC = b"RMQTCMTE"
+OBJECT_BYTES_MAX = 1 << 31
+"""Of a commit's container or a page, as stored."""
 
 
 def with_embedded_pages(kind: bytes, pages: Sequence[bytes], container: bytes) -> Body:
@@ -37,29 +39,36 @@ def with_embedded_pages(kind: bytes, pages: Sequence[bytes], container: bytes) -
     return [empty_container(kind, PARTS_MAJOR), *pages, container, trailer]
 
 
-def container_in(data: bytes) -> bytes:
-    """The container of a commit from its last (or all) bytes ``data``; needs as many as ``bytes_wanted`` returns."""
-    length = _length_at_end(data)
-    return data if length is None else data[len(data) - TRAILER.size - length : len(data) - TRAILER.size]
+def container_in(data: bytes, *, source: str = "commit") -> bytes:
+    """The container of a commit from its last (or all) bytes ``data``; needs as many as ``bytes_wanted`` returns.
+    Raises CorruptionError naming ``source``."""
+    length = _length_at_end(data, source)
+    if length is None:
+        return data
+    end = len(data) - TRAILER.size
+    if length > end:
+        raise CorruptionError(f"{source}: a container of {length} bytes in an object of {end} is impossible")
+    return data[end - length : end]
 
 
-def bytes_wanted(data: bytes) -> int | None:
+def bytes_wanted(data: bytes, *, source: str = "commit") -> int | None:
     """Number of last bytes with the commit's container; None without embedded pages: all bytes."""
-    length = _length_at_end(data)
+    length = _length_at_end(data, source)
     return None if length is None else length + TRAILER.size
 
 
 def read_commit_bytes(store: ObjectStore, key: str) -> bytes:
     """A commit's container. One request unless it is larger than COMMIT_TAIL_BYTES."""
+    source = f"{store.url}/{key}"
     data = store.get_tail(key, COMMIT_TAIL_BYTES)
-    wanted = bytes_wanted(data)
+    wanted = bytes_wanted(data, source=source)
     if wanted is None:
-        return data if len(data) < COMMIT_TAIL_BYTES else container_in(store.get(key))
+        return data if len(data) < COMMIT_TAIL_BYTES else container_in(store.get(key), source=source)
     if wanted > len(data):
         data = store.get_tail(key, wanted)
         if wanted > len(data):
-            raise CorruptionError(f"{store.url}/{key}: commit is truncated")
-    return container_in(data)
+            raise CorruptionError(f"{source}: commit is truncated")
+    return container_in(data, source=source)
 
 
 def read_page_bytes(store: ObjectStore, key: str) -> bytes:
@@ -68,10 +77,12 @@ def read_page_bytes(store: ObjectStore, key: str) -> bytes:
     return store.get(key) if part is None else store.get_range(*part)
 
 
-def _length_at_end(data: bytes) -> int | None:
+def _length_at_end(data: bytes, source: str) -> int | None:
     if len(data) < TRAILER.size:
         return None
     length, crc, magic = TRAILER.unpack_from(data, len(data) - TRAILER.size)
     if magic != MAGIC or fastcrc.crc32.iscsi(length.to_bytes(8, "little")) != crc:
         return None
+    if length > OBJECT_BYTES_MAX:
+        raise CorruptionError(f"{source}: a container of {length} bytes is impossible")
     return int(length)

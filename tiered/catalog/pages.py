@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.commit import conformed, queue_keys
+from tiered.catalog.commit import queue_keys
 from tiered.catalog.embedded_pages import read_page_bytes
 from tiered.catalog.json_fields import texts
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, renumbered, selected
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
+from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import sorted_order, taken
@@ -69,12 +70,12 @@ def encode_page(page: Page) -> bytes:
 
 def decode_page(data: bytes, *, source: str) -> Page:
     """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
-    container = decode_container(data, PAGE_KIND, source=source)
+    container = decode_container(data, PAGE_KIND, source=source, allowance=LARGE)
     try:
-        queues = queue_keys(container.header["topics"], container.tables["queues"])
+        queues = queue_keys(container)
         chunk = RunChunk(
-            conformed(container.tables["runs"], RUN_DTYPE),
-            conformed(container.tables["objects"], OBJECT_DTYPE),
+            container.table("runs", RUN_DTYPE),
+            container.table("objects", OBJECT_DTYPE),
             tuple(texts(container.header["object_keys"])),
         )
     except (KeyError, TypeError, ValueError) as error:

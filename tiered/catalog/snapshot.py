@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from tiered.catalog.commit import conformed, major_of, queue_keys
+from tiered.catalog.commit import major_of, queue_keys
 from tiered.catalog.embedded_pages import PARTS_MAJOR
 from tiered.catalog.index_refs import index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
@@ -26,6 +26,7 @@ from tiered.catalog.state import (
 )
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
+from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_STATE_DTYPE, RUN_DTYPE
@@ -60,15 +61,15 @@ def encode_root(state: CatalogState) -> bytes:
 
 def decode_root(data: bytes, *, source: str) -> CatalogState:
     """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
-    container = decode_container(data, ROOT_KIND, source=source, major_max=PARTS_MAJOR)
-    header, tables = container.header, container.tables
+    container = decode_container(data, ROOT_KIND, source=source, major_max=PARTS_MAJOR, allowance=LARGE)
+    header = container.header
     try:
-        table = conformed(tables["queues"], QUEUE_STATE_DTYPE)
-        keys = queue_keys(header["topics"], tables["queues"])
+        table = container.table("queues", QUEUE_STATE_DTYPE)
+        keys = queue_keys(container)
         table["topic"] = 0
         memory = RunChunk(
-            conformed(tables["runs"], RUN_DTYPE),
-            conformed(tables["objects"], OBJECT_DTYPE),
+            container.table("runs", RUN_DTYPE),
+            container.table("objects", OBJECT_DTYPE),
             tuple(texts(header["object_keys"])),
         )
         _check_chunk(memory, len(keys))
@@ -86,10 +87,10 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             created_ms=whole(header["created_ms"]),
             directory=QueueDirectory(keys),
             table=table,
-            gaps=conformed(tables["gaps"], GAP_DTYPE),
+            gaps=container.table("gaps", GAP_DTYPE),
             chunks=(memory,) if len(memory.runs) else (),
             pages=tuple(row(PageRef, item) for item in items(header["pages"])),
-            tombstones=conformed(tables["tombstones"], REMOVED_DTYPE),
+            tombstones=container.table("tombstones", REMOVED_DTYPE),
             root=row(RootRef, header["root"]),
             log_histories=tuple(row(LogHistory, item) for item in items(header["lines"])),
             state_objects=text_fields(header["state_objects"]),

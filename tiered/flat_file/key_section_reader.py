@@ -5,9 +5,8 @@ The key section ends where the tail begins, so one ranged GET returns both for a
 
 from __future__ import annotations
 
-from tiered.errors import CorruptionError
 from tiered.formats.segment_index import KeySection, SegmentIndex
-from tiered.formats.segment_layout import TRAILER_BYTES
+from tiered.formats.segment_layout import check_tail_length
 from tiered.object_store.interface import ObjectStore
 
 KEYS_PER_ROW = 2
@@ -25,8 +24,7 @@ def read_keys(
     store: ObjectStore, key: str, *, size_bytes: int, tail_bytes: int, rows: int
 ) -> tuple[SegmentIndex, KeySection]:
     """One request, or two. Raises CorruptionError, UnsupportedFormatError, or the store's errors."""
-    if not TRAILER_BYTES <= tail_bytes <= size_bytes:
-        raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
+    check_tail_length(key, size_bytes, tail_bytes)
     length = min(size_bytes, tail_bytes + key_bytes_guess(rows))
     begin = size_bytes - length
     data = store.get_range(key, begin, length)

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex
-from tiered.formats.segment_layout import TRAILER_BYTES
+from tiered.formats.segment_layout import check_tail_length
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
@@ -50,8 +49,7 @@ class SegmentReader:
         tail_bytes: int,
     ) -> SegmentReader:
         """Open an object the catalog describes, by one ranged GET of its tail."""
-        if not TRAILER_BYTES <= tail_bytes <= size_bytes:
-            raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
+        check_tail_length(key, size_bytes, tail_bytes)
         tail = store.get_range(key, size_bytes - tail_bytes, tail_bytes)
         return cls(store, SegmentIndex(key, size_bytes, tail))
 

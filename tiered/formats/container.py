@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import fastcrc
@@ -24,6 +24,7 @@ import numpy as np
 import zstandard
 
 from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.formats.memory_bound import SMALL, Allowance, MemoryBound, out_of_memory
 from tiered.model.tables import Table
 
 FORMAT_MAJOR = 1
@@ -31,15 +32,37 @@ FORMAT_MINOR = 1
 HEADER = struct.Struct("<8sHHIQQII")
 _FIELDS = struct.Struct("<8sHHIQQI")
 PAYLOAD_BYTES_MAX = 1 << 31
+TABLES_MAX = 64
+QUEUE_COST_BYTES = 160
+"""A queue's key in memory, without its topic."""
 _FLAG_ZSTD = 1
 
 
 @dataclass(frozen=True)
 class Container:
-    """A decoded container. Its tables never share memory with the input."""
+    """A decoded container. Its tables never share memory with the input. ``memory``: what may be allocated to decode
+    the content further."""
 
     header: dict[str, Any]
     tables: dict[str, Table]
+    memory: MemoryBound = field(compare=False)
+
+    def table(self, name: str, dtype: np.dtype[Any]) -> Table:
+        """A table as this program's ``dtype``: columns of a newer minor format are dropped, missing ones are zero.
+        Raises KeyError, or ValueError above the memory bound."""
+        found = self.tables[name]
+        if found.dtype == dtype:
+            return found
+        self.memory.charge(len(found) * dtype.itemsize, f"table {name}")
+        result = np.zeros(len(found), dtype)
+        for column in dtype.names or ():
+            if column in (found.dtype.names or ()):
+                result[column] = found[column]
+        return result
+
+    def charge_queues(self) -> None:
+        """Before the table ``queues`` becomes keys. Raises KeyError or ValueError."""
+        self.memory.charge(QUEUE_COST_BYTES * len(self.tables["queues"]), "table queues")
 
 
 def encode_container(
@@ -82,11 +105,18 @@ def _envelope(kind: bytes, major: int, flags: int, raw_length: int, stored: byte
 
 
 def decode_container(
-    data: bytes | memoryview, kind: bytes, *, source: str, major_max: int | None = None
+    data: bytes | memoryview,
+    kind: bytes,
+    *,
+    source: str,
+    major_max: int | None = None,
+    allowance: Allowance = SMALL,
 ) -> Container:
-    """Check and parse. ``source``, an object key and range, is in every error.
+    """Check and parse, within the memory that ``allowance`` gives. ``source``, an object key and range, is in every
+    error.
 
-    Raises CorruptionError, or UnsupportedFormatError for a major version above ``major_max`` (or FORMAT_MAJOR).
+    Raises CorruptionError, OutOfMemoryError, or UnsupportedFormatError for a major version above ``major_max`` (or
+    FORMAT_MAJOR).
     """
     major_max = FORMAT_MAJOR if major_max is None else major_max
     if len(data) < HEADER.size:
@@ -101,13 +131,18 @@ def decode_container(
             f"{source}: format {major}.{minor} of {_text(kind)} is newer than {major_max}.x",
             hint="upgrade this program",
         )
-    stored = bytes(data[HEADER.size : HEADER.size + stored_length])
-    if len(stored) != stored_length or raw_length > PAYLOAD_BYTES_MAX:
+    if len(data) - HEADER.size < stored_length or raw_length > PAYLOAD_BYTES_MAX:
         raise CorruptionError(f"{source}: container is cut short or has an impossible length")
+    stored = memoryview(data)[HEADER.size : HEADER.size + stored_length]
     if fastcrc.crc32.iscsi(stored) != crc:
         raise CorruptionError(f"{source}: container fails its CRC32C")
     try:
-        return _parse_payload(_inflated(stored, raw_length) if flags & _FLAG_ZSTD else stored, raw_length)
+        memory = MemoryBound(stored_length, allowance)
+        memory.charge(2 * raw_length, "payload")  # once inflated, once as tables
+        raw = _inflated(stored, raw_length) if flags & _FLAG_ZSTD else bytes(stored)
+        return _parse_payload(raw, raw_length, memory)
+    except MemoryError:
+        raise out_of_memory(source) from None
     except (zstandard.ZstdError, struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptionError(f"{source}: container payload does not parse: {error}") from error
 
@@ -116,7 +151,7 @@ def _text(kind: bytes) -> str:
     return kind.decode("ascii", "backslashreplace").strip()
 
 
-def _inflated(stored: bytes, raw_length: int) -> bytes:
+def _inflated(stored: memoryview, raw_length: int) -> bytes:
     """The payload. Nothing is allocated for a frame whose length differs from the header's."""
     if zstandard.frame_content_size(stored) != raw_length:
         raise ValueError("payload does not have the length recorded")
@@ -124,16 +159,20 @@ def _inflated(stored: bytes, raw_length: int) -> bytes:
     return raw
 
 
-def _parse_payload(raw: bytes, raw_length: int) -> Container:
+def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound) -> Container:
     if len(raw) != raw_length:
         raise ValueError(f"payload has {len(raw)} bytes, not {raw_length}")
     (head_length,) = struct.unpack_from("<I", raw)
     position = 4 + head_length
-    header = json.loads(raw[4:position], parse_constant=_refuse)
+    text = raw[4:position]
+    memory.charge_json(text, "header")
+    header = json.loads(text, parse_constant=_refuse)
     if not isinstance(header, dict):
         raise ValueError("the header is not a JSON object")
     (count,) = struct.unpack_from("<I", raw, position)
     position += 4
+    if count > TABLES_MAX:
+        raise ValueError(f"{count} tables")
     tables: dict[str, Table] = {}
     for _ in range(count):
         name, position = _short_text(raw, position)
@@ -141,14 +180,14 @@ def _parse_payload(raw: bytes, raw_length: int) -> Container:
         dtype = np.dtype([(field, kind) for field, kind in json.loads(descr)])
         (rows,) = struct.unpack_from("<Q", raw, position)
         position += 8
-        if rows * dtype.itemsize > len(raw) - position:
+        if dtype.itemsize == 0 or rows * dtype.itemsize > len(raw) - position:
             raise ValueError(f"table {name} claims {rows} rows")
         table = np.empty(rows, dtype)
-        for field in dtype.names or ():
-            table[field] = np.frombuffer(raw, dtype[field], rows, position)
-            position += rows * dtype[field].itemsize
+        for column in dtype.names or ():
+            table[column] = np.frombuffer(raw, dtype[column], rows, position)
+            position += rows * dtype[column].itemsize
         tables[name] = table
-    return Container(header, tables)
+    return Container(header, tables, memory)
 
 
 def _refuse(constant: str) -> None:

@@ -16,8 +16,11 @@ from typing import Any, Final
 import orjson
 
 from tiered.errors import CorruptionError
+from tiered.formats.memory_bound import JSON_BYTE_COST_MAX, Allowance, MemoryBound
 
 DEPTH_MAX: Final = 128
+VALUES: Final = Allowance(256 << 20, 32)
+"""Memory that a text's values may take."""
 
 # A string without an end matches too, and no part backtracks: both keep the search linear.
 _STRING_OR_INTEGER_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|(?<=[{,\s])(-?\d++)(?=\s*+:)', re.DOTALL)
@@ -43,12 +46,14 @@ class FastjsonError(CorruptionError):
         self.position = position
 
 
-def loads(text: str | bytes, *, dialect_max: int | None = None) -> Any:
+def loads(text: str | bytes, *, dialect_max: int | None = None, values: Allowance = VALUES) -> Any:
     """The value of ``text``. Keys of objects are strings; an object used as a key becomes its compact JSON.
 
-    ``dialect_max``: characters (of ``bytes``: bytes) that a text may have unless it is strict JSON. Of two equal keys
-    the last wins, as in a Java map. Raises FastjsonError.
+    ``dialect_max``: characters (of ``bytes``: bytes) that a text may have unless it is strict JSON. ``values``: the
+    memory allowed for values. Of two equal keys the last wins, as in a Java map. Raises FastjsonError.
     """
+    if len(text) * JSON_BYTE_COST_MAX > values.free_bytes:
+        _check_values(text, values)
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -64,6 +69,14 @@ def loads(text: str | bytes, *, dialect_max: int | None = None) -> Any:
         return orjson.loads(_STRING_OR_INTEGER_KEY.sub(_quote_key, text))
     except orjson.JSONDecodeError:
         return _Parser(text).document()
+
+
+def _check_values(text: str | bytes, values: Allowance) -> None:
+    encoded = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    try:
+        MemoryBound(len(encoded), values).charge_json(encoded, "values")
+    except ValueError as error:
+        raise FastjsonError(str(error), 0) from error
 
 
 def _quote_key(match: re.Match[str]) -> str:

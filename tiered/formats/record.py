@@ -20,6 +20,7 @@ import lz4.frame
 import zstandard
 
 from tiered.errors import CorruptionError
+from tiered.formats.memory_bound import out_of_memory
 from tiered.model.queue import QueueKey
 
 T = TypeVar("T")
@@ -217,6 +218,8 @@ def decompress_body(stored: bytes, sys_flag: int, max_bytes: int, *, source: str
             raise CorruptionError(f"{source}: unknown compression type {kind >> 8}")
     except (zlib.error, zstandard.ZstdError, RuntimeError, EOFError) as error:
         raise CorruptionError(f"{source} does not decompress: {error}") from error
+    except MemoryError:
+        raise out_of_memory(source) from None
     if len(body) > max_bytes:
         raise CorruptionError(f"{source} decompresses to more than {max_bytes} bytes")
     if not finished:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.formats.container import Container, decode_container
+from tiered.formats.memory_bound import memory_contained, out_of_memory
 from tiered.formats.page_cache import Columns, PageCache
 from tiered.formats.page_decoder import COLUMN_KINDS, PageDecoder
 from tiered.formats.segment import RowTable, SegmentMeta
@@ -29,6 +30,8 @@ from tiered.formats.segment_layout import (
     FOOTER_KIND,
     HEADER_BYTES,
     PAGE_DTYPE,
+    PAGE_ROWS,
+    RECORD_BYTES_MAX,
     SEGMENT_RUN_DTYPE,
     TRAILER_BYTES,
     RunView,
@@ -100,8 +103,9 @@ class SegmentIndex:
         self.tail_offset = trailer.tail_offset
         self._page_bytes = bytes(tail[trailer.tail_offset - start : trailer.footer_offset - start])
         try:
-            self._load(container)
-            self._check(trailer.footer_offset)
+            with memory_contained(key):
+                self._load(container)
+                self._check(trailer.footer_offset)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise CorruptionError(
                 f"{key}: footer at {trailer.footer_offset} is impossible: {error}"
@@ -116,6 +120,7 @@ class SegmentIndex:
             )
         self.meta = SegmentMeta(**{name: header["meta"][name] for name in SegmentMeta.__dataclass_fields__})
         topics = [str(topic) for topic in header["topics"]]
+        container.charge_queues()
         table = _table(container, "queues", QUEUE_DTYPE)
         rows = zip(
             table["topic"].tolist(), table["queue_id"].tolist(), table["generation"].tolist(), strict=True
@@ -146,7 +151,8 @@ class SegmentIndex:
         runs, blocks, pages = self.runs, self.blocks, self.pages
         rows = int(self.first_row[-1])
         keys_offset, keys_bytes = self.key_span
-        large = (blocks["raw_bytes"] > BLOCK_RAW_BYTES_MAX) & (blocks["rows"] > 1)
+        raw_max = np.where(blocks["rows"] > 1, BLOCK_RAW_BYTES_MAX, RECORD_BYTES_MAX)
+        large = blocks["raw_bytes"] > raw_max
         page_rows = pages["rows"].astype(np.int64)
         page_raw_min = page_rows * _PAGE_ROW_BYTES_MIN + LENGTHS_BYTES
         page_raw_max = page_rows * STREAMS * VARINT_BYTES_MAX + LENGTHS_BYTES
@@ -164,7 +170,8 @@ class SegmentIndex:
             "codecs": bool((blocks["codec"] > CODEC_ZSTD).any() or (pages["codec"] > CODEC_ZSTD).any()),
             "stored raw": _raw_differs(blocks) or _raw_differs(pages),
             "block sizes": bool(large.any() or (blocks["rows"] < 1).any() or (blocks["raw_bytes"] < 1).any()),
-            "page sizes": bool((impossible_page | (page_rows < 1)).any()),
+            "page sizes": bool((impossible_page | (page_rows < 1) | (page_rows > PAGE_ROWS)).any()),
+            "stored sizes": bool((blocks["stored_bytes"] < 1).any() or (pages["stored_bytes"] < 1).any()),
             "page rows": int(self._page_row[-1]) != rows,
             "keys": self.key_count < 0 or self._stored_counts_bytes < 0,
             "length of blocks": keys_offset + keys_bytes != self.tail_offset,
@@ -343,7 +350,10 @@ class SegmentIndex:
             where = f"{self.key}: block {block} [{begin}, {end})"
             piece = view[begin - span.offset : end - span.offset]
             parts.append(_expand(piece, self.blocks[block], decompressor, where))
-        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), np.uint8)
+        if len(parts) == 1:
+            return np.frombuffer(parts[0], np.uint8)
+        with memory_contained(f"{self.key}: [{span.offset}, {span.offset + span.length})"):
+            return np.frombuffer(b"".join(parts), np.uint8)
 
     # -- keys -------------------------------------------------------------------------------------------------
 
@@ -358,7 +368,8 @@ class SegmentIndex:
         where = f"{self.key}: key section [{offset}, {offset + length})"
         rows = int(self.first_row[-1])
         if self.key_count == 0:
-            return KeySection(np.zeros(rows, np.uint16), np.zeros(0, np.uint64))
+            with memory_contained(where):
+                return KeySection(np.zeros(rows, np.uint16), np.zeros(0, np.uint64))
         if len(stored) != length or fastcrc.crc32.iscsi(stored) != self._keys_crc32c:
             raise CorruptionError(f"{where} fails its CRC32C")
         packed = memoryview(stored)[: self._stored_counts_bytes]
@@ -390,6 +401,8 @@ def _inflate(
         raw = decompressor.decompress(stored, max_output_size=raw_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptionError(f"{where} does not decompress: {error}") from error
+    except MemoryError:
+        raise out_of_memory(where) from None
     if len(raw) != raw_bytes:
         raise CorruptionError(f"{where} expands to {len(raw)} bytes, not {raw_bytes}")
     return raw
@@ -397,13 +410,11 @@ def _inflate(
 
 def _table(container: Container, name: str, dtype: np.dtype[Any]) -> Table:
     """The named table with the columns of ``dtype``; a newer minor version may have more."""
-    found = container.tables[name]
-    result = np.empty(len(found), dtype)
+    found = container.tables[name].dtype
     for field in dtype.names or ():
-        if found.dtype[field] != dtype[field]:
-            raise ValueError(f"{name}.{field} is {found.dtype[field]}")
-        result[field] = found[field]
-    return result
+        if found[field] != dtype[field]:
+            raise ValueError(f"{name}.{field} is {found[field]}")
+    return container.table(name, dtype)
 
 
 def _sums(column: NDArray[Any]) -> NDArray[np.int64]:

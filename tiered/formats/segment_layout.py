@@ -29,6 +29,9 @@ PAGE_ROWS = 4096
 """Rows of a column page; some 40 KiB before compression."""
 BLOCK_RAW_BYTES_MAX = 64 * 1024 * 1024
 """A larger block is valid only with a single record."""
+RECORD_BYTES_MAX = 1 << 30
+"""Of a block with a single record: a commitlog file."""
+TAIL_BYTES_MAX = 1 << 30
 
 BLOCK_DTYPE = np.dtype([
     ("rows", "<u4"), ("raw_bytes", "<u4"), ("stored_bytes", "<u4"), ("crc32c", "<u4"), ("codec", "u1"),
@@ -99,6 +102,12 @@ def check_header(data: bytes | memoryview, version: tuple[int, int], *, source: 
         raise CorruptionError(
             f"{source}: bytes [0, {HEADER_BYTES}) are not the header of a segment {version[0]}.{version[1]}"
         )
+
+
+def check_tail_length(key: str, size_bytes: int, tail_bytes: int) -> None:
+    """Raise CorruptionError for lengths no segment has."""
+    if not TRAILER_BYTES <= tail_bytes <= min(size_bytes, TAIL_BYTES_MAX):
+        raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
 
 
 def encode_trailer(tail_offset: int, footer_offset: int, footer: bytes) -> bytes:

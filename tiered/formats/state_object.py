@@ -6,6 +6,7 @@ from typing import Any
 
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
+from tiered.formats.memory_bound import LARGE
 
 STATE_KIND = b"RMQTSTAT"
 
@@ -17,7 +18,7 @@ def encode_state(name: str, document: Any) -> bytes:
 
 def decode_state(data: bytes, name: str, *, source: str) -> Any:
     """The table ``name`` from its object. Raises CorruptionError, also for another table, or UnsupportedFormatError."""
-    header = decode_container(data, STATE_KIND, source=source).header
+    header = decode_container(data, STATE_KIND, source=source, allowance=LARGE).header
     if header.get("name") != name or "document" not in header:
         raise CorruptionError(f"{source}: holds the table {header.get('name')}, not {name}")
     return header["document"]

@@ -75,10 +75,7 @@ def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
     try:
         meta = IndexMeta(*map(int, container.header["meta"]))
         keys = tuple(map(str, container.header["object_keys"]))
-        table = container.tables["objects"]
-        objects = np.zeros(len(table), COVERED_DTYPE)
-        for name in COVERED_DTYPE.names or ():
-            objects[name] = table[name]
+        objects = container.table("objects", COVERED_DTYPE)
         if len(objects) and int(objects["key"].max()) >= len(keys):
             raise ValueError("objects point outside the keys")
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -18,6 +18,7 @@ import fastcrc
 import numpy as np
 
 from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.formats.memory_bound import memory_contained
 from tiered.index.items import WIDTHS_MAX, Widths, decode_items
 from tiered.index.key_hash import xxh64
 from tiered.model.tables import Table
@@ -173,7 +174,8 @@ def decode_pages(shape: Shape, first_page: int, end_page: int, data: bytes) -> T
                 f"{shape.key}: page {page} of items [{offset + begin}, {offset + end}) fails its CRC32C"
             )
         parts.append(content)
-    return decode_items(b"".join(parts), shape.widths, shape.base_ms)
+    with memory_contained(f"{shape.key}: items [{offset}, {offset + length})"):
+        return decode_items(b"".join(parts), shape.widths, shape.base_ms)
 
 
 class Form(NamedTuple):

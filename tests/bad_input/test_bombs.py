@@ -1,0 +1,233 @@
+"""Objects that would take all memory are refused by name, within bounded memory; one that memory does not suffice for
+is named too, and the process continues."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import fastcrc
+import numpy as np
+import orjson
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.jobs.export_progress import DIRECTORY, ExportProgress
+from server.groups.group_state import KIND as GROUPS_KIND
+from server.groups.group_state import decode_snapshot
+from server.retries.retry_state import KIND as RETRIES_KIND
+from server.retries.retry_state import decode_object
+from tests.bad_input.bombs import BOMBS, DECODERS, SOURCE, compressed, nested, payload, sealed, table
+from tests.flat_file.uncataloged import open_uncataloged
+from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
+from tiered.catalog.catalog_reader import read_commit
+from tiered.catalog.commit import COMMIT_KIND
+from tiered.catalog.embedded_pages import COMMIT_TAIL_BYTES, MAGIC, TRAILER
+from tiered.catalog.pages import PAGE_KIND
+from tiered.catalog.snapshot import ROOT_KIND
+from tiered.errors import CorruptionError
+from tiered.formats import fastjson
+from tiered.formats.container import decode_container, encode_container
+from tiered.formats.keys import catalog_key
+from tiered.formats.memory_bound import LARGE, SMALL
+from tiered.formats.segment import BlockCodec
+from tiered.formats.segment_layout import FOOTER_KIND, TRAILER_BYTES, decode_trailer, encode_trailer
+from tiered.index.layout import FOOTER_KIND as INDEX_KIND
+from tiered.model.queue import QueueKey
+from tiered.object_store.memory import MemoryStore
+
+MIB = 1 << 20
+ALL_DECODERS = DECODERS | {
+    GROUPS_KIND: lambda data: decode_snapshot(data, source=SOURCE),
+    RETRIES_KIND: lambda data: decode_object(data, source=SOURCE),
+}
+
+
+@contextmanager
+def peak_below(limit_bytes: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes <= limit_bytes, f"{peak_bytes >> 20} MiB"
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_container_never_takes_much_memory(name: str) -> None:
+    stored = compressed(BOMBS[name]())
+    assert len(stored) < MIB
+    for kind, decode in ALL_DECODERS.items():
+        if name == "a narrow table" and kind not in (COMMIT_KIND, PAGE_KIND, ROOT_KIND):
+            continue  # elsewhere it is what it seems
+        with peak_below(160 * MIB), pytest.raises(CorruptionError, match=f"^{SOURCE}"):
+            decode(sealed(kind, stored))
+
+
+def _with_footer(change: str) -> bytes:
+    """A segment whose footer, behind valid checksums, claims something else."""
+    rows = [RowSpec(b"record %d" % number, keys=(number,)) for number in range(60)]
+    encoded = build([QueueKey("topic", 0, 0)], [RunSpec(0, 5, rows)]).encode(BlockCodec(block_bytes=400))
+    data = whole(encoded)
+    trailer = decode_trailer(data, len(data), source="s")
+    footer = decode_container(data[trailer.footer_offset : -TRAILER_BYTES], FOOTER_KIND, source="s")
+    header, tables = footer.header, dict(footer.tables)
+    if change == "record":
+        tables["blocks"] = tables["blocks"][:1].copy()
+        tables["blocks"]["rows"], tables["blocks"]["raw_bytes"], tables["blocks"]["codec"] = (
+            1,
+            (1 << 32) - 1,
+            1,
+        )
+        tables["blocks"]["stored_bytes"] = footer.tables["blocks"]["stored_bytes"].sum()
+        tables["runs"]["blocks"], tables["runs"]["byte_count"], tables["runs"]["rows"] = 1, (1 << 32) - 1, 1
+        tables["pages"]["rows"], tables["pages"]["raw_bytes"], tables["pages"]["codec"] = 1, 98, 1
+    if change in ("page", "keys"):
+        tables["pages"]["rows"], tables["pages"]["raw_bytes"] = 1 << 29, (1 << 32) - 1
+        tables["pages"]["codec"] = tables["blocks"]["codec"] = 1
+        tables["blocks"]["rows"][0] = (1 << 29) - int(tables["blocks"]["rows"][1:].sum())
+        tables["blocks"]["raw_bytes"] = np.minimum(tables["blocks"]["raw_bytes"], 60 * MIB)
+        tables["runs"]["rows"] = 1 << 29
+    if change == "keys":
+        header["keys"]["count"], header["keys"]["stored_counts_bytes"] = 0, sum(encoded_keys(encoded, data))
+    if change == "queues":
+        tables["queues"] = np.zeros(1_000_000, tables["queues"].dtype)
+    sealed_footer = encode_container(FOOTER_KIND, header, tables)
+    ending = encode_trailer(trailer.tail_offset, trailer.footer_offset, sealed_footer)
+    return data[: trailer.footer_offset] + sealed_footer + ending
+
+
+def encoded_keys(encoded: object, data: bytes) -> tuple[int, int]:
+    """(stored bytes of counts, bytes of hashes) of the 60 keys."""
+    trailer = decode_trailer(data, len(data), source="s")
+    footer = decode_container(data[trailer.footer_offset : -TRAILER_BYTES], FOOTER_KIND, source="s")
+    return int(footer.header["keys"]["stored_counts_bytes"]), 8 * int(footer.header["keys"]["count"])
+
+
+@pytest.mark.parametrize("change", ["record", "page", "keys", "queues"])
+def test_a_segment_cannot_claim_more_than_a_record_or_a_page_may_have(change: str) -> None:
+    store = MemoryStore()
+    store.put_if_absent("data/00/bomb.so", [_with_footer(change)])
+    with peak_below(200 * MIB), pytest.raises(CorruptionError, match=r"data/00/bomb\.so"):
+        reader = open_uncataloged(store, "data/00/bomb.so")
+        reader.key_hashes()
+        reader.row_columns(0)
+
+
+@pytest.mark.parametrize("length", [1 << 62, (1 << 64) - 1, 1 << 40, COMMIT_TAIL_BYTES])
+def test_the_length_in_a_commits_trailer_is_checked(length: int) -> None:
+    crc = fastcrc.crc32.iscsi(length.to_bytes(8, "little"))
+    store = MemoryStore()
+    store.put_if_absent(catalog_key(1), [bytes(100), TRAILER.pack(length, crc, MAGIC)])
+    with pytest.raises(CorruptionError, match=catalog_key(1)):
+        read_commit(store, 1)
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"a":"' + b" " * (400 * MIB) + b'"}', nested(b"[],", 20_000_000)], ids=["text", "lists"]
+)
+def test_progress_of_an_export_does_not_expand_without_bound(text: bytes) -> None:
+    store = MemoryStore()
+    store.put_if_absent(f"{DIRECTORY}/{1:010d}.plan", [zstandard.ZstdCompressor().compress(text)])
+    with peak_below(80 * MIB), pytest.raises(CorruptionError, match=rf"{DIRECTORY}/{1:010d}\.plan"):
+        ExportProgress(store).plan(1)
+
+
+def test_progress_that_is_no_object_is_damaged() -> None:
+    store = MemoryStore()
+    store.put_if_absent(
+        f"{DIRECTORY}/{1:010d}.plan", [zstandard.ZstdCompressor().compress(orjson.dumps([1]))]
+    )
+    with pytest.raises(CorruptionError, match="not an object"):
+        ExportProgress(store).plan(1)
+
+
+def test_a_broker_cannot_send_json_of_endless_values() -> None:
+    text = nested(b"[],", 5_000_000)
+    with peak_below(16 * MIB), pytest.raises(CorruptionError, match="values"):
+        fastjson.loads(text)
+
+
+SHORT_OF_MEMORY = """
+    import resource, sys
+    import numpy as np
+    from tiered.catalog.pages import decode_page, encode_page, Page
+    from tiered.catalog.state import RunChunk
+    from tiered.errors import OutOfMemoryError, TieredError
+    from tiered.formats.memory_bound import SHORTAGES
+    from tiered.model.queue import QueueKey
+    from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
+
+    def page(runs):
+        chunk = RunChunk(np.zeros(runs, RUN_DTYPE), np.zeros(1, OBJECT_DTYPE), ("k",))
+        return encode_page(Page([QueueKey("t", 0, 0)], chunk))
+
+    large, small = page(1_000_000), page(1)
+    decode_page(large, source="large")
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + (64 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        decode_page(large, source="the/large/page")
+    except OutOfMemoryError as error:
+        assert "the/large/page" in str(error) and error.exit_code == 4
+    else:
+        sys.exit("decoded")
+    assert SHORTAGES.count == 1
+    assert len(decode_page(small, source="small").chunk.runs) == 1
+"""
+
+
+def test_memory_that_does_not_suffice_is_an_error_that_names_the_object() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert "the/large/page" in found.stderr  # logged
+
+
+PIECES = [
+    b"[],",
+    b"[0],",
+    b"{},",
+    b'{"a":0},',
+    b"257,",
+    b'"\xc3\xa9t\xc3\xa9",',
+    b"1.5,",
+    b"[[],0],",
+    b'{"\xe2\x82\xac":[0,1]},',
+]
+COLUMNS = [[("rows", "u1")], [("topic", "<u4"), ("queue_id", "<i4"), ("generation", "<u4")], [("x", "S50")]]
+
+
+@pytest.mark.integration
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(sorted(ALL_DECODERS)),
+    st.sampled_from(PIECES),
+    st.integers(0, 4_000_000),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["queues", "runs", "objects", "gaps"]),
+            st.sampled_from(COLUMNS),
+            st.integers(0, 4_000_000),
+        ),
+        max_size=3,
+    ),
+)
+def test_no_claim_takes_more_than_the_allowance(
+    kind: bytes, piece: bytes, count: int, tables: list[tuple[str, list[tuple[str, str]], int]]
+) -> None:
+    """Also what is decoded: estimates of JSON and tables are not below what Python takes."""
+    raw = payload(nested(piece, count), *(table(name, columns, rows) for name, columns, rows in tables))
+    data = sealed(kind, compressed(raw))
+    allowance = SMALL if kind in (COMMIT_KIND, FOOTER_KIND, INDEX_KIND) else LARGE
+    with peak_below(allowance.free_bytes + allowance.ratio * len(data) + 16 * MIB), suppress(CorruptionError):
+        ALL_DECODERS[kind](data)

@@ -1,0 +1,99 @@
+"""Bounds the memory of decoding an object by its stored size, and names the object when memory runs out.
+
+A few kilobytes can claim gigabytes: a compressed payload, a table without columns, nested JSON. Decoders charge what
+they are about to allocate. An object that needs more than its allowance is damaged, whatever its checksums say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tiered.errors import OutOfMemoryError
+
+logger = logging.getLogger(__name__)
+
+MIB = 1 << 20
+
+
+class Allowance(NamedTuple):
+    """``free_bytes`` for any object, and ``ratio`` bytes more for each stored byte."""
+
+    free_bytes: int
+    ratio: int
+
+
+SMALL = Allowance(64 * MIB, 256)
+"""Commits and footers."""
+LARGE = Allowance(256 * MIB, 1024)
+"""Pages, the broker's tables, groups: names and numbers in millions, which may compress a thousand times."""
+
+JSON_BYTE_COST_MAX = 116
+"""No JSON text costs more for each of its bytes: ``{},`` in a list."""
+_JSON_COST = np.full(256, 4, np.uint16)
+"""Memory for each byte of a JSON text, at most: the text itself, and Python's objects where they begin."""
+for _mark, _cost in {"{": 272, "[": 104, ",": 72, ":": 100}.items():
+    _JSON_COST[ord(_mark)] += _cost
+_COUNTED_AT_ONCE = 1 << 20
+
+
+@dataclass
+class Shortages:
+    """How often memory did not suffice to decode an object, since the start."""
+
+    count: int = 0
+
+
+SHORTAGES = Shortages()
+
+
+class MemoryBound:
+    """What may still be allocated to decode an object of ``stored_bytes``."""
+
+    def __init__(self, stored_bytes: int, allowance: Allowance) -> None:
+        self._left_bytes = allowance.free_bytes + allowance.ratio * stored_bytes
+        self._stored_bytes = stored_bytes
+
+    def charge(self, byte_count: int, what: str) -> None:
+        """Before ``what`` is allocated. Raises ValueError."""
+        self._left_bytes -= byte_count
+        if self._left_bytes < 0:
+            raise ValueError(
+                f"{what} takes {byte_count} bytes of memory, more than {self._stored_bytes} stored bytes may"
+            )
+
+    def charge_json(self, text: bytes | memoryview, what: str) -> None:
+        """Before ``text`` is parsed. Raises ValueError."""
+        if len(text) * JSON_BYTE_COST_MAX <= self._left_bytes:
+            return
+        self.charge(json_cost_bytes(text), what)
+
+
+def json_cost_bytes(text: bytes | memoryview) -> int:
+    """Memory that parsing ``text`` takes at most, roughly."""
+    found = np.frombuffer(text, np.uint8)
+    pieces = range(0, len(found), _COUNTED_AT_ONCE)
+    return sum(int(_JSON_COST[found[at : at + _COUNTED_AT_ONCE]].sum(dtype=np.int64)) for at in pieces)
+
+
+@contextmanager
+def memory_contained(source: str) -> Iterator[None]:
+    """Turns a MemoryError of the ``with`` block into an OutOfMemoryError that names ``source``, and counts it."""
+    try:
+        yield
+    except MemoryError:
+        raise out_of_memory(source) from None
+
+
+def out_of_memory(source: str) -> OutOfMemoryError:
+    """The error for an object that memory does not suffice to decode; counted and logged."""
+    SHORTAGES.count += 1
+    logger.warning("not enough memory to decode %s", source)
+    return OutOfMemoryError(
+        f"{source}: not enough memory to decode it", hint="reduce the memory settings or add memory"
+    )
