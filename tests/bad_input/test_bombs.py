@@ -208,7 +208,7 @@ COLUMNS = [[("rows", "u1")], [("topic", "<u4"), ("queue_id", "<i4"), ("generatio
 
 
 @pytest.mark.integration
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(sorted(ALL_DECODERS)),
     st.sampled_from(PIECES),
