@@ -81,7 +81,7 @@ class ArchiveService(Service):
         )
         RouteHandlers(routes).register(table)
         register_client_handlers(table, self.clients)
-        register_lock_handlers(table, self._locks)
+        register_lock_handlers(table, self._locks, lambda: self.offsets.holds_lease)
         OffsetHandlers(archive, routes, self.clients, self.offsets).register(table)
         PullService(archive, routes, self.clients, self.offsets, limits).register(table)
         LookupHandlers(archive, routes).register(table)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
+from collections.abc import Callable
 
 from server.groups.group_state import GroupLog, Offsets, is_generation_of
 from server.wire.request import BadRequestError
@@ -29,11 +32,18 @@ class GroupOffsets:
     """Offsets of all groups. While another server owns them, commits are refused."""
 
     def __init__(
-        self, log: GroupLog, *, lease_ms: int, take_over: bool = False, bytes_max: int = BYTES_MAX
+        self,
+        log: GroupLog,
+        *,
+        lease_ms: int,
+        take_over: bool = False,
+        bytes_max: int = BYTES_MAX,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """``bytes_max``: of all offsets in memory. Above it new groups and queues are refused; clients choose names
-        freely."""
-        self._log = log
+        freely. ``now_s``: a monotonic clock."""
+        self._log, self._now_s = log, now_s
+        self._renewed_s = -math.inf
         self._bytes_max = bytes_max
         self._held_bytes = 0
         self._lease_ms = lease_ms
@@ -45,8 +55,15 @@ class GroupOffsets:
         """A snapshot being written; shielded from cancellation."""
         self.is_owner = False
 
+    @property
+    def holds_lease(self) -> bool:
+        """Whether no other server can own the groups: this one does, and renewed its lease within the lease time. While
+        the store does not answer, an owner does not notice that it was replaced."""
+        return self.is_owner and self._now_s() - self._renewed_s < self._lease_ms / 1000
+
     async def claim(self) -> bool:
         """Try to own the groups; returns whether this server owns them. Raises what the store raises."""
+        began_s = self._now_s()
         try:
             await asyncio.to_thread(self._log.claim, self._lease_ms, take_over=self._take_over)
         except FencedError as error:
@@ -54,7 +71,7 @@ class GroupOffsets:
         except AccessDeniedError as error:
             logger.warning("group offsets cannot be written: %s", error)
         else:
-            self.is_owner, self._take_over = True, False
+            self.is_owner, self._take_over, self._renewed_s = True, False, began_s
         self._offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
         self._held_bytes = sum(
             _key_bytes(*key) + QUEUE_BYTES * len(queues) for key, queues in self._offsets.items()
@@ -184,9 +201,11 @@ class GroupOffsets:
             waiters.set_result(None)
 
     async def _written(self, offsets: Offsets, *, released: bool) -> None:
+        began_s = self._now_s()
         write = asyncio.to_thread(self._log.write, offsets, released=released)
         self._writing = asyncio.create_task(write)
         await asyncio.shield(self._writing)
+        self._renewed_s = began_s
 
     async def close(self) -> None:
         """Finish the write in progress, write pending offsets and release the groups. If the store does not answer for

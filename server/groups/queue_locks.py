@@ -1,7 +1,8 @@
 """Queue locks of orderly consumers: one client of a group per queue.
 
 A lock lasts 60 seconds from its last renewal and does not survive a restart, as at a broker; clients renew it every 20
-seconds. Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
+seconds. Only the owner of the groups grants locks, because servers of one archive do not share them.
+Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from server.wire.codes import RequestCode
+from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import (
     NAME_CHARS_MAX,
     BadRequestError,
@@ -103,11 +104,14 @@ def _bytes_of(group: str, client_id: str, queue: MessageQueue) -> int:
     return LOCK_BYTES + sum(map(sys.getsizeof, (group, client_id, queue.broker, queue.topic)))
 
 
-def register_lock_handlers(table: HandlerTable, locks: LockTable) -> None:
-    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
+def register_lock_handlers(table: HandlerTable, locks: LockTable, owns_groups: Callable[[], bool]) -> None:
+    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. ``owns_groups``: whether this server certainly owns the consumer groups."""
 
     @table.register(RequestCode.LOCK_BATCH_MQ)
     async def lock(request: Request) -> Response:
+        if not owns_groups():
+            remark = "this server does not own the consumer groups of this archive"
+            return Response(ResponseCode.NO_PERMISSION, remark=remark)
         group, client_id, queues = _wanted(request)
         held = locks.lock(group, client_id, queues)
         return json_response({"lockOKMQSet": [queue.document() for queue in held]})

@@ -146,7 +146,7 @@ def test_one_client_of_a_group_holds_a_queue() -> None:
 
 def test_locks_as_requested_on_the_wire() -> None:
     table = HandlerTable()
-    register_lock_handlers(table, LockTable(Clock()))
+    register_lock_handlers(table, LockTable(Clock()), lambda: True)
     queue = {"brokerName": "b", "queueId": 0, "topic": "t"}
     body = {"consumerGroup": "g", "clientId": "a", "mqSet": [queue], "onlyThisBroker": False}
     held = answer(table, request(RequestCode.LOCK_BATCH_MQ, body=body))

@@ -1,0 +1,87 @@
+"""Queue locks of two servers of one archive: only the owner of the groups grants them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from server.archive_mode.archive_service import ArchiveService
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import GroupLog
+from server.retries.retry_log import RetryLog
+from server.retries.retry_queue import RetryLimits, RetryQueues
+from server.wire.codes import RequestCode, ResponseCode
+from server.wire.request import Response
+from tests.server.group_clock import Clock
+from tests.server.serving_peer import request
+from tests.server.small_archive import Archive
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import ServeSettings
+
+QUEUE = {"brokerName": "b", "queueId": 0, "topic": "t"}
+
+
+class Server:
+    """A server of the archive in ``store``. ``now_s``: its monotonic clock."""
+
+    def __init__(self, store: MemoryStore, name: str, *, take_over: bool = False) -> None:
+        archive: Any = Archive()
+        self.now_s = 0.0
+        self.offsets = GroupOffsets(
+            GroupLog(store, name, Clock()), lease_ms=60_000, take_over=take_over, now_s=lambda: self.now_s
+        )
+        retries = RetryQueues(RetryLog(store, name), self.offsets, RetryLimits(), lambda: 1)
+        self.service = ArchiveService(archive, self.offsets, retries, ServeSettings(bind="127.0.0.1:0"))
+
+    async def __aenter__(self) -> Server:
+        await self.service.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.service.close(0.0)
+
+    async def ask(self, code: int, client: str) -> Response:
+        handler = self.service._table.find(code)
+        assert handler is not None
+        body = {"consumerGroup": "g", "clientId": client, "mqSet": [QUEUE]}
+        answer = await handler(request(code, None, body))
+        assert answer is not None
+        return answer
+
+    async def lock(self, client: str) -> list[Any] | int:
+        """The locked queues, or the code of a refusal."""
+        answer = await self.ask(RequestCode.LOCK_BATCH_MQ, client)
+        return answer.code or json.loads(answer.body[0])["lockOKMQSet"]
+
+
+def test_a_fenced_server_grants_no_lock_and_releases_those_it_granted() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        async with Server(store, "one") as one:
+            assert await one.lock("a") == [QUEUE]
+            async with Server(store, "two", take_over=True) as two:
+                assert await two.lock("b") == [QUEUE]
+                await one.offsets._flush()  # as every third of a lease
+                assert not one.offsets.is_owner
+                for client in ("a", "c"):
+                    assert await one.lock(client) == ResponseCode.NO_PERMISSION
+                assert (await one.ask(RequestCode.UNLOCK_BATCH_MQ, "a")).code == 0
+
+    asyncio.run(scene())
+
+
+def test_a_server_that_cannot_renew_its_lease_grants_no_lock() -> None:
+    """Another one may have claimed the groups, unnoticed."""
+
+    async def scene() -> None:
+        async with Server(MemoryStore(), "one") as one:
+            one.now_s += 59
+            assert await one.lock("a") == [QUEUE]
+            one.now_s += 2
+            assert one.offsets.is_owner
+            assert await one.lock("a") == ResponseCode.NO_PERMISSION
+            await one.offsets._flush()
+            assert await one.lock("a") == [QUEUE]
+
+    asyncio.run(scene())
