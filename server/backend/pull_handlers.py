@@ -100,7 +100,7 @@ class PullService:
         if flags & SUBSCRIPTION:
             expression: str | None = get("subscription", ANY_TAG)
         else:
-            known = self._clients.subscription(group, topic)
+            known = self._clients.subscription(group, topic, request.peer.id)
             is_known = known is not None and known.version >= version and known.expression_type == TAG
             expression = known.expression if known is not None and is_known else None
         config = self._routes.find(topic)
@@ -228,10 +228,10 @@ class _TooLongError(Exception):
 
 
 class Subscriptions(Protocol):
-    """Subscriptions of groups, from their heartbeats: ClientTable."""
+    """Subscriptions of connections, from their heartbeats: ClientTable."""
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
-        """The subscription of ``group`` to ``topic`` in its last heartbeat."""
+    def subscription(self, group: str, topic: str, connection_id: int) -> Subscription | None:
+        """The subscription to ``topic`` that this connection sent for ``group``."""
         ...
 
 
@@ -243,7 +243,7 @@ def pull_request_of(request: Request, subscriptions: Subscriptions, limits: Pull
         # An empty expression of another type is an error, not every message.
         expression: str | None = request.text("subscription", ANY_TAG if expression_type == TAG else "")
     else:
-        known = subscriptions.subscription(group, topic)
+        known = subscriptions.subscription(group, topic, request.peer.id)
         expression = None
         if known is not None and known.version >= request.number("subVersion", 0):
             expression, expression_type = known.expression, known.expression_type

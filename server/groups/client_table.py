@@ -3,15 +3,18 @@
 A member belongs to the connection of its last heartbeat. It leaves when that connection closes, when it unregisters, or
 after two minutes without a heartbeat. All members are notified of a change, so that they rebalance.
 
+Subscriptions count for pulls of the connection that sent them, whatever other members subscribe to. A client is a member
+only once its account is accepted for the group and a topic of it; only accepted topics are listed.
+
 Sources: org.apache.rocketmq.broker.client.ConsumerManager, ClientManageProcessor.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.groups.change_notices import ChangeNotices
 from server.wire.codes import RequestCode, ResponseCode
@@ -29,6 +32,8 @@ EXPIRY_S = 120.0
 BYTES_MAX = 64 * 1024 * 1024
 ENTRY_BYTES, CHAR_BYTES = 400, 4
 """Memory estimate of a table entry with its objects, and of a character."""
+UNACCEPTED_PART = 4
+"""The part of the memory, one fourth, that clients may use before they are accepted."""
 TAG, SQL92 = "TAG", "SQL92"
 CONSUME_TYPES = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"
 MESSAGE_MODELS = "BROADCASTING", "CLUSTERING"
@@ -66,13 +71,14 @@ class Subscription:
 
 @dataclass
 class Member:
-    """One client of a group."""
+    """One client of a group. ``subscriptions``: of accepted topics."""
 
     client_id: str
     peer: Peer
     language: str
     version: int
     seen_s: float
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +95,6 @@ class Group:
     message_model: str = "CLUSTERING"
     consume_from: str = "CONSUME_FROM_LAST_OFFSET"
     members: dict[str, Member] = field(default_factory=dict)
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
     member_counts: Counter[int] = field(default_factory=Counter)
     """Members by connection."""
 
@@ -109,9 +114,31 @@ class Group:
         return member
 
     @property
+    def subscriptions(self) -> dict[str, Subscription]:
+        """The newest of all members by topic, for display."""
+        found: dict[str, Subscription] = {}
+        for member in self.members.values():
+            for topic, subscription in member.subscriptions.items():
+                if topic not in found or found[topic].version < subscription.version:
+                    found[topic] = subscription
+        return found
+
+    @property
     def nbytes(self) -> int:
         """Memory estimate, without members and subscriptions."""
         return 3 * ENTRY_BYTES + CHAR_BYTES * len(self.name)
+
+
+class _Sent(NamedTuple):
+    """The subscriptions that one connection sent for a group."""
+
+    subscriptions: dict[str, Subscription]
+    nbytes: int
+    is_accepted: bool
+
+
+Accepts = Callable[[str, str], bool]
+"""Whether a client's account is accepted for (group, topic)."""
 
 
 class ClientTable:
@@ -122,6 +149,9 @@ class ClientTable:
         self._now_s = now_s
         self._bytes_max = bytes_max
         self._groups: dict[str, Group] = {}
+        self._sent: dict[int, dict[str, _Sent]] = {}
+        """By connection id and group."""
+        self._unaccepted_bytes = 0
         self.held_bytes = 0
         """Memory estimate."""
         self._notify = ChangeNotices(self._peers).note
@@ -139,20 +169,20 @@ class ClientTable:
         found = self._groups.get(group)
         return found is not None and peer.id in found.member_counts
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
-        """The group's filter of ``topic``, from its members' last heartbeats."""
-        found = self._groups.get(group)
-        return found.subscriptions.get(topic) if found is not None else None
+    def subscription(self, group: str, topic: str, connection_id: int) -> Subscription | None:
+        """The filter of ``topic`` that this connection sent for the group."""
+        sent = self._sent.get(connection_id, _NOTHING).get(group)
+        return None if sent is None else sent.subscriptions.get(topic)
 
-    def heartbeat(self, request: Request) -> bool:
-        """Apply a heartbeat; returns whether members or subscriptions of a group changed. Raises BadRequestError if it
-        does not parse or exceeds ``bytes_max``."""
+    def heartbeat(self, request: Request, accepts: Accepts | None = None) -> bool:
+        """Apply a heartbeat; returns whether members or subscriptions of a group changed. ``accepts`` None: the whole
+        heartbeat is accepted. Raises BadRequestError if it does not parse or exceeds ``bytes_max``."""
         try:
-            return self._heartbeat(request)
+            return self._heartbeat(request, accepts)
         except (AttributeError, TypeError, ValueError) as error:
             raise BadRequestError(f"body is not a heartbeat: {error}") from error
 
-    def _heartbeat(self, request: Request) -> bool:
+    def _heartbeat(self, request: Request, accepts: Accepts | None) -> bool:
         document = request.document()
         client_id = _name(document.get("clientID", ""), "clientID")
         without_subscriptions = bool(document.get("withoutSub", False))
@@ -161,44 +191,59 @@ class ClientTable:
             name = _name(data.get("groupName", ""), "groupName")
             if not name:
                 continue
-            member = Member(
-                client_id, request.peer, request.command.language[:16], request.command.version, self._now_s()
-            )
-            group = self._groups.get(name) or Group(name)
-            subscriptions = group.subscriptions
+            before = self._sent.get(request.peer.id, _NOTHING).get(name)
+            known = {} if before is None else before.subscriptions
+            subscriptions = known
             if not without_subscriptions:
-                subscriptions = _merged(subscriptions, data.get("subscriptionDataSet") or [])
+                subscriptions = _merged(known, data.get("subscriptionDataSet") or [])
+            member = Member(
+                client_id, request.peer, request.command.language[:16], request.command.version, self._now_s(),
+                {topic: one for topic, one in subscriptions.items() if accepts is None or accepts(name, topic)},
+            )  # fmt: skip
+            group = self._groups.get(name) or Group(name)
             consume_type = _named(data, "consumeType", group.consume_type, CONSUME_TYPES)
             message_model = _named(data, "messageModel", group.message_model, MESSAGE_MODELS)
             consume_from = _named(data, "consumeFromWhere", group.consume_from, CONSUME_FROM)
-            self._reserve(group, member, subscriptions)
+            is_accepted = accepts is None or bool(member.subscriptions)
+            nbytes = ENTRY_BYTES + CHAR_BYTES * len(name) + _bytes_of(subscriptions)
+            sent = _Sent(subscriptions, nbytes, is_accepted)
+            self._reserve(group, member, before, sent)
+            self._sent.setdefault(request.peer.id, {})[name] = sent
+            changed |= subscriptions is not known
+            if not is_accepted:
+                continue
             group.consume_type, group.message_model, group.consume_from = (
                 consume_type,
                 message_model,
                 consume_from,
             )
             is_new = client_id not in group.members
+            changed |= is_new
             group.add(member)
-            changed |= is_new or subscriptions != group.subscriptions
-            group.subscriptions = subscriptions
             self._groups[name] = group
             if is_new:
                 self._notify(group.name)
         return changed
 
-    def _reserve(self, group: Group, member: Member, subscriptions: dict[str, Subscription]) -> None:
+    def _reserve(self, group: Group, member: Member, before: _Sent | None, sent: _Sent) -> None:
         """Count new memory. Raises BadRequestError above the limit."""
-        known = group.members.get(member.client_id)
-        more_bytes = member.nbytes - (0 if known is None else known.nbytes)
-        if group.name not in self._groups:
-            more_bytes += group.nbytes
-        if subscriptions is not group.subscriptions:
-            more_bytes += _bytes_of(subscriptions) - _bytes_of(group.subscriptions)
-        if more_bytes > 0 and self.held_bytes + more_bytes > self._bytes_max:
+        more_bytes = sent.nbytes - (0 if before is None else before.nbytes)
+        unaccepted_bytes = self._unaccepted_bytes
+        if before is not None and not before.is_accepted:
+            unaccepted_bytes -= before.nbytes
+        if sent.is_accepted:
+            known = group.members.get(member.client_id)
+            more_bytes += member.nbytes - (0 if known is None else known.nbytes)
+            more_bytes += 0 if group.name in self._groups else group.nbytes
+        else:
+            unaccepted_bytes += sent.nbytes
+        is_over = more_bytes > 0 and self.held_bytes + more_bytes > self._bytes_max
+        if is_over or unaccepted_bytes > max(self._unaccepted_bytes, self._bytes_max // UNACCEPTED_PART):
             raise BadRequestError(
                 f"names in heartbeats take {self.held_bytes} bytes, limit {self._bytes_max} (serve.memory_bytes)"
             )
         self.held_bytes += more_bytes
+        self._unaccepted_bytes = unaccepted_bytes
 
     def leave(self, client_id: str, group_name: str, peer: Peer) -> None:
         """A client leaves a group. A member with the same id on another connection stays."""
@@ -207,10 +252,14 @@ class ClientTable:
         if group is not None and member is not None and member.peer is peer:
             self._forget(group, client_id)
             self._left(group)
+        elif not self.has_member(group_name, peer):
+            self._unsubscribe(peer.id, group_name)
 
     def closed(self, peer: Peer) -> None:
         """A connection closed: its members leave."""
         self._drop(lambda member: member.peer is peer)
+        for group_name in list(self._sent.get(peer.id, ())):
+            self._unsubscribe(peer.id, group_name)
 
     def expire(self) -> None:
         """Remove members without a heartbeat for EXPIRY_S."""
@@ -226,14 +275,27 @@ class ClientTable:
                 self._left(group)
 
     def _forget(self, group: Group, client_id: str) -> None:
-        self.held_bytes -= group.remove(client_id).nbytes
+        member = group.remove(client_id)
+        self.held_bytes -= member.nbytes
+        if member.peer.id not in group.member_counts:
+            self._unsubscribe(member.peer.id, group.name)
+
+    def _unsubscribe(self, connection_id: int, group_name: str) -> None:
+        groups = self._sent.get(connection_id)
+        sent = None if groups is None else groups.pop(group_name, None)
+        if groups is None or sent is None:
+            return
+        if not groups:
+            del self._sent[connection_id]
+        self.held_bytes -= sent.nbytes
+        self._unaccepted_bytes -= 0 if sent.is_accepted else sent.nbytes
 
     def _left(self, group: Group) -> None:
         if group.members:
             self._notify(group.name)
         else:
             del self._groups[group.name]
-            self.held_bytes -= group.nbytes + _bytes_of(group.subscriptions)
+            self.held_bytes -= group.nbytes
 
     def _peers(self, group_name: str) -> list[Peer]:
         """Each once: a client may be several members."""
@@ -243,6 +305,9 @@ class ClientTable:
             if group is None
             else list({member.peer.id: member.peer for member in group.members.values()}.values())
         )
+
+
+_NOTHING: Mapping[str, _Sent] = {}
 
 
 def _name(value: Any, field_name: str) -> str:

@@ -77,7 +77,7 @@ class PullSources:
         self, context: PullContext, request: Request, upstream: Upstream, pull: PullRequest | None
     ) -> None:
         self._context, self._upstream, self._pull = context, upstream, pull
-        self._command = request.command
+        self._command, self._connection_id = request.command, request.peer.id
         self._flags = request.number("sysFlag", 0)
         self._topic, self._queue_id = request.text("topic"), request.number("queueId")
         self._offset = request.number("queueOffset")
@@ -187,7 +187,8 @@ class PullSources:
             return False
         if self._flags & SUBSCRIPTION:
             return True
-        return self._context.subscriptions.subscription(pull.group, pull.topic) is not None
+        known = self._context.subscriptions.subscription(pull.group, pull.topic, self._connection_id)
+        return known is not None
 
 
 _PASSED = frozenset({PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE})

@@ -89,7 +89,9 @@ def test_an_older_subscription_does_not_replace_a_newer_one(clients: Any) -> Non
     peer = RecordingPeer()
     answer(table, heartbeat("a", "g", peer=peer, expression="TagB", version=5))
     answer(table, heartbeat("b", "g", peer=RecordingPeer(2), expression="TagA", version=3))
-    assert found.subscription("g", "t").expression == "TagB"
+    assert found.subscription("g", "t", peer.id).expression == "TagB"
+    answer(table, heartbeat("a", "g", peer=peer, expression="TagC", version=4))
+    assert found.subscription("g", "t", peer.id).expression == "TagB"
     connections = answer(table, request(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g"))
     document = json.loads(connections.body[0])
     assert document["subscriptionTable"]["t"]["tagsSet"] == ["TagB"]

@@ -121,7 +121,7 @@ class Known:
 
     known: Subscription
 
-    def subscription(self, group: str, topic: str) -> Subscription:
+    def subscription(self, group: str, topic: str, connection_id: int) -> Subscription:
         return self.known
 
 

@@ -42,7 +42,7 @@ class Subscriptions:
 
     known: Subscription | None = field(default_factory=lambda: Subscription("t", "*"))
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
+    def subscription(self, group: str, topic: str, connection_id: int) -> Subscription | None:
         """See pull.Subscriptions."""
         return self.known
 

@@ -365,8 +365,9 @@ def test_heartbeats_of_consumers_are_noted_those_of_producers_relayed() -> None:
             answer = await consumer.ask(34, heartbeat(consumers=True))
             assert (answer.code, answer.version) == (0, BROKER_VERSION)
             assert 34 not in made.broker.codes()
-            found = made.service.clients.subscription("g", "T")
-            assert found is not None and (found.expression, found.expression_type) == ("a>1", "SQL92")
+            (group,) = made.service.clients.groups()
+            found = group.subscriptions["T"]
+            assert (found.expression, found.expression_type) == ("a>1", "SQL92")
             assert [(group.name, group.members) for group in made.service.status().groups] == [("g", 1)]
             assert (await producer.ask(34, heartbeat(consumers=False))).code == 0
             assert made.broker.codes().count(34) == 1

@@ -1,0 +1,86 @@
+"""Heartbeats of one client against the pulls of another one of the same group."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from server.backend.pull_handlers import SUSPEND, PullService
+from server.backend.route_handlers import RouteTable
+from server.groups.client_table import ClientTable
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import GroupLog
+from server.wire.codes import RequestCode
+from server.wire.request import BadRequestError, Request
+from tests.server.serving_peer import RecordingPeer, request
+from tests.server.small_archive import Archive
+from tiered.object_store.memory import MemoryStore
+
+VICTIM, ATTACKER = RecordingPeer(1), RecordingPeer(2)
+
+
+def heartbeat(client: str, peer: RecordingPeer, expression: str, version: int, kind: str = "TAG") -> Request:
+    data = {"topic": "t", "subString": expression, "expressionType": kind, "subVersion": version}
+    group = {"groupName": "g", "subscriptionDataSet": [data]}
+    return request(RequestCode.HEART_BEAT, peer, {"clientID": client, "consumerDataSet": [group]})
+
+
+class Recording(Archive):
+    """Records the filter of each pull."""
+
+    def __init__(self) -> None:
+        self.pulls: list[PullRequest] = []
+
+    async def pull(self, wish: PullRequest) -> PullResult:
+        self.pulls.append(wish)
+        return PullResult(PullStatus.NO_MATCHED_MESSAGE, 1, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["TAG", "SQL92"])
+def test_a_pull_has_the_filter_of_its_own_connection_only(kind: str) -> None:
+    async def scene() -> None:
+        archive: Any = Recording()
+        clients = ClientTable(lambda: 0.0)
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        service = PullService(archive, RouteTable(archive, "h:1"), clients, offsets)
+        pull = request(RequestCode.PULL_MESSAGE, VICTIM, topic="t", consumerGroup="g", queueId=0, queueOffset=0,
+                       sysFlag=SUSPEND, suspendTimeoutMillis=0, subVersion=5, expressionType=kind)  # fmt: skip
+        clients.heartbeat(heartbeat("victim", VICTIM, "a", 5, kind))
+        for client in ("other", "victim"):
+            clients.heartbeat(heartbeat(client, ATTACKER, "none", 1 << 40, kind))
+        await service.pull(pull)
+        assert [(one.expression, one.expression_type) for one in archive.pulls] == [("a", kind)]
+        clients.closed(ATTACKER)
+        await service.pull(pull)
+        assert archive.pulls[1].expression == "a"
+
+    asyncio.run(scene())
+
+
+def test_a_client_is_a_member_once_it_is_accepted_for_group_and_topic() -> None:
+    clients = ClientTable(lambda: 0.0)
+    clients.heartbeat(heartbeat("victim", VICTIM, "a", 5))
+    pushed = len(VICTIM.pushed)
+    assert clients.heartbeat(heartbeat("other", ATTACKER, "b", 9), lambda group, topic: False)
+    group = clients.group("g")
+    assert group is not None
+    assert set(group.members) == {"victim"} and group.subscriptions["t"].expression == "a"
+    assert len(VICTIM.pushed) == pushed, "no client rebalances because of it"
+    assert clients.subscription("g", "t", ATTACKER.id) is not None, "for its own pulls, judged one by one"
+    clients.heartbeat(heartbeat("other", ATTACKER, "b", 9), lambda group, topic: (group, topic) == ("g", "t"))
+    assert set(group.members) == {"victim", "other"}
+    clients.closed(ATTACKER)
+    clients.closed(VICTIM)
+    assert clients.held_bytes == 0
+
+
+def test_clients_that_are_not_accepted_leave_memory_for_the_others() -> None:
+    clients = ClientTable(lambda: 0.0, bytes_max=1 << 16)
+    with pytest.raises(BadRequestError, match="memory_bytes"):
+        for number in range(1000):
+            clients.heartbeat(heartbeat("c", RecordingPeer(100 + number), "*", 1), lambda group, topic: False)
+    assert clients.held_bytes <= 1 << 14
+    assert clients.heartbeat(heartbeat("victim", VICTIM, "a", 5))
