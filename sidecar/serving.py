@@ -24,6 +24,7 @@ from server.backend.served_archive import ServedArchive
 from server.groups.client_table import ClientTable
 from server.listen.options import parse_address
 from server.listen.own_address import check_advertised, is_loopback
+from server.proxy.accepted_accounts import AcceptedAccounts
 from server.proxy.broker_view import BrokerViews
 from server.proxy.group_resets import GroupResets
 from server.proxy.merged_lookups import MergedLookups
@@ -65,7 +66,8 @@ DISABLE, FORCE = "DISABLE", "FORCE"
 def proxy_config(settings: Settings, conf: BrokerConf | None, broker: str) -> ProxyConfig:
     """Addresses of proxy mode. Raises UsageError for a missing or impossible one."""
     address, name_servers = _upstream_addresses(settings, conf, "serve")
-    return ProxyConfig(broker, address, name_servers, settings.serve.advertise, tls_of(settings))
+    advertise, checks = settings.serve.advertise, checks_clients(conf)
+    return ProxyConfig(broker, address, name_servers, advertise, tls_of(settings), checks)
 
 
 def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> SlaveConfig:
@@ -140,6 +142,7 @@ def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames)
             replace(settings.serve, bind=settings.slave.bind),
             broker_conf=conf.properties if conf is not None else None,
             credentials=credentials_of(settings),
+            checks_clients=checks_clients(conf),
         )
         services.append(SlaveService(options))
     if services and settings.broker.tls and not settings.serve.tls_certificate:
@@ -183,39 +186,41 @@ def checks_clients(conf: BrokerConf | None) -> bool:
 class MergedHandlers:
     """Handlers over archive and broker; those of slave mode with ``redirect``. Belongs to one event loop."""
 
-    def __init__(self, archive: ServedArchive, access: ArchiveAccess, settings: Settings, clients: ClientTable,
-                 store: BrokerStore, *, checks_clients: bool, redirect: RedirectContext | None) -> None:  # fmt: skip
+    def __init__(
+        self, archive: ServedArchive, access: ArchiveAccess, settings: Settings, clients: ClientTable,
+        store: BrokerStore, *, accepted: AcceptedAccounts | None, redirect: RedirectContext | None,
+    ) -> None:  # fmt: skip
         read, serve = settings.read, settings.serve
         self._archive, self._access, self._store = archive, access, store
         self._is_slave = redirect is not None
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
         self.line = line = ReadRouter(access.catalog, self._policies(read), self._topics(settings))
         views = BrokerViews(BrokerFiles(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
-        context = PullContext(archive, views, clients, checks_clients)
+        context = PullContext(archive, views, clients, accepted)
         limits = PullLimits(count_max=serve.pull_messages_max, bytes_max=serve.pull_bytes_max)
         offsets = MergedOffsets(line, archive, views)
         pulls = ProxyPulls(line, context, limits).handlers()
         if redirect is not None:
             pulls = SlavePulls(pulls, line, views, redirect).handlers()
-        self.handlers: ProxyHandlers = {
+        handlers: ProxyHandlers = {
             **pulls,
             **offsets.handlers(),
-            **GroupResets(line, offsets, clients, checks_clients=checks_clients).handlers(),
-            **MergedLookups(line, archive, checks_clients=checks_clients).handlers(),
+            **GroupResets(line, offsets, clients, checks_clients=accepted is not None).handlers(),
+            **MergedLookups(line, archive, accepted=accepted).handlers(),
         }
+        self.handlers = handlers if accepted is None else accepted.judged(handlers)
         self._watching = asyncio.create_task(archive.watch(REFRESH_S))
 
     @classmethod
     async def opened(
         cls, access: ArchiveAccess, clients: ClientTable, settings: Settings, conf: BrokerConf | None,
-        redirect: RedirectContext | None = None,
+        accepted: AcceptedAccounts | None, redirect: RedirectContext | None = None,
     ) -> MergedHandlers:  # fmt: skip
         """Over the archive and the broker's files. Raises what opening the store and reading the archive raise."""
         archive = ServedArchive(access)
         await archive.load()
         store = await asyncio.to_thread(open_store_of, settings, conf)
-        checks = checks_clients(conf)
-        return cls(archive, access, settings, clients, store, checks_clients=checks, redirect=redirect)
+        return cls(archive, access, settings, clients, store, accepted=accepted, redirect=redirect)
 
     def committed(self) -> None:
         """The catalog has a new version: wake waiting pulls."""
@@ -246,7 +251,8 @@ def handlers_with(conf: BrokerConf | None) -> OpenHandlers:
 
     async def opened(access: ArchiveAccess, service: RelayService[Any], settings: Settings) -> MergedHandlers:
         redirect = service.redirect if isinstance(service, SlaveService) else None
-        return await MergedHandlers.opened(access, service.clients, settings, conf, redirect)
+        accepted = service.accepted
+        return await MergedHandlers.opened(access, service.clients, settings, conf, accepted, redirect)
 
     return opened
 

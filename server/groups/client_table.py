@@ -3,8 +3,8 @@
 A member belongs to the connection of its last heartbeat. It leaves when that connection closes, when it unregisters, or
 after two minutes without a heartbeat. All members are notified of a change, so that they rebalance.
 
-Subscriptions count for pulls of the connection that sent them, whatever other members subscribe to. A client is a member
-only once its account is accepted for the group and a topic of it; only accepted topics are listed.
+A subscription counts for pulls of the connection that sent it, whatever other members subscribe to. A client becomes a
+member once its account is accepted for the group and one of its topics; only accepted topics are listed.
 
 Sources: org.apache.rocketmq.broker.client.ConsumerManager, ClientManageProcessor.
 """

@@ -17,6 +17,7 @@ from fetcher.policy.read_router import ReadRouter
 from fetcher.queries.found import count_within
 from server.backend.backend import Backend
 from server.backend.lookup_handlers import key_count, records_by_key
+from server.proxy.accepted_accounts import AcceptedAccounts, is_refusal
 from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Buffer, Request, Response
@@ -38,10 +39,12 @@ RECORD_BYTES_MIN: Final = 91
 class MergedLookups:
     """Handlers. Belongs to one event loop."""
 
-    def __init__(self, line: ReadRouter, archive: Backend, *, checks_clients: bool = False) -> None:
-        """``checks_clients``: the broker has access control, so nothing is returned while it is unavailable."""
+    def __init__(
+        self, line: ReadRouter, archive: Backend, *, accepted: AcceptedAccounts | None = None
+    ) -> None:
+        """``accepted``: the broker has access control, so nothing is returned while it is unavailable."""
         self._line, self._archive = line, archive
-        self._checks_clients = checks_clients
+        self._accepted = accepted
 
     def handlers(self) -> ProxyHandlers:
         return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.by_key}
@@ -49,18 +52,33 @@ class MergedLookups:
     async def view(self, request: Request, upstream: Upstream) -> Response:
         """VIEW_MESSAGE_BY_ID: from the broker, else from the archive."""
         answer, away = await _call(request.command, upstream)
-        if away is not None and self._checks_clients:
+        if away is not None and self._accepted is not None:
             raise away
-        is_final = answer is not None and (answer.code == ResponseCode.SUCCESS or _is_refusal(answer))
-        if answer is not None and is_final:
+        if answer is not None and answer.code == ResponseCode.SUCCESS:
+            return await self._refusal(request, upstream, answer.body) or relayed(answer)
+        if answer is not None and is_refusal(answer):
             return relayed(answer)
         record = await self._archived_at(request)
         if record is not None:
-            return Response(body=(record,))
+            return await self._refusal(request, upstream, bytes(record)) or Response(body=(record,))
         if answer is None:
             assert away is not None
             raise away
         return relayed(answer)
+
+    async def _refusal(self, request: Request, upstream: Upstream, record: bytes) -> Response | None:
+        """The reply to an account that the broker has not accepted for the message's own topic. Brokers judge the topic
+        that the request names, or none."""
+        if self._accepted is None or not record:
+            return None
+        topic, command = decode_record(record).topic, request.command
+        if topic == request.text("topic", ""):
+            refusal = await self._accepted.refusal(command, upstream)
+            return None if refusal is None else relayed(refusal)
+        if self._accepted.accepts(command.ext_fields, upstream, "", topic):
+            return None
+        remark = "the message is of another topic than the request names"
+        return Response(ResponseCode.NO_PERMISSION, remark=remark)
 
     async def _archived_at(self, request: Request) -> Buffer | None:
         """From the archive, unless the message's own topic has DISABLE: a client may name another topic, 4.9 names
@@ -78,7 +96,7 @@ class MergedLookups:
         (answer, away), (archived, failure) = await asyncio.gather(
             _call(request.command, upstream), self._archived(request)
         )
-        if away is not None and self._checks_clients:
+        if away is not None and self._accepted is not None:
             raise away
         if answer is not None and answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
             return relayed(answer)  # perhaps a refusal by access control
@@ -115,11 +133,6 @@ async def _call(
         return await upstream.call(command, ANSWER_S), None
     except UnavailableError as error:
         return None, error
-
-
-def _is_refusal(answer: RemotingCommand) -> bool:
-    """SYSTEM_ERROR means no such message, or a refusal by ACL 1.0."""
-    return answer.code != ResponseCode.SYSTEM_ERROR or "AclException" in (answer.remark or "")
 
 
 def records_in(body: bytes) -> Iterator[memoryview]:

@@ -47,13 +47,14 @@ MERGED_CODES = frozenset({
 @dataclass(frozen=True)
 class ProxyConfig:
     """The broker's name and address, its name servers, and the address clients dial. ``tls``: for the connections to
-    broker and name servers; None: plain."""
+    broker and name servers; None: plain. ``checks_clients``: the broker has access control."""
 
     broker: str
     broker_address: str
     name_servers: Sequence[str]
     advertise: str
     tls: ClientTls | None = None
+    checks_clients: bool = False
 
 
 @dataclass
@@ -70,7 +71,7 @@ class ProxyService(RelayService[ProxyClient]):
 
     def __init__(self, config: ProxyConfig, settings: ServeSettings, policies: ReadSettings) -> None:
         self.counters: ProxyCounters = ProxyCounters()
-        super().__init__(settings, Relay(self.counters))
+        super().__init__(settings, Relay(self.counters), checks_clients=config.checks_clients)
         self._config, self._policies = config, policies
         self._published = Published(config.broker, config.advertise)
         # A limit of its own: a hanging broker does not hold up routes.
@@ -148,7 +149,7 @@ class ProxyService(RelayService[ProxyClient]):
     async def _heartbeat(self, request: Request) -> Response | None:
         client = self._client(request)
         if request.document().get("consumerDataSet"):
-            self.clients.heartbeat(Request(request.command, client.peer))
+            self._join(request, client)
             self.counters.answered[request.code] += 1
             return Response(version=await self._relay.version(client))
         client.is_registered = True

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from server.backend.backend import Backend
 from server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, Subscriptions
+from server.proxy.accepted_accounts import AcceptedAccounts
 from server.proxy.broker_requests import SIGNATURE
 from server.proxy.broker_view import BrokerViews
 from server.proxy.offset_merge import OFFSET_RESET, BrokerReply, interpret
@@ -29,9 +29,6 @@ from tiered.remoting.command import RemotingCommand
 
 ANSWER_S: Final = 10.0
 """A broker's reply may take this much longer than the client's hold time."""
-PERMISSION_S: Final = 60.0
-PERMISSIONS_MAX: Final = 1_000
-"""Cached permissions of one connection; a client that reads more queues is checked more often."""
 RECOMMIT_S: Final = 1.0
 """A signed pull whose commit was sent may be relayed with it within this time."""
 _ONEWAY: Final = 2
@@ -49,10 +46,6 @@ class RefusedError(TieredError):
         self.reply = reply
 
 
-PermissionKey = tuple[str, str, str]
-"""Access key, group, topic. A connection that sent a valid signature once belongs to that client."""
-
-
 @dataclass
 class PullContext:
     """Shared by all pulls."""
@@ -60,12 +53,9 @@ class PullContext:
     archive: Backend
     views: BrokerViews
     subscriptions: Subscriptions
-    checks_clients: bool = False
-    """The broker has ACLs: the archive serves clients that it permitted within PERMISSION_S."""
+    accepted: AcceptedAccounts | None = None
+    """The broker has access control: the archive serves accounts that it accepted lately. None: it has none."""
     now_s: Callable[[], float] = time.monotonic
-    permissions: WeakKeyDictionary[Upstream, dict[PermissionKey, float]] = field(
-        default_factory=WeakKeyDictionary
-    )
 
 
 class PullSources:
@@ -80,6 +70,7 @@ class PullSources:
         self._command, self._connection_id = request.command, request.peer.id
         self._flags = request.number("sysFlag", 0)
         self._topic, self._queue_id = request.text("topic"), request.number("queueId")
+        self._group = request.text("consumerGroup", "")
         self._offset = request.number("queueOffset")
         self._hold_ms = request.number("suspendTimeoutMillis", 0) if self._flags & SUSPEND else 0
         self._commits = bool(self._flags & COMMIT_OFFSET) and request.number("commitOffset", -1) >= 0
@@ -131,8 +122,7 @@ class PullSources:
         reply = BrokerReply.of(command)
         if reply is None:
             return PullResult(PullStatus.REFUSED, self._offset, reply=command)
-        if self._context.checks_clients:
-            self._permit()
+        self._accept()
         self._context.views.note(self._topic, self._queue_id, reply.min_offset, reply.max_offset)
         has_all = self.is_joined and self._is_unfiltered()
         result = interpret(reply, self._offset, has_all=has_all)._replace(reply=command)
@@ -145,32 +135,31 @@ class PullSources:
 
     async def check_permission(self) -> None:
         """Raises RefusedError if the broker denies this client the pull, UnavailableError if it is unreachable."""
-        if not self._context.checks_clients or self._is_permitted():
+        accepted = self._context.accepted
+        if accepted is None or accepted.accepts(
+            self._command.ext_fields, self._upstream, self._group, self._topic
+        ):
             return
         command = await self.relay()
         if BrokerReply.of(command) is None:
             raise RefusedError(command)
-        self._permit()
+        self._accept()
 
-    def _is_permitted(self) -> bool:
-        given_s = self._context.permissions.get(self._upstream, {}).get(self._permission_key)
-        return given_s is not None and self._context.now_s() - given_s < PERMISSION_S
-
-    def _permit(self) -> None:
-        granted, now_s = self._context.permissions.setdefault(self._upstream, {}), self._context.now_s()
-        granted.pop(self._permission_key, None)
-        granted[self._permission_key] = now_s  # in the order of their grants
-        while len(granted) > PERMISSIONS_MAX or now_s - next(iter(granted.values())) >= PERMISSION_S:
-            del granted[next(iter(granted))]
-
-    @property
-    def _permission_key(self) -> PermissionKey:
-        fields = self._command.ext_fields
-        return fields.get("AccessKey", ""), fields.get("consumerGroup", ""), self._topic
+    def _accept(self) -> None:
+        if self._context.accepted is not None:
+            fields = self._command.ext_fields
+            self._context.accepted.accept(fields, self._upstream, self._group, self._topic)
 
     def _to_relay(self) -> RemotingCommand:
         if not self.may_relay:
             raise ThrottledError("the pull has waited too long to be relayed: the client sends it again")
+        if self._context.accepted is not None:
+            # LITE_PULL_MESSAGE is the same request, but not every version's access control judges it.
+            return replace(self._with_commit(), code=int(RequestCode.PULL_MESSAGE))
+        return self._with_commit()
+
+    def _with_commit(self) -> RemotingCommand:
+        """The pull, so that its offset is not committed a second time."""
         if self._committed_s is None:
             return self._command
         if SIGNATURE not in self._command.ext_fields:

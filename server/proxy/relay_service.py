@@ -9,6 +9,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from server.listen.options import server_options
 from server.listen.service import Service
+from server.proxy.accepted_accounts import AcceptedAccounts
 from server.proxy.group_reads import GroupReadStats
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.proxy_handlers import ProxyHandlers
@@ -30,13 +31,21 @@ class RelayService(Service, Generic[ClientT]):
     counters: RelayCounters
 
     def __init__(
-        self, settings: ServeSettings, relay: Relay, now_s: Callable[[], float] = time.monotonic
+        self,
+        settings: ServeSettings,
+        relay: Relay,
+        now_s: Callable[[], float] = time.monotonic,
+        *,
+        checks_clients: bool = False,
     ) -> None:
+        """``checks_clients``: the broker has access control."""
         super().__init__(settings, HandlerTable(default=self._dispatch), now_s)
         self._relay, self._inflight = relay, InflightLimit()
         self._handlers: ProxyHandlers | None = None
         self._relay_clients: dict[int, ClientT] = {}
         self._reads = GroupReadStats()
+        self.accepted = AcceptedAccounts(now_s) if checks_clients else None
+        """What the broker accepted; None: it has no access control."""
 
     @property
     def bind(self) -> str:
@@ -96,6 +105,16 @@ class RelayService(Service, Generic[ClientT]):
         response = await handler(request, client.upstream)
         self._reads.note(request, response)
         return response
+
+    def _join(self, request: Request, client: ClientT) -> None:
+        """Apply a consumer's heartbeat. Without ``serve.acl_file`` only the broker judges accounts: by pulls over the
+        same connection, as it may not get the heartbeat."""
+        sent = Request(request.command, client.peer)
+        if self.accepted is None or self._settings.acl_file:
+            self.clients.heartbeat(sent)
+        else:
+            judge, fields = self.accepted.accepts, request.command.ext_fields
+            self.clients.heartbeat(sent, lambda group, topic: judge(fields, client.upstream, group, topic))
 
     def _leave(self, request: Request, client: ClientT) -> None:
         group = request.text("consumerGroup", "")

@@ -13,7 +13,6 @@ from typing import Any
 
 from server.security import addresses
 from server.security.permissions import (
-    ADMIN_CODES,
     SUB,
     Action,
     Kind,
@@ -76,9 +75,10 @@ class PlainAcl(Rules):
         return any(addresses.matches(pattern, host) for pattern in self._trusted)
 
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
-        if request.command.code in ADMIN_CODES and not account.is_super:
-            return f"account {account.name} is not an administrator"
-        return self._missing(account, acl_1_permissions(request))
+        required = acl_1_permissions(request)
+        if required is not None:
+            return self._missing(account, required)
+        return None if account.is_super else f"account {account.name} is not an administrator"
 
     def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
         return self._missing(

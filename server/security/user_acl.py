@@ -71,7 +71,12 @@ class UserAcl(Rules):
                 target[name] = sorted(target.get(name, []) + found, key=lambda entry: entry.rank)
 
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
-        return self._missing(account, permissions_for(request), host)
+        if account.is_super:
+            return None
+        required = permissions_for(request)
+        if required is None:
+            return f"account {account.name} is no super user, as request code {request.code} requires"
+        return self._missing(account, required, host)
 
     def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
         return self._missing(account, message_permissions(topic), host)

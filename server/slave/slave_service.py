@@ -50,7 +50,8 @@ MEMBERS_COMPLETE_S = 90.0
 @dataclass(frozen=True)
 class SlaveOptions:
     """``serve``: limits, TLS and access rules, with the slave's ``bind``. ``broker_conf``: properties of the broker's
-    configuration file. ``credentials``: for requests to the master in the sidecar's own name."""
+    configuration file. ``credentials``: for requests to the master in the sidecar's own name. ``checks_clients``: the
+    master has access control."""
 
     slave: SlaveConfig
     cluster: str
@@ -58,6 +59,7 @@ class SlaveOptions:
     register_s: float = REGISTER_EVERY_S
     broker_conf: Mapping[str, str] | None = None
     credentials: Credentials | None = None
+    checks_clients: bool = False
 
 
 @dataclass
@@ -75,7 +77,8 @@ class SlaveService(RelayService[RelayClient]):
 
     def __init__(self, options: SlaveOptions, now_s: Callable[[], float] = time.monotonic) -> None:
         self.counters: SlaveCounters = SlaveCounters()
-        super().__init__(options.serve, Relay(self.counters, self._without_master), now_s)
+        relay = Relay(self.counters, self._without_master)
+        super().__init__(options.serve, relay, now_s, checks_clients=options.checks_clients)
         self._options = options
         self.master = MasterMonitor(options.slave, options.broker_conf, options.credentials)
         self._registrar = Registrar(options.slave, options.register_s, self.master)
@@ -148,7 +151,7 @@ class SlaveService(RelayService[RelayClient]):
 
     async def _heartbeat(self, request: Request) -> Response:
         self.counters.answered[request.code] += 1
-        self.clients.heartbeat(Request(request.command, self._client(request).peer))
+        self._join(request, self._client(request))
         return Response(version=self.master.version)
 
     async def _unregister(self, request: Request) -> Response:
@@ -191,9 +194,17 @@ class SlaveService(RelayService[RelayClient]):
             self.counters.commits_dropped += 1
         if code in (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.GET_CONSUMER_CONNECTION_LIST):
             handler = self._member_lists.find(code)
-            if handler is not None and self._are_members_complete():
+            if handler is not None and self._are_members_complete() and self._may_list(request):
                 return await handler(request)
         return None
+
+    def _may_list(self, request: Request) -> bool:
+        """Whether the client may see the members of a group that the master cannot judge now."""
+        if self.accepted is None or self._settings.acl_file:
+            return True
+        group, client = request.text("consumerGroup", ""), self._client(request)
+        fields = request.command.ext_fields
+        return self.accepted.accepts_group(fields, client.upstream, group)
 
     def _config_text(self) -> str:
         options = self._options

@@ -6,7 +6,7 @@ A missing or invalid field raises BadRequestError, answered with SYSTEM_ERROR an
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -173,6 +173,10 @@ class HandlerTable:
     def find(self, code: int) -> Handler | None:
         """The handler of ``code``, or the default one, or None."""
         return self._handlers.get(code, self._default)
+
+    def codes(self) -> Iterable[int]:
+        """Codes with a handler of their own."""
+        return self._handlers.keys()
 
     def is_prompt(self, code: int) -> bool:
         """Whether requests of ``code`` start eagerly."""

@@ -116,7 +116,7 @@ def test_only_the_right_key_reads(guarded: Guarded, version: str) -> None:
     assert guarded.pull(version, KEY, SECRET) == f"pulled {guarded.messages}"
     assert guarded.pull(version, KEY, "a wrong secret").startswith(("refused 16", "failed"))
     assert guarded.pull(version).startswith(("refused 16", "failed"))
-    assert guarded.pull(version, KEY, SECRET, topic="t_order") == "refused 16"
+    assert guarded.pull(version, KEY, SECRET, topic="t_order").startswith(("refused 16", "failed"))
     assert SECRET not in guarded.log.read_text()
 
 

@@ -21,7 +21,7 @@ from server.groups.client_table import ClientTable
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog
 from server.groups.queue_locks import LOCK_BYTES, LockTable, MessageQueue
-from server.proxy.pull_sources import PERMISSION_S, PERMISSIONS_MAX, PullContext, PullSources
+from server.proxy.accepted_accounts import ACCEPTED_MAX, ACCEPTED_S, AcceptedAccounts
 from server.retries.retry_log import RetryLog
 from server.retries.retry_queue import RetryLimits, RetryQueues
 from server.security.audit import Audit
@@ -211,22 +211,17 @@ def test_the_record_of_reads_keeps_no_more_than_names() -> None:
     assert audit._sums[reader].reads == 200
 
 
-def test_leave_to_pull_is_remembered_of_few_names_and_for_its_time() -> None:
+def test_acceptances_are_cached_of_few_names_and_for_their_time() -> None:
     now_s = 0.0
-    context = PullContext(cast("Any", None), cast("Any", None), ClientTable(lambda: 0.0), True, lambda: now_s)
-    upstream = cast("Any", RecordingPeer())
-
-    def leave(group: str) -> PullSources:
-        wanted = request(11, PEER, topic="t", queueId=0, queueOffset=0, consumerGroup=group)
-        return PullSources(context, wanted, upstream, None)
-
-    for number in range(PERMISSIONS_MAX + 100):
-        leave(f"g{number}")._permit()
-    assert len(context.permissions[upstream]) == PERMISSIONS_MAX
-    assert leave(f"g{PERMISSIONS_MAX + 99}")._is_permitted() and not leave("g0")._is_permitted()
-    now_s = PERMISSION_S
-    leave("another")._permit()
-    assert len(context.permissions[upstream]) == 1
+    accepted, upstream = AcceptedAccounts(lambda: now_s), cast("Any", RecordingPeer())
+    for number in range(ACCEPTED_MAX + 100):
+        accepted.accept({}, upstream, f"g{number}", "t")
+    assert accepted.count(upstream) == ACCEPTED_MAX
+    assert accepted.accepts({}, upstream, f"g{ACCEPTED_MAX + 99}", "t")
+    assert not accepted.accepts({}, upstream, "g0", "t")
+    now_s = ACCEPTED_S
+    accepted.accept({}, upstream, "another", "t")
+    assert accepted.count(upstream) == 1
 
 
 # -- names that no broker would take --------------------------------------------------------------------------------

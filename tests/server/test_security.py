@@ -43,6 +43,7 @@ PLAIN: dict[str, Any] = {
          "topicPerms": ["t_a=SUB"]},
     ],
 }  # fmt: skip
+UNDECLARED = 9999
 USERS: dict[str, Any] = {
     "users": [
         {"username": "root", "password": "root-password", "userType": "Super"},
@@ -136,7 +137,16 @@ def test_address_patterns(pattern: str, host: str, expected: bool) -> None:
         (Code.PULL_MESSAGE, {"topic": "%RETRY%g", "consumerGroup": "g"}, False),
         (Code.PULL_MESSAGE, {"topic": "%RETRY%g_no", "consumerGroup": "g"}, True),
         (Code.UPDATE_AND_CREATE_TOPIC, {"topic": "t_a"}, True),
-        (Code.GET_MAX_OFFSET, {"topic": "t_b"}, False),
+        (Code.GET_MAX_OFFSET, {"topic": "t_a"}, False),
+        (Code.GET_MAX_OFFSET, {"topic": "t_b"}, True),
+        (Code.SEND_MESSAGE_V2, {"b": "t_a"}, True),
+        (Code.SEND_MESSAGE_V2, {"b": "t_pub"}, False),
+        (Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "t_pub"}, False),
+        (Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "t_b"}, True),
+        (Code.GET_ALL_TOPIC_CONFIG, {}, True),
+        (Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, True),
+        (Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}, True),
+        (UNDECLARED, {}, True),
         (Code.POP_MESSAGE, {"topic": "t_b", "consumerGroup": "g"}, True),
     ],
 )  # fmt: skip
@@ -177,7 +187,7 @@ def test_an_administrator_is_who_a_broker_takes_for_one(tmp_path: Path, value: A
         (Code.UPDATE_AND_CREATE_TOPIC, {"topic": "t_b"}, False),
         (Code.PULL_MESSAGE, {"topic": "t_a", "consumerGroup": "g"}, False),
         (Code.PULL_MESSAGE, {"topic": "t_b", "consumerGroup": "g"}, True),
-        (Code.GET_MAX_OFFSET, {"topic": "t_b"}, False),
+        (Code.GET_MAX_OFFSET, {"topic": "t_b"}, True),
     ],
 )
 def test_an_administrator_with_named_resources_is_bound_by_them(
@@ -209,7 +219,7 @@ def test_a_message_named_by_its_place_is_shown_to_who_may_read_its_own_topic(
 ) -> None:
     """Whatever topic is named with it: physical offsets are those of one log of all topics."""
     authorizer = door_of(tmp_path, document)
-    named = asked(Code.VIEW_MESSAGE_BY_ID, key, secret, address, topic="open", offset="0")
+    named = asked(Code.VIEW_MESSAGE_BY_ID, key, secret, address, topic="t_a", offset="0")
     assert authorizer.refusal(named) is None
     found = Response(body=(original(topic=topic.encode()),))
     answer = authorizer.filtered(named, found)
@@ -292,6 +302,12 @@ def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
         ("reader", SECRET, 14, {"topic": "no-pulls", "consumerGroup": "g_1"}, True),
         ("reader", SECRET, 105, {"topic": "open"}, False),
         ("reader", SECRET, 17, {"topic": "open"}, True),
+        ("reader", SECRET, 10, {"topic": "open"}, True),
+        ("reader", SECRET, 310, {"b": "open"}, True),
+        ("reader", SECRET, 206, {}, True),
+        ("reader", SECRET, 201, {}, True),
+        ("root", "root-password", UNDECLARED, {}, False),
+        ("reader", SECRET, UNDECLARED, {}, True),
         ("left", SECRET, 105, {"topic": "open"}, True),
         ("reader", "no", 105, {"topic": "open"}, True),
     ],

@@ -186,7 +186,7 @@ def test_a_reload_changes_which_topics_count_as_archived(
             topics=TopicSettings(exclude=("orders",)),
         )
         access = open_async_access(settings.archive.url, cluster=CLUSTER, broker=BROKER, settings=settings)
-        merged = await MergedHandlers.opened(access, ClientTable(time.monotonic), settings, None)
+        merged = await MergedHandlers.opened(access, ClientTable(time.monotonic), settings, None, None)
         try:
             look = Away()
             assert not (await merged.line.situation(look, "orders", 0, 0)).is_admitted

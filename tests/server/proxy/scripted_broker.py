@@ -151,6 +151,8 @@ class ScriptedBroker:
         if code == R.VIEW_MESSAGE_BY_ID:
             found = [record for record in kept if phys_of(record) == int(fields["offset"])]
             return RemotingCommand(0 if found else 1, 0, body=b"".join(found))
+        if "key" not in fields:
+            return RemotingCommand(1, 0, remark="the custom field <key> is null")
         key = fields["key"].encode()
         found = [record for record in reversed(kept) if key in record][: int(fields.get("maxNum", 32))]
         ext = {"indexLastUpdateTimestamp": "5", "indexLastUpdatePhyoffset": "6"}

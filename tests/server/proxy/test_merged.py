@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.proxy.accepted_accounts import AcceptedAccounts
 from server.proxy.merged_lookups import ANSWER_BYTES_MAX, MergedLookups, merged, records_in
 from server.wire.codes import RequestCode as R
 from tests.kernels.record_builder import Message, encode
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
 from tests.server.proxy.scripted_broker import phys_of, stored_ms_of
+from tests.server.serving_peer import request
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.command import FRAME_BYTES_MAX, RemotingCommand
@@ -290,10 +292,44 @@ def test_the_archives_own_key_search_answers_while_the_broker_is_away(tmp_path: 
     run(tmp_path, story)
 
 
+@pytest.mark.parametrize("offset", [10, 350], ids=["archived only", "at the broker"])
+def test_a_message_by_id_is_judged_by_its_own_topic(tmp_path: Path, offset: int) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        scene.lookups = MergedLookups(scene.line, scene.archive, accepted=AcceptedAccounts())
+        phys = phys_of(scene.store.records["t", 0][offset])
+        for named in ({"topic": "mine"}, {}):
+            found = await scene.ask(33, offset=phys, AccessKey="k", **named)
+            assert (found.code, list(found.body)) == (16, []), "its own topic is t"
+        assert scene.numbers(await scene.ask(33, offset=phys, topic="t", AccessKey="k")) == [offset]
+        assert scene.numbers(await scene.ask(33, offset=phys, AccessKey="k")) == [offset], "accepted for t"
+        assert (await scene.ask(33, offset=phys, AccessKey="other")).code == 16
+        scene.broker.refuses[12] = (1, "AclException: no SUB on t")
+        assert (await scene.ask(33, offset=phys, topic="t", AccessKey="other")).code == 1
+
+    run(tmp_path, story)
+
+
+def test_offsets_of_the_archive_are_for_accounts_that_may_read_the_topic(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        handlers = AcceptedAccounts().judged(scene.offsets.handlers())
+        scene.broker.refuses[12] = (1, "AclException: no SUB on t")
+        for code in (29, 30, 31, 32, 202):
+            wanted = request(code, topic="t", queueId=0, timestamp=0)
+            found = await handlers[code](wanted, scene.upstream)
+            assert found is not None and (found.code, dict(found.ext)) == (1, {})
+        del scene.broker.refuses[12]
+        found = await handlers[31](request(31, topic="t", queueId=0), scene.upstream)
+        assert found is not None and found.ext["offset"] == "0"
+
+    run(tmp_path, story)
+
+
 def test_a_broker_that_checks_clients_has_to_be_there(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.archive.messages_by_key = Keyed(scene.store.records["t", 0][3])  # type: ignore[method-assign]
-        scene.lookups = MergedLookups(scene.line, scene.archive, checks_clients=True)
+        scene.lookups = MergedLookups(scene.line, scene.archive, accepted=AcceptedAccounts())
         phys = phys_of(scene.store.records["t", 0][3])
         assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys)).code == 0
         await scene.broker.kill()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from server.groups.client_table import SQL92, Subscription
+from server.proxy.accepted_accounts import AcceptedAccounts
 from server.wire.codes import RequestCode
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.server.proxy.proxy_pulls import (
@@ -505,7 +506,7 @@ def test_the_archive_answers_whom_the_broker_lets_pull(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.expire(150)
         scene.forget()
-        scene.context.checks_clients = True
+        scene.context.accepted = AcceptedAccounts()
         scene.broker.refuses[11] = (1, "AclException: wrong signature")
         response = await scene.pull(0)
         assert (response.code, response.remark, list(response.body)) == (
@@ -518,7 +519,7 @@ def test_the_archive_answers_whom_the_broker_lets_pull(tmp_path: Path) -> None:
         scene.broker.refuses[11] = (16, "no permission")
         assert scene.numbers(await scene.pull(32))[0] == 32, "it was let a moment ago"
         assert (await scene.pull(32, consumerGroup="others")).code == 16
-        scene.context.permissions.clear()
+        scene.context.accepted.clear()
         assert (await scene.pull(32)).code == 16
         await scene.broker.kill()
         with pytest.raises(UnavailableError):
@@ -531,7 +532,7 @@ def test_the_archive_answers_whom_the_broker_lets_pull(tmp_path: Path) -> None:
 def test_asking_who_may_read_does_not_hold_a_pull_twice(tmp_path: Path, policy: str) -> None:
     async def story(scene: Scene) -> None:
         scene.policy(policy)
-        scene.context.checks_clients = True
+        scene.context.accepted = AcceptedAccounts()
         assert await who(scene, STORED) == (BROKER, 19, STORED, [])
         assert scene.broker.codes().count(11) == 1
 
@@ -541,7 +542,7 @@ def test_asking_who_may_read_does_not_hold_a_pull_twice(tmp_path: Path, policy: 
 def test_a_commit_and_the_question_who_may_read_do_not_commit_twice(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.expire(150)
-        scene.context.checks_clients = True
+        scene.context.accepted = AcceptedAccounts()
         response = await scene.pull(0, flags=SUSPEND | COMMIT_OFFSET, commitOffset=5)
         await asyncio.sleep(0.05)
         assert response.code == 0 and scene.broker.commits == [5]

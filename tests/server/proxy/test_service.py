@@ -83,11 +83,13 @@ class Scene:
 
 @asynccontextmanager
 async def scene(advertise: str = ADVERTISED, waits: frozenset[int] = frozenset(), name_servers: int = 1,
-                handlers: ProxyHandlers | None = None) -> AsyncIterator[Scene]:  # fmt: skip
+                handlers: ProxyHandlers | None = None,
+                checks_clients: bool = False) -> AsyncIterator[Scene]:  # fmt: skip
     broker = Peer(waits=waits)
     route = Response(body=(json.dumps(ROUTE).encode(),))
     names = [Peer({105: route}) for _ in range(name_servers)]
-    place = ProxyConfig("b", await broker.start(), [await name.start() for name in names], advertise)
+    place = ProxyConfig("b", await broker.start(), [await name.start() for name in names], advertise,
+                        checks_clients=checks_clients)  # fmt: skip
     service = ProxyService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
     _, port = await service.start()
     if handlers is not None:
@@ -387,6 +389,34 @@ def test_groups_and_members_have_the_memory_that_is_set() -> None:
     body = {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]}
     with pytest.raises(BadRequestError, match=r"serve\.memory_bytes"):
         clients.heartbeat(request(34, RecordingPeer(), body=body))
+
+
+def test_beside_access_control_a_consumer_is_a_member_once_the_broker_accepted_it() -> None:
+    """By a pull of its own: heartbeats do not reach the broker."""
+
+    async def story() -> None:
+        async with scene(checks_clients=True) as made:
+            accepted = made.service.accepted
+            assert accepted is not None
+
+            async def pull(request: Request, upstream: Upstream) -> Response:
+                accepted.accept(request.command.ext_fields, upstream, request.text("consumerGroup"), "T")
+                return Response()
+
+            made.service.open_archive({11: pull})
+            victim, attacker = await made.client(), await made.client()
+            for client in (victim, attacker):
+                assert (await client.ask(34, heartbeat(consumers=True), AccessKey="key")).code == 0
+                assert made.service.status().groups == ()
+            await victim.ask(11, AccessKey="key", consumerGroup="g", topic="T")
+            await attacker.ask(34, heartbeat(consumers=True), AccessKey="key")
+            assert made.service.status().groups == (), "another connection, whatever its key"
+            await victim.ask(34, heartbeat(consumers=True), AccessKey="other")
+            assert made.service.status().groups == ()
+            await victim.ask(34, heartbeat(consumers=True), AccessKey="key")
+            assert [(group.name, group.members) for group in made.service.status().groups] == [("g", 1)]
+
+    run(story())
 
 
 def test_a_consumer_gets_no_second_notice_from_us() -> None:

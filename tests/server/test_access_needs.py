@@ -1,0 +1,63 @@
+"""Each request code of every mode's handler tables declares what it requires."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from server.archive_mode.archive_service import ArchiveService
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import GroupLog
+from server.proxy.proxy_service import MERGED_CODES, ProxyConfig, ProxyService
+from server.retries.retry_log import RetryLog
+from server.retries.retry_queue import RetryLimits, RetryQueues
+from server.security.permissions import NEEDS
+from server.slave.registration import SlaveConfig
+from server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
+from server.slave.slave_service import SlaveOptions, SlaveService
+from server.wire.codes import RequestCode
+from tests.server.small_archive import Archive
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import ReadSettings, ServeSettings
+
+PUSHED = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONSUMER_CLIENT_OFFSET}
+"""Sent to clients only."""
+
+
+def archive_codes() -> set[int]:
+    async def started() -> set[int]:
+        archive: Any = Archive()
+        store = MemoryStore()
+        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
+        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
+        service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
+        await service.start()
+        await service.close(0.0)
+        return set(service._table.codes())
+
+    return asyncio.run(started())
+
+
+def proxy_codes() -> set[int]:
+    config = ProxyConfig("b", "127.0.0.1:1", ("127.0.0.1:2",), "127.0.0.1:3")
+    return {*ProxyService(config, ServeSettings(), ReadSettings())._table.codes(), *MERGED_CODES}
+
+
+def slave_codes() -> set[int]:
+    slave = SlaveConfig("b", "127.0.0.1:1", ("127.0.0.1:2",), "127.0.0.1:3", 7)
+    table = SlaveService(SlaveOptions(slave, "c", ServeSettings()))._table
+    named = {code for code in RELAYED | ACKNOWLEDGED | READ_ONLY if code in set(RequestCode)}
+    return {*table.codes(), *MERGED_CODES, *named}
+
+
+@pytest.mark.parametrize("codes", [archive_codes, proxy_codes, slave_codes])
+def test_every_handled_code_declares_what_it_requires(codes: Any) -> None:
+    handled = codes()
+    assert len(handled) > 10
+    assert handled - NEEDS.keys() == set()
+
+
+def test_every_known_code_declares_what_it_requires() -> None:
+    assert set(RequestCode) - NEEDS.keys() == PUSHED
