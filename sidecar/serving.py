@@ -202,13 +202,12 @@ class MergedHandlers:
         pulls = ProxyPulls(line, context, limits).handlers()
         if redirect is not None:
             pulls = SlavePulls(pulls, line, views, redirect).handlers()
-        handlers: ProxyHandlers = {
+        self.handlers: ProxyHandlers = {
             **pulls,
             **offsets.handlers(),
             **GroupResets(line, offsets, clients, checks_clients=accepted is not None).handlers(),
             **MergedLookups(line, archive, accepted=accepted).handlers(),
         }
-        self.handlers = handlers if accepted is None else accepted.judged(handlers)
         self._watching = asyncio.create_task(archive.watch(REFRESH_S))
 
     @classmethod

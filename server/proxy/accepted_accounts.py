@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from server.proxy.proxy_handlers import ProxyHandler, ProxyHandlers, Upstream, relayed
+from server.proxy.proxy_handlers import Upstream
 from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import Request, Response
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import ACCESS_KEY
@@ -27,9 +26,10 @@ JUDGE_S: Final = 3.0
 JUDGED_FIRST: Final = frozenset({
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET,
     RequestCode.GET_EARLIEST_MSG_STORETIME, RequestCode.GET_TOPIC_STATS_INFO, RequestCode.GET_CONSUME_STATS,
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, RequestCode.QUERY_CONSUME_QUEUE,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST,
 })  # fmt: skip
-"""Answered with the archive's offsets, and not judged by ACL 1.0."""
+"""Not judged by ACL 1.0: the broker is asked first whether the account may read the topic or group they name."""
 
 _Key = tuple[str, str, str]
 """Access key, group, topic. A connection that sent a valid signature once belongs to that client."""
@@ -74,8 +74,8 @@ class AcceptedAccounts:
         """The broker's refusal of reading the topic that ``command`` names, or the group if it names no topic; None: it
         is accepted. Raises UnavailableError."""
         fields = command.ext_fields
-        topic, group = fields.get("topic", ""), fields.get("consumerGroup", fields.get("group", ""))
-        group = "" if topic else group
+        topic = fields.get("topic", "")
+        group = "" if topic else fields.get("consumerGroup", "")
         if self.accepts(fields, upstream, group, topic):
             return None
         # Fields of the other code are missing, so the broker returns no message: its access control comes first.
@@ -87,20 +87,6 @@ class AcceptedAccounts:
             return replace(answer, body=b"")
         self.accept(fields, upstream, group, topic)
         return None
-
-    def judged(self, handlers: ProxyHandlers) -> ProxyHandlers:
-        """``handlers``, where JUDGED_FIRST are refused if the broker refuses to read the topic or group."""
-        return {
-            code: self._judged(handler) if code in JUDGED_FIRST else handler
-            for code, handler in handlers.items()
-        }
-
-    def _judged(self, handler: ProxyHandler) -> ProxyHandler:
-        async def answer(request: Request, upstream: Upstream) -> Response | None:
-            refusal = await self.refusal(request.command, upstream)
-            return await handler(request, upstream) if refusal is None else relayed(refusal)
-
-        return answer
 
 
 def is_refusal(answer: RemotingCommand) -> bool:

@@ -27,6 +27,7 @@ from server.proxy.relay_rules import Destination, destination_of
 from server.proxy.relay_service import RelayService
 from server.proxy.relay_status import ProxyStatus, RelayCounters
 from server.proxy.upstream import RemotingUpstream
+from server.security.permissions import NEEDS
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.connection import Connection
 from server.wire.request import Request, Response
@@ -167,6 +168,10 @@ class ProxyService(RelayService[ProxyClient]):
     async def _dispatch(self, request: Request) -> Response | None:
         code = request.code
         destination = destination_of(code)
+        is_change = destination is Destination.ALL_NAME_SERVERS  # name servers have no access control
+        if (is_change or code not in NEEDS) and self.accepted is not None and not self._settings.acl_file:
+            remark = f"request code {code} is relayed by serve.acl_file only: the broker has access control"
+            return Response(ResponseCode.NO_PERMISSION, remark=remark)
         if destination is Destination.ANY_NAME_SERVER:
             return relayed(await self._name_servers.ask(request.command))
         if destination is Destination.ALL_NAME_SERVERS:

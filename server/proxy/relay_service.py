@@ -9,10 +9,10 @@ from typing import ClassVar, Generic, TypeVar
 
 from server.listen.options import server_options
 from server.listen.service import Service
-from server.proxy.accepted_accounts import AcceptedAccounts
+from server.proxy.accepted_accounts import JUDGED_FIRST, AcceptedAccounts
 from server.proxy.group_reads import GroupReadStats
 from server.proxy.inflight_limit import InflightLimit
-from server.proxy.proxy_handlers import ProxyHandlers
+from server.proxy.proxy_handlers import ProxyHandlers, relayed
 from server.proxy.relay import Relay
 from server.proxy.relay_client import RelayClient
 from server.proxy.relay_status import GroupReading, RelayCounters, RelayStatus
@@ -97,6 +97,10 @@ class RelayService(Service, Generic[ClientT]):
     async def _answer_or_relay(self, request: Request, client: ClientT) -> Response | None:
         handler = None if self._handlers is None else self._handlers.get(request.code)
         await client.connection.writable()  # no further replies for a client that does not read
+        if self.accepted is not None and request.code in JUDGED_FIRST:
+            refusal = await self.accepted.refusal(request.command, client.upstream)
+            if refusal is not None:
+                return relayed(refusal)
         if handler is None:
             return await self._relay.relay(request, client)
         for name in ("topic", "consumerGroup"):

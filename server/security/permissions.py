@@ -98,7 +98,7 @@ def _named_topic(request: Request) -> list[Resource]:
     return _topic_in()(request) if "topic" in request.command.ext_fields else []
 
 
-def _sent_back(request: Request) -> list[Resource]:
+def _retried(request: Request) -> list[Resource]:
     """CONSUMER_SEND_MSG_BACK: the message's own topic is judged later."""
     fields = request.command.ext_fields
     topic = [_topic(fields["originTopic"])] if fields.get("originTopic") else []
@@ -171,7 +171,7 @@ NEEDS: Final[Mapping[int, Need]] = {
     R.ACK_MESSAGE: Need(_both_in(), SUB, SUB),
     R.BATCH_ACK_MESSAGE: Need(_acknowledged, SUB, SUB),
     R.CHANGE_MESSAGE_INVISIBLETIME: Need(_both_in(), SUB, SUB),
-    R.CONSUMER_SEND_MSG_BACK: Need(_sent_back, SUB, SUB),
+    R.CONSUMER_SEND_MSG_BACK: Need(_retried, SUB, SUB),
     R.QUERY_MESSAGE: Need(_topic_in(), _READ, SUB),
     R.VIEW_MESSAGE_BY_ID: Need(_named_topic, _READ, SUB),
     # offsets

@@ -15,7 +15,6 @@ from server.wire.codes import RequestCode as R
 from tests.kernels.record_builder import Message, encode
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
 from tests.server.proxy.scripted_broker import phys_of, stored_ms_of
-from tests.server.serving_peer import request
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.command import FRAME_BYTES_MAX, RemotingCommand
@@ -306,22 +305,6 @@ def test_a_message_by_id_is_judged_by_its_own_topic(tmp_path: Path, offset: int)
         assert (await scene.ask(33, offset=phys, AccessKey="other")).code == 16
         scene.broker.refuses[12] = (1, "AclException: no SUB on t")
         assert (await scene.ask(33, offset=phys, topic="t", AccessKey="other")).code == 1
-
-    run(tmp_path, story)
-
-
-def test_offsets_of_the_archive_are_for_accounts_that_may_read_the_topic(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        handlers = AcceptedAccounts().judged(scene.offsets.handlers())
-        scene.broker.refuses[12] = (1, "AclException: no SUB on t")
-        for code in (29, 30, 31, 32, 202):
-            wanted = request(code, topic="t", queueId=0, timestamp=0)
-            found = await handlers[code](wanted, scene.upstream)
-            assert found is not None and (found.code, dict(found.ext)) == (1, {})
-        del scene.broker.refuses[12]
-        found = await handlers[31](request(31, topic="t", queueId=0), scene.upstream)
-        assert found is not None and found.ext["offset"] == "0"
 
     run(tmp_path, story)
 

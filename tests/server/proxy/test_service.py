@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from server.proxy import proxy_service, relay_service
+from server.proxy.accepted_accounts import JUDGED_FIRST
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.proxy.proxy_service import ProxyConfig, ProxyService
@@ -415,6 +416,32 @@ def test_beside_access_control_a_consumer_is_a_member_once_the_broker_accepted_i
             assert made.service.status().groups == ()
             await victim.ask(34, heartbeat(consumers=True), AccessKey="key")
             assert [(group.name, group.members) for group in made.service.status().groups] == [("g", 1)]
+
+    run(story())
+
+
+def test_beside_access_control_reads_are_judged_and_undeclared_codes_refused() -> None:
+    async def story() -> None:
+        async with scene(checks_clients=True) as made:
+            made.broker.answers[12] = Response(1, remark="AclException: no SUB on T")
+            client = await made.client()
+            for code in sorted(JUDGED_FIRST):
+                if code not in (203, 208):
+                    answer = await client.ask(code, topic="T", AccessKey="k")
+                    assert (answer.code, answer.remark) in (
+                        (1, "AclException: no SUB on T"),
+                        (2, answer.remark),
+                    )
+            assert set(made.broker.codes()) <= {12}, "nothing else reaches the broker"
+            made.broker.answers[38] = Response(16, remark="no SUB on g")
+            assert (await client.ask(203, consumerGroup="g", AccessKey="k")).code == 16
+            for code in (100, 102, 216, 318, 319, 329, 9999):
+                assert (await client.ask(code)).code == 16
+            assert made.names[0].codes() == []
+            del made.broker.answers[38]
+            for _ in range(2):
+                assert (await client.ask(203, consumerGroup="g", AccessKey="k")).code == 0
+            assert made.broker.codes().count(38) == 2, "accepted for a while"
 
     run(story())
 
