@@ -1,0 +1,294 @@
+"""A second account without rights tries every request code: none reveals or changes anything. Against a served archive
+with both kinds of rules, and in proxy mode beside brokers with ACL 1.0 and 5.x.
+
+Requests that only the broker or name server answers are relayed: the reply may then be what the account gets from the
+broker or name server itself, never more.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from server.proxy.relay_rules import Destination, destination_of
+from server.wire.codes import RequestCode
+from tests.end_to_end.offloading import backfill
+from tests.integration.access_attempts import Account, Target, cell_of, codes, is_refusal, record
+from tests.integration.client_scene import QUEUES, beside_clients, broker_config, until
+from tests.integration.live import Sidecar
+from tests.integration.live_scene import Scene
+from tests.integration.proxy_scene import ProxyScene
+from tests.servers.child import ChildServer, free_port
+from tests.servers.rocketmq import BROKER, CLUSTER, checking_signatures
+from tests.servers.running_store import RunningStore
+from tiered.formats import fastjson
+from tiered.formats.record import decode_record
+from tiered.object_store.file import FileStore
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import Credentials
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+OWNER = Credentials("the-owner", "a secret of the owner")
+SECOND = Credentials("the-second", "a secret of the second")
+GROUP = "G-owned"
+PLAIN: dict[str, Any] = {
+    "accounts": [
+        {"accessKey": OWNER.access_key, "secretKey": OWNER.secret_key, "admin": True},
+        {"accessKey": SECOND.access_key, "secretKey": SECOND.secret_key, "defaultTopicPerm": "DENY",
+         "defaultGroupPerm": "DENY"},
+    ],
+}  # fmt: skip
+USERS: dict[str, Any] = {
+    "users": [
+        {"username": OWNER.access_key, "password": OWNER.secret_key, "userType": "Super"},
+        {"username": SECOND.access_key, "password": SECOND.secret_key, "userType": "Normal"},
+    ],
+}
+AUTHORIZATION = "org.apache.rocketmq.auth.authorization.provider."
+ALLOWS = {
+    "4.9.7": {},
+    "5.3.3": {
+        "authorizationEnabled": "true",
+        "authorizationProvider": f"{AUTHORIZATION}DefaultAuthorizationProvider",
+        "authorizationMetadataProvider": f"{AUTHORIZATION}LocalAuthorizationMetadataProvider",
+    },
+}
+STATE = {
+    RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, RequestCode.GET_BROKER_CONFIG,
+    RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_TOPIC_STATS_INFO, RequestCode.GET_CONSUMER_CONNECTION_LIST,
+    RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+}  # fmt: skip
+"""Requests whose replies change with what the attempts try to change."""
+VOLATILE = {"dataVersion", "lastUpdateTimestamp", "topicPutTps", "timestamp"}
+
+owner, second = Account(OWNER), Account(SECOND)
+
+
+def without_volatile(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): without_volatile(part) for name, part in value.items() if name not in VOLATILE}
+    return [without_volatile(part) for part in value] if isinstance(value, list) else value
+
+
+def state_of(address: str, target: Target) -> dict[int, Any]:
+    """What the owner sees."""
+    found = {}
+    for code in sorted(STATE):
+        reply = owner.ask(address, code, {"topic": target.topic, "consumerGroup": GROUP, "queueId": "0"})
+        assert reply is not None, code
+        text = reply.body.decode()
+        body = (
+            without_volatile(fastjson.loads(reply.body))
+            if text.startswith("{")
+            else sorted(text.splitlines())
+        )
+        found[int(code)] = reply.code, dict(reply.ext_fields), body
+    return found
+
+
+def pull_of(offset: int, topic: str, **others: object) -> dict[str, str]:
+    fields = {
+        "consumerGroup": GROUP, "topic": topic, "queueId": 0, "queueOffset": offset, "maxMsgNums": 32, "sysFlag": 4,
+        "subscription": "*", "expressionType": "TAG", "commitOffset": 0, "subVersion": 1, "suspendTimeoutMillis": 0,
+    } | others  # fmt: skip
+    return {name: str(value) for name, value in fields.items()}
+
+
+def target_of(address: str, topic: str) -> Target:
+    """Its first message, and an offset of the owner's group."""
+    reply = owner.ask(address, RequestCode.PULL_MESSAGE, pull_of(0, topic, maxMsgNums=1))
+    assert reply is not None and reply.code == 0, reply
+    message = decode_record(reply.body)
+    commit = {"consumerGroup": GROUP, "topic": topic, "queueId": "0", "commitOffset": "3"}
+    reply = owner.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+    assert reply is not None and reply.code == 0, reply
+    return Target(BROKER, topic, GROUP, message.physical_offset, message.stored_body)
+
+
+def attempts(address: str, target: Target) -> dict[int, RemotingCommand | None]:
+    """The replies to the second account."""
+    return {code: second.ask(address, code, target.fields(), target.body_of(code)) for code in codes()}
+
+
+@contextmanager
+def served(archive: Path, rules: dict[str, Any], directory: Path) -> Iterator[str]:
+    (directory / "rules.yml").write_text(yaml.safe_dump(rules))
+    port = free_port()
+    command = [
+        sys.executable, "-m", "sidecar.cli", "serve", f"file://{archive}", "--bind", f"127.0.0.1:{port}",
+        "--set", f"serve.acl_file={directory}/rules.yml",
+    ]  # fmt: skip
+    root = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: _listens(port))
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(("column", "rules"), [("archive 1.0", PLAIN), ("archive 5.x", USERS)])
+def test_a_served_archive(
+    real_store: Callable[[str], Path], tmp_path: Path, column: str, rules: dict[str, Any]
+) -> None:
+    backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
+    with served(tmp_path / "archive", rules, tmp_path) as address:
+        target = target_of(address, "t_keys")
+        before = state_of(address, target)
+        replies = attempts(address, target)
+        assert state_of(address, target) == before
+        record(column, {code: cell_of(reply) for code, reply in replies.items()})
+        answered = {code: reply for code, reply in replies.items() if not is_refusal(reply)}
+        assert answered == {}
+        unsigned = Account(None)
+        for code in codes():
+            assert is_refusal(unsigned.ask(address, code, target.fields(), target.body_of(code))), code
+
+
+@dataclass
+class Guarded(ProxyScene):
+    """A broker with access control, and a tiered proxy beside it."""
+
+    def direct(self, code: int) -> str:
+        """Where a client without a proxy sends it."""
+        is_names = destination_of(code) in (Destination.ANY_NAME_SERVER, Destination.ALL_NAME_SERVERS)
+        return self.broker.name_server_address if is_names else self.broker.broker_address
+
+
+@pytest.fixture(scope="module", params=["4.9.7", "5.3.3"])
+def guarded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore
+) -> Iterator[Guarded]:
+    version, directory = request.param, tmp_path_factory.mktemp("guarded")
+    address = f"127.0.0.1:{free_port()}"
+    account = directory / "owner.yml"
+    account.write_text(f'accessKey: {OWNER.access_key}\nsecretKey: "{OWNER.secret_key}"\n')
+    settings = {
+        "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
+        "TIERED_READ__POLICY": "FORCE", "TIERED_BROKER__CREDENTIALS_FILE": account,
+    }  # fmt: skip
+    scene = Scene(version=version, topics=2, queues=QUEUES, config=broker_config(), settings=settings)
+
+    def made(sidecar: Sidecar) -> Guarded:
+        return Guarded(sidecar, address, scene, directory)
+
+    with beside_clients(scene, directory, minio_url, made) as found:
+        found.fill(1200)
+        (directory / "mq" / "conf" / "plain_acl.yml").write_text(yaml.safe_dump(PLAIN))
+        checks = checking_signatures(version, OWNER.access_key, OWNER.secret_key)
+        found.broker.restart_with(checks | ALLOWS[version])
+        if version.startswith("5"):
+            (directory / "conf").mkdir(exist_ok=True)
+            (directory / "conf" / "tools.yml").write_text(account.read_text())
+            words = (
+                "createUser",
+                "-c",
+                CLUSTER,
+                "-u",
+                SECOND.access_key,
+                "-p",
+                SECOND.secret_key,
+                "-t",
+                "Normal",
+            )
+            until(lambda: "success" in found.mqadmin(*words, real=True), "no second account")
+        found.settings_file.write_text("")
+        found.sidecar.arguments = ("--config", str(found.settings_file))
+        found.sidecar.start()
+        found.wait_until_serving()
+        until(lambda: archived(found) > 100, "nothing is archived", 60)
+        yield found
+
+
+def archived(scene: Guarded) -> int:
+    reply = owner.ask(scene.address, RequestCode.PULL_MESSAGE, pull_of(100, "live0"))
+    is_ours = reply is not None and reply.code == 0 and reply.ext_fields.get("suggestWhichBrokerId") == "0"
+    return int(reply.ext_fields["maxOffset"]) if reply is not None and is_ours else 0
+
+
+def heartbeat(client: str, expression: str, version: int) -> bytes:
+    data = {"topic": "live0", "subString": expression, "expressionType": "TAG", "subVersion": version}
+    consumer = {
+        "groupName": GROUP, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [data],
+    }  # fmt: skip
+    return json.dumps({"clientID": client, "consumerDataSet": [consumer]}).encode()
+
+
+def test_an_unsigned_heartbeat_does_not_move_a_signed_pull(guarded: Guarded) -> None:
+    """A pull without an expression, of a group that another client claims to be in with another tag."""
+    code = RequestCode.HEART_BEAT
+    direct, victim = (partial(BrokerClient, timeout_s=5, credentials=OWNER)(a) for a in (
+        guarded.broker.broker_address, guarded.address,
+    ))  # fmt: skip
+    attackers = [BrokerClient(guarded.address, 5, credentials) for credentials in (None, SECOND)]
+    try:
+        for client in (direct, victim):  # as a real client does, to every broker of a route
+            assert client.call(code, {}, heartbeat("victim", "*", 1)).code == 0
+        for number, attacker in enumerate(attackers):
+            for name in ("victim", f"other{number}"):
+                attacker.call(code, {}, heartbeat(name, "none", 1 << 50))
+        fields = pull_of(0, "live0", sysFlag=2, suspendTimeoutMillis=1000)
+        del fields["subscription"]
+        for _ in range(3):
+            found = victim.call(RequestCode.PULL_MESSAGE, fields)
+            assert found.code == 0 and found.body, found
+            assert found.ext_fields["nextBeginOffset"] == "32"
+            victim.call(code, {}, heartbeat("victim", "*", 1))
+            for attacker in attackers:
+                attacker.call(code, {}, heartbeat("victim", "none", 1 << 50))
+        (group,) = guarded.sidecar.status()["proxy"]["groups"]
+        assert (group["name"], group["members"]) == (GROUP, 1), "the victim alone"
+    finally:
+        for client in (direct, victim, *attackers):
+            client.close()
+
+
+def test_proxy_mode_beside_access_control(guarded: Guarded) -> None:
+    broker = guarded.broker
+    target = target_of(broker.broker_address, "live0")
+    before = state_of(guarded.address, target)
+    replies = attempts(guarded.address, target)
+    after = state_of(guarded.address, target)
+    assert after == before
+    cells = {}
+    for code, reply in replies.items():
+        cells[code] = cell_of(reply)
+        if is_refusal(reply):
+            continue
+        assert reply is not None
+        assert target.body not in reply.body, f"{code} reveals a message"
+        if code in NO_EFFECT:
+            cells[code] += " no effect"
+            continue
+        direct = second.ask(guarded.direct(code), code, target.fields(), target.body_of(code))
+        same = direct is not None and (direct.code, len(direct.ext_fields)) == (
+            reply.code,
+            len(reply.ext_fields),
+        )
+        assert same, f"{code}: {reply}, but {direct} of the broker itself"
+        cells[code] += (
+            " as the broker" if guarded.direct(code) == broker.broker_address else " as the name server"
+        )
+    record(f"proxy {broker.version}", cells)
+
+
+NO_EFFECT = {RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT}
+"""Answered without an effect on other clients: see the test of heartbeats."""
