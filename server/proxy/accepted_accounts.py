@@ -1,8 +1,9 @@
 """What a broker with access control accepted lately: accounts by connection, group and topic.
 
-The broker judges, over the client's own connection to it; this process has no secrets. It is given the fields of the
-client's own request, perhaps with the code of a request that brokers of every version judge: a signature covers fields
-and body, not the code.
+The broker judges, over the client's own connection to it; this process has no secrets. Requests that the access control
+of some version does not judge are sent to it first with the code of one that it does, without effect because fields are
+missing: a signature covers the values of fields and the body, not the code. Found by trying every code with 4.9.7 (ACL
+1.0) and 5.3.3 (ACL 5.x).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from server.proxy.proxy_handlers import Upstream
+from server.security.permissions import NEEDS, Kind
 from server.wire.codes import RequestCode, ResponseCode
+from server.wire.request import Request
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import ACCESS_KEY
@@ -23,13 +26,32 @@ ACCEPTED_S: Final = 60.0
 ACCEPTED_MAX: Final = 1_000
 """Of one connection; a client that reads more queues is judged more often."""
 JUDGE_S: Final = 3.0
-JUDGED_FIRST: Final = frozenset({
+READS: Final = frozenset({
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET,
     RequestCode.GET_EARLIEST_MSG_STORETIME, RequestCode.GET_TOPIC_STATS_INFO, RequestCode.GET_CONSUME_STATS,
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, RequestCode.QUERY_CONSUME_QUEUE,
-    RequestCode.GET_CONSUMER_CONNECTION_LIST,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST, RequestCode.QUERY_CONSUMER_OFFSET,
 })  # fmt: skip
-"""Not judged by ACL 1.0: the broker is asked first whether the account may read the topic or group they name."""
+"""Of a topic or group in their fields; not judged by ACL 1.0."""
+SENDS: Final = {
+    RequestCode.SEND_REPLY_MESSAGE: (RequestCode.SEND_MESSAGE, "defaultTopicQueueNums"),
+    RequestCode.SEND_REPLY_MESSAGE_V2: (RequestCode.SEND_MESSAGE_V2, "d"),
+}
+"""Not judged by either: the request that is, and a field it needs."""
+ADMINISTRATION: Final = frozenset({
+    RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.UPDATE_BROKER_CONFIG, RequestCode.GET_BROKER_CONFIG,
+    RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, RequestCode.SET_MESSAGE_REQUEST_MODE,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_TOPICS_BY_CLUSTER, RequestCode.GET_KV_CONFIG,
+})  # fmt: skip
+"""Not judged by one of them or both, or sent to name servers; without a topic or group in their fields."""
+BY_BODY: Final = frozenset({
+    RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.BATCH_ACK_MESSAGE,
+})  # fmt: skip
+"""Their groups are in the body: accepted with an earlier request, or sent by an administrator."""
+JUDGED: Final = READS | SENDS.keys() | ADMINISTRATION | BY_BODY
+_ADMIN_KEY: Final = ("*", "*")
 
 _Key = tuple[str, str, str]
 """Access key, group, topic. A connection that sent a valid signature once belongs to that client."""
@@ -70,7 +92,21 @@ class AcceptedAccounts:
         """Everything is judged again."""
         self._given.clear()
 
-    async def refusal(self, command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:
+    async def refusal(self, request: Request, upstream: Upstream) -> RemotingCommand | None:
+        """The broker's refusal of one of JUDGED; None: accepted. Raises UnavailableError, BadRequestError."""
+        command = request.command
+        if request.code in READS:
+            return await self.refusal_to_read(command, upstream)
+        if request.code in SENDS:
+            return await self._refusal_to_send(command, upstream)
+        if request.code in BY_BODY and all(
+            self.accepts_group(command.ext_fields, upstream, name)
+            for kind, name in NEEDS[request.code].resources(request) if kind is Kind.GROUP
+        ):  # fmt: skip
+            return None
+        return await self._refusal_to_administrate(command, upstream)
+
+    async def refusal_to_read(self, command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:
         """The broker's refusal of reading the topic that ``command`` names, or the group if it names no topic; None: it
         is accepted. Raises UnavailableError."""
         fields = command.ext_fields
@@ -78,20 +114,45 @@ class AcceptedAccounts:
         group = "" if topic else fields.get("consumerGroup", "")
         if self.accepts(fields, upstream, group, topic):
             return None
-        # Fields of the other code are missing, so the broker returns no message: its access control comes first.
         code = RequestCode.QUERY_MESSAGE if topic else RequestCode.GET_CONSUMER_LIST_BY_GROUP
-        answer = await upstream.call(replace(command, code=int(code), body=b""), JUDGE_S)
-        if answer.code == ResponseCode.SYSTEM_BUSY:
-            raise UnavailableError(answer.remark or "the broker is busy")
-        if is_refusal(answer):
-            return replace(answer, body=b"")
-        self.accept(fields, upstream, group, topic)
-        return None
+        refusal = await _refusal(replace(command, code=int(code)), upstream)
+        if refusal is None:
+            self.accept(fields, upstream, group, topic)
+        return refusal
+
+    async def _refusal_to_send(self, command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:
+        code, needed = SENDS[RequestCode(command.code)]
+        # Renamed, so that nothing is sent. The order of the fields is the same, and their names are not signed.
+        fields = {f"{name}_" if name == needed else name: value for name, value in command.ext_fields.items()}
+        return await _refusal(replace(command, code=int(code), ext_fields=fields), upstream)
+
+    async def _refusal_to_administrate(
+        self, command: RemotingCommand, upstream: Upstream
+    ) -> RemotingCommand | None:
+        fields = command.ext_fields
+        if self.accepts(fields, upstream, *_ADMIN_KEY):
+            return None
+        if "topic" in fields:  # it would be created
+            remark = "the request has a field topic"
+            return replace(
+                command, code=int(ResponseCode.NO_PERMISSION), remark=remark, ext_fields={}, body=b""
+            )
+        asked = replace(command, code=int(RequestCode.UPDATE_AND_CREATE_TOPIC))
+        refusal = await _refusal(asked, upstream)
+        if refusal is None:
+            self.accept(fields, upstream, *_ADMIN_KEY)
+        return refusal
+
+
+async def _refusal(command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:
+    answer = await upstream.call(replace(command, flag=0), JUDGE_S)
+    if answer.code == ResponseCode.SYSTEM_BUSY:
+        raise UnavailableError(answer.remark or "the broker is busy")
+    return replace(answer, body=b"") if is_refusal(answer) else None
 
 
 def is_refusal(answer: RemotingCommand) -> bool:
-    """Whether it comes from access control. SYSTEM_ERROR means missing fields or no such message, or a refusal by ACL
-    1.0."""
+    """Whether it comes from access control. Of ACL 1.0 it is a SYSTEM_ERROR, as for missing fields."""
     if answer.code == ResponseCode.SYSTEM_ERROR:
         return "AclException" in (answer.remark or "")
-    return answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
+    return answer.code == ResponseCode.NO_PERMISSION

@@ -56,7 +56,7 @@ class MergedLookups:
             raise away
         if answer is not None and answer.code == ResponseCode.SUCCESS:
             return await self._refusal(request, upstream, answer.body) or relayed(answer)
-        if answer is not None and is_refusal(answer):
+        if answer is not None and (is_refusal(answer) or answer.code != ResponseCode.SYSTEM_ERROR):
             return relayed(answer)
         record = await self._archived_at(request)
         if record is not None:
@@ -73,7 +73,7 @@ class MergedLookups:
             return None
         topic, command = decode_record(record).topic, request.command
         if topic == request.text("topic", ""):
-            refusal = await self._accepted.refusal(command, upstream)
+            refusal = await self._accepted.refusal_to_read(command, upstream)
             return None if refusal is None else relayed(refusal)
         if self._accepted.accepts(command.ext_fields, upstream, "", topic):
             return None

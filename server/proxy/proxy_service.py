@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.listen.options import parse_address
+from server.proxy.accepted_accounts import JUDGED
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.name_servers import NameServers
 from server.proxy.proxy_handlers import relayed
@@ -173,6 +174,10 @@ class ProxyService(RelayService[ProxyClient]):
             remark = f"request code {code} is relayed by serve.acl_file only: the broker has access control"
             return Response(ResponseCode.NO_PERMISSION, remark=remark)
         if destination is Destination.ANY_NAME_SERVER:
+            if self.accepted is not None and code in JUDGED:
+                refusal = await self._refusal(request, self._client(request), self.accepted)
+                if refusal is not None:
+                    return refusal
             return relayed(await self._name_servers.ask(request.command))
         if destination is Destination.ALL_NAME_SERVERS:
             return relayed(await self._name_servers.ask_all(request.command))

@@ -5,21 +5,27 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 from server.listen.options import server_options
 from server.listen.service import Service
-from server.proxy.accepted_accounts import JUDGED_FIRST, AcceptedAccounts
+from server.proxy.accepted_accounts import JUDGED, AcceptedAccounts, is_refusal
 from server.proxy.group_reads import GroupReadStats
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.proxy_handlers import ProxyHandlers, relayed
 from server.proxy.relay import Relay
 from server.proxy.relay_client import RelayClient
 from server.proxy.relay_status import GroupReading, RelayCounters, RelayStatus
+from server.security.authorizer import FIRST_5
+from server.wire.codes import RequestCode
 from server.wire.connection import Connection
 from server.wire.request import HandlerTable, Request, Response
+from tiered.errors import UnavailableError
+from tiered.remoting.command import RemotingCommand
 from tiered.settings.sections import ReadSettings, ServeSettings
 
+LOCKS = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 ClientT = TypeVar("ClientT", bound=RelayClient)
 
 
@@ -97,17 +103,54 @@ class RelayService(Service, Generic[ClientT]):
     async def _answer_or_relay(self, request: Request, client: ClientT) -> Response | None:
         handler = None if self._handlers is None else self._handlers.get(request.code)
         await client.connection.writable()  # no further replies for a client that does not read
-        if self.accepted is not None and request.code in JUDGED_FIRST:
-            refusal = await self.accepted.refusal(request.command, client.upstream)
+        if self.accepted is not None and request.code in JUDGED:
+            refusal = await self._refusal(request, client, self.accepted)
             if refusal is not None:
-                return relayed(refusal)
+                return refusal
         if handler is None:
-            return await self._relay.relay(request, client)
+            return await self._relayed(request, client)
         for name in ("topic", "consumerGroup"):
             request.name(name, "")  # checks the length: handlers and statistics cache these
         self.counters.answered[request.code] += 1
         response = await handler(request, client.upstream)
         self._reads.note(request, response)
+        return response
+
+    async def _refusal(
+        self, request: Request, client: ClientT, accepted: AcceptedAccounts
+    ) -> Response | None:
+        """The broker's refusal of a request that it would not judge otherwise."""
+        is_offset = request.code == RequestCode.QUERY_CONSUMER_OFFSET
+        if request.code in LOCKS and (await self._relay.version(client) or 0) >= FIRST_5:
+            return None  # judged by 5.x, before the client's first pull
+        try:
+            refusal = await accepted.refusal(request, client.upstream)
+        except UnavailableError:
+            if is_offset:
+                return None  # the relay fails too, and closes the connection
+            raise
+        if refusal is None:
+            return None
+        is_silent = is_offset and request.command.version < FIRST_5
+        return replace(relayed(refusal), is_withheld=is_silent)
+
+    async def _relayed(self, request: Request, client: ClientT) -> Response | None:
+        if self.accepted is None:
+            return await self._relay.relay(request, client)
+        fields = request.command.ext_fields
+        if request.code == RequestCode.SEND_BATCH_MESSAGE:
+            # The same request, but ACL 1.0 does not judge it.
+            command = replace(request.command, code=int(RequestCode.SEND_MESSAGE_V2))
+            request = Request(command, request.peer)
+        response = await self._relay.relay(request, client)
+        if (
+            response is not None
+            and response.version is not None
+            and not is_refusal(RemotingCommand(response.code, 0, remark=response.remark))
+            and request.code in (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.POP_MESSAGE)
+        ):
+            topic = fields.get("topic", "")
+            self.accepted.accept(fields, client.upstream, fields.get("consumerGroup", ""), topic)
         return response
 
     def _join(self, request: Request, client: ClientT) -> None:

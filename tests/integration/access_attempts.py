@@ -114,7 +114,7 @@ class Account:
         self, address: str, code: int, fields: Mapping[str, str], body: bytes = b""
     ) -> RemotingCommand | None:
         """The reply; None if there is none."""
-        client = BrokerClient(address, 2, self.credentials)
+        client = BrokerClient(address, 4, self.credentials)
         try:
             return client.call(code, dict(fields), body)
         except UnavailableError:

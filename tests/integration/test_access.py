@@ -108,7 +108,7 @@ def pull_of(offset: int, topic: str, **others: object) -> dict[str, str]:
 
 def target_of(address: str, topic: str) -> Target:
     """Its first message, and an offset of the owner's group."""
-    reply = owner.ask(address, RequestCode.PULL_MESSAGE, pull_of(0, topic, maxMsgNums=1))
+    reply = owner.ask(address, RequestCode.PULL_MESSAGE, pull_of(5, topic, maxMsgNums=1))
     assert reply is not None and reply.code == 0, reply
     message = decode_record(reply.body)
     commit = {"consumerGroup": GROUP, "topic": topic, "queueId": "0", "commitOffset": "3"}
@@ -288,7 +288,13 @@ def test_proxy_mode_beside_access_control(guarded: Guarded) -> None:
             " as the broker" if guarded.direct(code) == broker.broker_address else " as the name server"
         )
     record(f"proxy {broker.version}", cells)
+    unsigned = Account(None)
+    for code in codes():
+        reply = unsigned.ask(guarded.address, code, target.fields(), target.body_of(code))
+        assert is_refusal(reply) or code in NO_EFFECT | OF_NAME_SERVERS, f"{code}: {reply}"
 
 
+OF_NAME_SERVERS = {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO}
+"""Routes, as name servers return them to all."""
 NO_EFFECT = {RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT}
 """Answered without an effect on other clients: see the test of heartbeats."""
