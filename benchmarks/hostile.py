@@ -33,7 +33,7 @@ PULL_EVERY_S = 0.01
 PULLED_OFFSETS = 4_096
 P99_ABOVE_MS_MAX, PUBLISH_RATIO_MAX = 100.0, 1.1
 LEAD_IN_MS = 4_000
-SETTLE_S = 2.0
+SETTLE_S, START_S = 2.0, 180.0
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
 
 def measure(kind: str, seconds: float) -> Iterator[Row]:
     """A row without load and one under it."""
-    with tempfile.TemporaryDirectory() as name, _Server(Path(name), kind, 2 * seconds + 60) as server:
+    with tempfile.TemporaryDirectory() as name, _Server(Path(name), kind, 2 * seconds + START_S) as server:
         time.sleep(SETTLE_S)
         quiet_rss = server.memory_bytes("VmRSS")
         for is_loaded in (False, True):
@@ -124,7 +124,7 @@ class _Server:
                 self._lines.append(row)
 
     def __enter__(self) -> _Server:
-        if not self._has_address.wait(60):
+        if not self._has_address.wait(START_S):
             self.__exit__()
             raise RuntimeError("the server did not start")
         return self

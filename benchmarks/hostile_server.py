@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -124,6 +125,8 @@ async def _serve(directory: Path, kind: str, visible: threading.Event) -> None:
     retries = RetryQueues(RetryLog(access.store, "hostile"), offsets, limits, _now_ms)
     service = ArchiveService(archive, offsets, retries, settings.serve)
     _say(address=await service.start())
+    gc.collect()
+    gc.freeze()  # as tiered serve
     watching = asyncio.create_task(archive.watch(settings.serve.refresh_ms / 1000))
     await loop.run_in_executor(None, sys.stdin.read)
     watching.cancel()

@@ -29,6 +29,8 @@ from server.wire.request import (
 )
 
 EXPIRY_S = 120.0
+HEARTBEAT_GROUPS_MAX = 512
+"""A client has a few. Each new one takes some ten microseconds."""
 BYTES_MAX = 64 * 1024 * 1024
 ENTRY_BYTES, CHAR_BYTES = 400, 4
 """Memory estimate of a table entry with its objects, and of a character."""
@@ -155,6 +157,8 @@ class ClientTable:
         self.held_bytes = 0
         """Memory estimate."""
         self._notify = ChangeNotices(self._peers).note
+        self._memberships: dict[int, set[tuple[str, str]]] = {}
+        """Connection -> (group, client id) of its members."""
 
     def group(self, name: str) -> Group | None:
         """The group, if it has members."""
@@ -187,7 +191,10 @@ class ClientTable:
         client_id = _name(document.get("clientID", ""), "clientID")
         without_subscriptions = bool(document.get("withoutSub", False))
         changed = False
-        for data in document.get("consumerDataSet") or []:
+        data_set = document.get("consumerDataSet") or []
+        if len(data_set) > HEARTBEAT_GROUPS_MAX:
+            raise BadRequestError(f"{len(data_set)} groups in one heartbeat, at most {HEARTBEAT_GROUPS_MAX}")
+        for data in data_set:
             name = _name(data.get("groupName", ""), "groupName")
             if not name:
                 continue
@@ -217,7 +224,12 @@ class ClientTable:
                 message_model,
                 consume_from,
             )
-            is_new = client_id not in group.members
+            known = group.members.get(client_id)
+            is_new = known is None
+            if known is None or known.peer is not member.peer:
+                if known is not None:
+                    self._end_membership(known, name)
+                self._memberships.setdefault(member.peer.id, set()).add((name, client_id))
             changed |= is_new
             group.add(member)
             self._groups[name] = group
@@ -257,18 +269,20 @@ class ClientTable:
 
     def closed(self, peer: Peer) -> None:
         """A connection closed: its members leave."""
-        self._drop(lambda member: member.peer is peer)
+        groups = {}
+        for name, client_id in list(self._memberships.get(peer.id, ())):
+            groups[name] = self._groups[name]
+            self._forget(groups[name], client_id)
+        for group in groups.values():
+            self._left(group)
         for group_name in list(self._sent.get(peer.id, ())):
             self._unsubscribe(peer.id, group_name)
 
     def expire(self) -> None:
         """Remove members without a heartbeat for EXPIRY_S."""
         limit_s = self._now_s() - EXPIRY_S
-        self._drop(lambda member: member.seen_s < limit_s)
-
-    def _drop(self, is_gone: Callable[[Member], bool]) -> None:
         for group in list(self._groups.values()):
-            gone = [name for name, member in group.members.items() if is_gone(member)]
+            gone = [name for name, member in group.members.items() if member.seen_s < limit_s]
             for name in gone:
                 self._forget(group, name)
             if gone:
@@ -279,6 +293,7 @@ class ClientTable:
         self.held_bytes -= member.nbytes
         if member.peer.id not in group.member_counts:
             self._unsubscribe(member.peer.id, group.name)
+        self._end_membership(member, group.name)
 
     def _unsubscribe(self, connection_id: int, group_name: str) -> None:
         groups = self._sent.get(connection_id)
@@ -289,6 +304,12 @@ class ClientTable:
             del self._sent[connection_id]
         self.held_bytes -= sent.nbytes
         self._unaccepted_bytes -= 0 if sent.is_accepted else sent.nbytes
+
+    def _end_membership(self, member: Member, group_name: str) -> None:
+        memberships = self._memberships[member.peer.id]
+        memberships.discard((group_name, member.client_id))
+        if not memberships:
+            del self._memberships[member.peer.id]
 
     def _left(self, group: Group) -> None:
         if group.members:

@@ -136,6 +136,7 @@ class Listener:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._opening += 1
             self._spawn(self._open(client, address[0]))
+            await asyncio.sleep(0)  # of many that connect at once, one in each iteration of the loop
 
     async def _open(self, client: socket.socket, host: str) -> None:
         options = self._options
