@@ -30,7 +30,8 @@ from tiered.remoting.command import RemotingCommand, encode
 from tiered.settings.sections import Settings
 
 PULL_EVERY_S = 0.01
-PULLED_OFFSETS = 4_096
+PULLED_OFFSETS = 256
+"""All archived in the first second: beyond the end a pull waits."""
 P99_ABOVE_MS_MAX, PUBLISH_RATIO_MAX = 100.0, 1.1
 LEAD_IN_MS = 4_000
 SETTLE_S, START_S = 2.0, 180.0

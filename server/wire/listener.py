@@ -29,6 +29,8 @@ FIRST_BYTE_S = 10.0
 SWEEP_S = 5.0
 REFUSALS_LOGGED_EVERY_S = 60.0
 BACKLOG = 1024
+ACCEPTED_AT_ONCE = 2
+"""Of many that connect at once, before clients already connected get their turn."""
 OTHER_DESCRIPTORS = 512
 
 
@@ -120,6 +122,7 @@ class Listener:
     async def _accept(self) -> None:
         assert self._listener is not None
         loop = asyncio.get_running_loop()
+        accepted = 0
         while True:
             try:
                 client, address = await loop.sock_accept(self._listener)
@@ -136,7 +139,9 @@ class Listener:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._opening += 1
             self._spawn(self._open(client, address[0]))
-            await asyncio.sleep(0)  # of many that connect at once, one in each iteration of the loop
+            accepted += 1
+            if accepted % ACCEPTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _open(self, client: socket.socket, host: str) -> None:
         options = self._options
