@@ -224,11 +224,11 @@ class ClientTable:
                 message_model,
                 consume_from,
             )
-            known = group.members.get(client_id)
-            is_new = known is None
-            if known is None or known.peer is not member.peer:
-                if known is not None:
-                    self._end_membership(known, name)
+            earlier = group.members.get(client_id)
+            is_new = earlier is None
+            if earlier is None or earlier.peer is not member.peer:
+                if earlier is not None:
+                    self._end_membership(earlier, name)
                 self._memberships.setdefault(member.peer.id, set()).add((name, client_id))
             changed |= is_new
             group.add(member)
