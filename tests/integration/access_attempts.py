@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from server.proxy import relay_rules
+from server.proxy.accepted_accounts import ADMINISTRATION, BY_BODY
 from server.slave.slave_requests import ACKNOWLEDGED, BETWEEN_REPLICAS, RELAYED
 from server.wire.codes import RequestCode
 from tiered.errors import UnavailableError
@@ -48,8 +49,13 @@ class Target:
     phys: int
     body: bytes
 
-    def fields(self) -> dict[str, str]:
-        """Fields of every request at once: headers ignore those that are not theirs."""
+    def fields_of(self, code: int) -> dict[str, str]:
+        """Fields of every request at once: headers ignore those that are not theirs. Requests without a topic in their
+        own are judged otherwise, so they get none."""
+        found = self._fields()
+        return found if code not in ADMINISTRATION | BY_BODY else {"brokerName": found["brokerName"]}
+
+    def _fields(self) -> dict[str, str]:
         plain = {
             "topic": self.topic, "consumerGroup": self.group, "group": self.group, "groupName": self.group,
             "producerGroup": self.group, "originTopic": self.topic, "queueId": 0, "queueOffset": 0, "sysFlag": 4,

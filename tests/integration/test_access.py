@@ -119,7 +119,7 @@ def target_of(address: str, topic: str) -> Target:
 
 def attempts(address: str, target: Target) -> dict[int, RemotingCommand | None]:
     """The replies to the second account."""
-    return {code: second.ask(address, code, target.fields(), target.body_of(code)) for code in codes()}
+    return {code: second.ask(address, code, target.fields_of(code), target.body_of(code)) for code in codes()}
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def test_a_served_archive(
         assert answered == {}
         unsigned = Account(None)
         for code in codes():
-            assert is_refusal(unsigned.ask(address, code, target.fields(), target.body_of(code))), code
+            assert is_refusal(unsigned.ask(address, code, target.fields_of(code), target.body_of(code))), code
 
 
 @dataclass
@@ -278,7 +278,7 @@ def test_proxy_mode_beside_access_control(guarded: Guarded) -> None:
         if code in NO_EFFECT:
             cells[code] += " no effect"
             continue
-        direct = second.ask(guarded.direct(code), code, target.fields(), target.body_of(code))
+        direct = second.ask(guarded.direct(code), code, target.fields_of(code), target.body_of(code))
         same = direct is not None and (direct.code, len(direct.ext_fields)) == (
             reply.code,
             len(reply.ext_fields),
@@ -290,7 +290,7 @@ def test_proxy_mode_beside_access_control(guarded: Guarded) -> None:
     record(f"proxy {broker.version}", cells)
     unsigned = Account(None)
     for code in codes():
-        reply = unsigned.ask(guarded.address, code, target.fields(), target.body_of(code))
+        reply = unsigned.ask(guarded.address, code, target.fields_of(code), target.body_of(code))
         assert is_refusal(reply) or code in NO_EFFECT | OF_NAME_SERVERS, f"{code}: {reply}"
 
 
