@@ -112,7 +112,8 @@ class _Server:
         self._lines: list[Row] = []
         self._has_address = threading.Event()
         self.address = ""
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
 
     def _read(self) -> None:
         assert self._server.stdout is not None
@@ -138,6 +139,11 @@ class _Server:
                 child.wait(60)
             except subprocess.TimeoutExpired:
                 child.kill()
+                child.wait()
+        self._reading.join()
+        for child in (self._server, self._writer):
+            assert child.stdout is not None
+            child.stdout.close()
 
     def published_ms(self, begun_ms: float, ended_ms: float) -> list[float]:
         """Publish latencies of the commits in this time."""
