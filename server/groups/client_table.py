@@ -140,7 +140,8 @@ class _Sent(NamedTuple):
 
 
 Accepts = Callable[[str, str], bool]
-"""Whether a client's account is accepted for (group, topic)."""
+"""Whether a client's account is accepted for (group, topic); with an empty topic: for the group with any, as lite pull
+consumers with assigned queues subscribe to none."""
 
 
 class ClientTable:
@@ -211,7 +212,9 @@ class ClientTable:
             consume_type = _named(data, "consumeType", group.consume_type, CONSUME_TYPES)
             message_model = _named(data, "messageModel", group.message_model, MESSAGE_MODELS)
             consume_from = _named(data, "consumeFromWhere", group.consume_from, CONSUME_FROM)
-            is_accepted = accepts is None or bool(member.subscriptions)
+            is_accepted = (
+                accepts is None or bool(member.subscriptions) or (not subscriptions and accepts(name, ""))
+            )
             nbytes = ENTRY_BYTES + CHAR_BYTES * len(name) + _bytes_of(subscriptions)
             sent = _Sent(subscriptions, nbytes, is_accepted)
             self._reserve(group, member, before, sent)

@@ -160,8 +160,14 @@ class RelayService(Service, Generic[ClientT]):
         if self.accepted is None or self._settings.acl_file:
             self.clients.heartbeat(sent)
         else:
-            judge, fields = self.accepted.accepts, request.command.ext_fields
-            self.clients.heartbeat(sent, lambda group, topic: judge(fields, client.upstream, group, topic))
+            accepted, fields, upstream = self.accepted, request.command.ext_fields, client.upstream
+
+            def accepts(group: str, topic: str) -> bool:
+                if not topic:
+                    return accepted.accepts_group(fields, upstream, group)
+                return accepted.accepts(fields, upstream, group, topic)
+
+            self.clients.heartbeat(sent, accepts)
 
     def _leave(self, request: Request, client: ClientT) -> None:
         group = request.text("consumerGroup", "")

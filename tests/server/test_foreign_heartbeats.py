@@ -72,6 +72,9 @@ def test_a_client_is_a_member_once_it_is_accepted_for_group_and_topic() -> None:
     assert clients.subscription("g", "t", ATTACKER.id) is not None, "for its own pulls, judged one by one"
     clients.heartbeat(heartbeat("other", ATTACKER, "b", 9), lambda group, topic: (group, topic) == ("g", "t"))
     assert set(group.members) == {"victim", "other"}
+    assigned = {"clientID": "assigned", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": []}]}
+    clients.heartbeat(request(RequestCode.HEART_BEAT, ATTACKER, assigned), lambda group, topic: not topic)
+    assert "assigned" in group.members, "it subscribes to no topic"
     clients.closed(ATTACKER)
     clients.closed(VICTIM)
     assert clients.held_bytes == 0
