@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 from server.proxy.proxy_handlers import Upstream
 from server.security.permissions import NEEDS, Kind
 from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import Request
+from server.wire.request import NAME_CHARS_MAX, Request
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import ACCESS_KEY
@@ -51,10 +52,16 @@ BY_BODY: Final = frozenset({
 })  # fmt: skip
 """Their groups are in the body: accepted with an earlier request, or sent by an administrator."""
 JUDGED: Final = READS | SENDS.keys() | ADMINISTRATION | BY_BODY
-_ADMIN_KEY: Final = ("*", "*")
+BODY_NAMES: Final = frozenset({
+    "consumerGroup", "clientId", "mqSet", "onlyThisBroker", "brokerName", "acks",
+})  # fmt: skip
+ACK_NAMES: Final = frozenset({"c", "t", "r", "so", "rq", "q", "st", "pt", "it", "b", "bs"})
+"""Names in bodies of BY_BODY. Brokers also read other spellings, as "consumer_group", instead of these."""
+_ADMIN: Final = None, None
 
-_Key = tuple[str, str, str]
-"""Access key, group, topic. A connection that sent a valid signature once belongs to that client."""
+_Key = tuple[str, str | None, str | None]
+"""Access key, group, topic; None, None: an administrator. A connection that sent a valid signature once belongs to that
+client."""
 
 
 class AcceptedAccounts:
@@ -65,16 +72,23 @@ class AcceptedAccounts:
         self._given: WeakKeyDictionary[Upstream, dict[_Key, float]] = WeakKeyDictionary()
         """When it was accepted, by connection, in order."""
 
-    def accept(self, fields: Mapping[str, str], upstream: Upstream, group: str, topic: str) -> None:
-        """The broker accepted the account in ``fields`` for ``group`` and ``topic``; either may be empty."""
+    def accept(
+        self, fields: Mapping[str, str], upstream: Upstream, group: str | None, topic: str | None
+    ) -> None:
+        """The broker accepted the account in ``fields`` for ``group`` and ``topic``; either may be empty. Not kept for
+        names that are too long."""
         key = fields.get(ACCESS_KEY, ""), group, topic
+        if any(len(name) > NAME_CHARS_MAX for name in key if name is not None):
+            return
         given, now_s = self._given.setdefault(upstream, {}), self._now_s()
         given.pop(key, None)
         given[key] = now_s
         while len(given) > ACCEPTED_MAX or now_s - next(iter(given.values())) >= ACCEPTED_S:
             del given[next(iter(given))]
 
-    def accepts(self, fields: Mapping[str, str], upstream: Upstream, group: str, topic: str) -> bool:
+    def accepts(
+        self, fields: Mapping[str, str], upstream: Upstream, group: str | None, topic: str | None
+    ) -> bool:
         """Whether the broker did so within ACCEPTED_S."""
         given_s = self._given.get(upstream, {}).get((fields.get(ACCESS_KEY, ""), group, topic))
         return given_s is not None and self._now_s() - given_s < ACCEPTED_S
@@ -99,7 +113,7 @@ class AcceptedAccounts:
             return await self.refusal_to_read(command, upstream)
         if request.code in SENDS:
             return await self._refusal_to_send(command, upstream)
-        if request.code in BY_BODY and all(
+        if request.code in BY_BODY and _is_plain(request) and all(
             self.accepts_group(command.ext_fields, upstream, name)
             for kind, name in NEEDS[request.code].resources(request) if kind is Kind.GROUP
         ):  # fmt: skip
@@ -107,18 +121,43 @@ class AcceptedAccounts:
         return await self._refusal_to_administrate(command, upstream)
 
     async def refusal_to_read(self, command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:
-        """The broker's refusal of reading the topic that ``command`` names, or the group if it names no topic; None: it
-        is accepted. Raises UnavailableError."""
+        """The broker's refusal of reading the topic and the group that ``command`` names; None: it is accepted. Raises
+        UnavailableError."""
         fields = command.ext_fields
-        topic = fields.get("topic", "")
-        group = "" if topic else fields.get("consumerGroup", "")
-        if self.accepts(fields, upstream, group, topic):
-            return None
-        code = RequestCode.QUERY_MESSAGE if topic else RequestCode.GET_CONSUMER_LIST_BY_GROUP
-        refusal = await _refusal(replace(command, code=int(code)), upstream)
-        if refusal is None:
-            self.accept(fields, upstream, group, topic)
-        return refusal
+        group_field = (
+            "group" if command.code == RequestCode.INVOKE_BROKER_TO_RESET_OFFSET else "consumerGroup"
+        )
+        topic, group = fields.get("topic", ""), fields.get(group_field, "")
+        if topic and not self.accepts(fields, upstream, "", topic):
+            asked = replace(command, code=int(RequestCode.QUERY_MESSAGE))
+            if (refusal := await _refusal(asked, upstream)) is not None:
+                return refusal
+            self.accept(fields, upstream, "", topic)
+        if (group or not topic) and not self.accepts(fields, upstream, group, ""):
+            # Renamed; the order of the fields of a reset stays the same.
+            named = {name: value for name, value in fields.items() if name != group_field}
+            named["consumerGroup"] = group
+            asked = replace(command, code=int(RequestCode.GET_CONSUMER_LIST_BY_GROUP), ext_fields=named)
+            if (refusal := await _refusal(asked, upstream)) is not None:
+                return refusal
+            self.accept(fields, upstream, group, "")
+        return None
+
+    async def note(self, request: Request, upstream: Upstream, code: int) -> None:
+        """The broker answered with ``code``, not a refusal by access control. What the answer does not prove is
+        judged."""
+        command = request.command
+        fields = command.ext_fields
+        group, topic = fields.get("consumerGroup", ""), fields.get("topic", "")
+        if request.code == RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+            self.accept(fields, upstream, group, "")  # a topic is not judged
+        elif request.code == RequestCode.POP_MESSAGE and not self.accepts(fields, upstream, group, topic):
+            # Brokers before 5.0 do not know the code, and ACL 1.0 does not judge it.
+            if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or not topic or not group:
+                return
+            with suppress(UnavailableError):  # judged again at the next request
+                if await self.refusal_to_read(command, upstream) is None:
+                    self.accept(fields, upstream, group, topic)
 
     async def _refusal_to_send(self, command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:
         code, needed = SENDS[RequestCode(command.code)]
@@ -130,7 +169,7 @@ class AcceptedAccounts:
         self, command: RemotingCommand, upstream: Upstream
     ) -> RemotingCommand | None:
         fields = command.ext_fields
-        if self.accepts(fields, upstream, *_ADMIN_KEY):
+        if self.accepts(fields, upstream, *_ADMIN):
             return None
         if "topic" in fields:  # it would be created
             remark = "the request has a field topic"
@@ -140,8 +179,17 @@ class AcceptedAccounts:
         asked = replace(command, code=int(RequestCode.UPDATE_AND_CREATE_TOPIC))
         refusal = await _refusal(asked, upstream)
         if refusal is None:
-            self.accept(fields, upstream, *_ADMIN_KEY)
+            self.accept(fields, upstream, *_ADMIN)
         return refusal
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether the broker reads the same names in the body. Raises BadRequestError."""
+    document = request.document()
+    lists = [document.get(name) or [] for name in ("acks", "mqSet")]
+    if not all(isinstance(items, list) and all(isinstance(item, dict) for item in items) for items in lists):
+        return False
+    return document.keys() <= BODY_NAMES and all(ack.keys() <= ACK_NAMES for ack in lists[0])
 
 
 async def _refusal(command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:

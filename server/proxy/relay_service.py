@@ -137,7 +137,6 @@ class RelayService(Service, Generic[ClientT]):
     async def _relayed(self, request: Request, client: ClientT) -> Response | None:
         if self.accepted is None:
             return await self._relay.relay(request, client)
-        fields = request.command.ext_fields
         if request.code == RequestCode.SEND_BATCH_MESSAGE:
             # The same request, but ACL 1.0 does not judge it.
             command = replace(request.command, code=int(RequestCode.SEND_MESSAGE_V2))
@@ -147,10 +146,8 @@ class RelayService(Service, Generic[ClientT]):
             response is not None
             and response.version is not None
             and not is_refusal(RemotingCommand(response.code, 0, remark=response.remark))
-            and request.code in (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.POP_MESSAGE)
         ):
-            topic = fields.get("topic", "")
-            self.accepted.accept(fields, client.upstream, fields.get("consumerGroup", ""), topic)
+            await self.accepted.note(request, client.upstream, response.code)
         return response
 
     def _join(self, request: Request, client: ClientT) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -435,8 +436,8 @@ def test_beside_access_control_reads_are_judged_and_undeclared_codes_refused() -
             assert set(made.broker.codes()) <= {12}, "nothing else reaches the broker"
             made.broker.answers[38] = Response(16, remark="no SUB on g")
             assert (await client.ask(203, consumerGroup="g", AccessKey="k")).code == 16
-            for code in (100, 102, 216, 318, 319, 329, 9999):
-                assert (await client.ask(code)).code == 16
+            for undeclared in (100, 102, 216, 318, 319, 329, 9999):
+                assert (await client.ask(undeclared)).code == 16
             assert made.names[0].codes() == []
             del made.broker.answers[38]
             for _ in range(2):
@@ -444,6 +445,86 @@ def test_beside_access_control_reads_are_judged_and_undeclared_codes_refused() -
             assert made.broker.codes().count(38) == 2, "accepted for a while"
 
     run(story())
+
+
+def test_beside_access_control_a_field_that_the_broker_does_not_judge_permits_nothing() -> None:
+    async def story() -> None:
+        async with scene(checks_clients=True) as made:
+            broker, refused = made.broker, Response(1, remark="AclException: no permission")
+            broker.answers[12] = broker.answers[17] = refused
+            broker.answers[200_050] = Response(3, remark="request type 200050 is not supported")
+            client = await made.client()
+            for code in (38, 200_050):
+                for group, topic in (("", "T"), ("*", "*")):
+                    await client.ask(code, consumerGroup=group, topic=topic, AccessKey="k")
+            assert (await client.ask(202, topic="T", AccessKey="k")).code == 1, "no rights on T"
+            assert (await client.ask(25, AccessKey="k")).code == 1, "no administrator"
+            broker.answers[200_050] = Response(0)  # by a broker that does not judge it
+            await client.ask(200_050, consumerGroup="g", topic="T", AccessKey="k")
+            await client.ask(34, heartbeat(consumers=True), AccessKey="k")
+            assert made.service.status().groups == ()
+            del broker.answers[12]
+            await client.ask(200_050, consumerGroup="g", topic="T", AccessKey="k")
+            await client.ask(34, heartbeat(consumers=True), AccessKey="k")
+            assert [group.name for group in made.service.status().groups] == ["g"], "a consumer that pops"
+
+    run(story())
+
+
+def test_beside_access_control_topic_and_group_are_both_judged() -> None:
+    """ACL 1.0 judges neither for these codes."""
+
+    async def story() -> None:
+        async with scene(checks_clients=True) as made:
+            made.broker.answers[38] = Response(1, remark="AclException: no SUB on g")
+            made.service.open_archive({222: as_is})
+            client = await made.client()
+            for code, name in ((203, "consumerGroup"), (208, "consumerGroup"), (222, "group")):
+                fields: dict[str, Any] = {name: "g"}
+                answer = await client.ask(code, topic="T", AccessKey="k", **fields)
+                assert (answer.code, answer.remark) == (1, "AclException: no SUB on g"), code
+                seen = made.broker.seen[-1]
+                assert (seen.code, seen.ext_fields["consumerGroup"]) == (38, "g")
+                assert [value for _, value in sorted(seen.ext_fields.items())] == ["k", "g", "T"], "signed"
+            del made.broker.answers[38]
+            assert (await client.ask(222, topic="T", AccessKey="k", group="g")).code == 0
+
+    run(story())
+
+
+async def as_is(request: Request, upstream: Upstream) -> Response:
+    return relayed(await upstream.call(request.command, 5))
+
+
+@pytest.mark.parametrize(("code", "body"), [
+    (41, {"consumerGroup": "g", "consumer_group": "victim", "clientId": "c", "mqSet": []}),
+    (42, {"consumerGroup": "g", "ConsumerGroup": "victim", "clientId": "c", "mqSet": []}),
+    (200_151, {"brokerName": "b", "acks": [{"c": "g", "t": "T", "consumerGroup": "victim"}]}),
+    (200_151, {"brokerName": "b", "acks": [], "ACKS": [{"c": "victim", "t": "T"}]}),
+])  # fmt: skip
+def test_beside_access_control_a_body_that_java_may_read_otherwise_needs_an_administrator(
+    code: int, body: dict[str, Any]
+) -> None:
+    """Java's JSON readers take several spellings of a name, and the last one counts."""
+
+    async def story() -> None:
+        async with scene(checks_clients=True) as made:
+            made.service._relay.version = version_of_4_9  # type: ignore[method-assign]
+            made.broker.answers[17] = Response(1, remark="AclException: no administrator")
+            client = await made.client()
+            await client.ask(38, consumerGroup="g", AccessKey="k")
+            plain = {
+                name: value for name, value in body.items() if name in ("consumerGroup", "clientId", "mqSet")
+            }
+            plain = plain or {"brokerName": "b", "acks": [{"c": "g", "t": "T"}]}
+            assert (await client.ask(code, json.dumps(plain).encode(), AccessKey="k")).code == 0
+            assert (await client.ask(code, json.dumps(body).encode(), AccessKey="k")).code == 1
+
+    run(story())
+
+
+async def version_of_4_9(client: object) -> int:
+    return 401
 
 
 def test_a_consumer_gets_no_second_notice_from_us() -> None:
