@@ -48,7 +48,7 @@ class ArchiveService(Service):
         """Listen and serve; returns the advertised address. Raises OSError when the port is taken, UsageError for an
         address that clients cannot dial."""
         settings = self._settings
-        options = server_options(settings, self.clients.has_member)
+        options = server_options(settings, self.clients.names_group)
         if settings.advertise:
             check_advertised(settings.advertise, "serve")
         host = "" if settings.advertise else advertised_host(options.host)

@@ -174,6 +174,10 @@ class ClientTable:
         found = self._groups.get(group)
         return found is not None and peer.id in found.member_counts
 
+    def names_group(self, group: str, peer: Peer) -> bool:
+        """Whether heartbeats on the connection of ``peer`` name ``group``, also before its account is accepted."""
+        return group in self._sent.get(peer.id, _NOTHING)
+
     def subscription(self, group: str, topic: str, connection_id: int) -> Subscription | None:
         """The filter of ``topic`` that this connection sent for the group."""
         sent = self._sent.get(connection_id, _NOTHING).get(group)

@@ -60,7 +60,7 @@ class RelayService(Service, Generic[ClientT]):
 
     async def start(self) -> tuple[str, int]:
         """Listen; returns the bound address. Raises OSError when the port is taken, UsageError for bad settings."""
-        return await self._listen(server_options(self._settings, self.clients.has_member))
+        return await self._listen(server_options(self._settings, self.clients.names_group))
 
     def open_archive(self, handlers: ProxyHandlers) -> None:
         """From now on ``handlers`` answer their codes."""

@@ -1,4 +1,4 @@
-"""Audit of refusals, resets of offsets, and commits by clients that are no members of the group: lines and counts.
+"""Audit of refusals, resets of offsets, and commits by clients outside the group (their heartbeats do not name it).
 
 The first requests of a kind in an interval are logged at once. Equal later ones are counted and logged at its end, all
 others as one sum. So a flood of refusals neither fills the disk nor hides a reset. Reloads are logged where they happen

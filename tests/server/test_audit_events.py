@@ -156,7 +156,7 @@ def test_commits_of_others_than_members_are_seen(
     member, other = RecordingPeer(1), RecordingPeer(2)
     clients.heartbeat(heartbeat(member, "g"))
     clients.heartbeat(heartbeat(other, "other group"))
-    authorizer = RulesAuthorizer(None, 60, events=AuditEvents(clients.has_member))
+    authorizer = RulesAuthorizer(None, 60, events=AuditEvents(clients.names_group))
     place = {"consumerGroup": "g", "topic": "t", "queueId": 0}
     answered(authorizer, request(code, member, **place, **fields), Response())
     assert events_of(caplog) == []
@@ -182,6 +182,17 @@ def test_a_pull_that_commits_nothing_is_no_commit(caplog: pytest.LogCaptureFixtu
     ):
         answered(authorizer, request(RequestCode.PULL_MESSAGE, **place, **fields), Response())
     assert events_of(caplog) == []
+
+
+def test_commits_before_the_broker_has_accepted_a_member_are_the_groups_own() -> None:
+    """Beside access control the second heartbeat makes a member; commits follow the first pull."""
+    clients = ClientTable(time.monotonic)
+    starting, other = RecordingPeer(1), RecordingPeer(2)
+    clients.heartbeat(heartbeat(starting, "g"), lambda *_: False)
+    assert not clients.has_member("g", starting)
+    assert (clients.names_group("g", starting), clients.names_group("g", other)) == (True, False)
+    clients.closed(starting)
+    assert not clients.names_group("g", starting)
 
 
 def test_members_by_connection() -> None:
