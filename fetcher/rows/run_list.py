@@ -182,11 +182,15 @@ def list_at(
 ) -> RunList | None:
     """The runs of ``queue`` in ``state``, from those it had in the earlier ``known_state``.
 
-    None if runs were also removed or replaced since, or are no longer in memory: the row count of a queue changes by
-    the rows of runs added and removed, so it equals the rows added only if nothing was removed.
+    None if runs that were added since are no longer in memory, or runs were also removed or replaced: the row count of
+    a queue changes by the rows of runs added and removed, so it equals the rows added only if nothing was removed.
     """
     before, after, row = known_state.queue(queue), state.queue(queue), state.row_of(queue)
     if before is None or after is None or row is None:
+        return None
+    if state.pages is not known_state.pages and any(
+        page.to_version > known_state.version and page.first <= queue <= page.last for page in state.pages
+    ):
         return None
     added = joined(tuple(_added(state.chunks, row, known_state.version)))
     if int(added.runs["rows"].sum()) != int(after["row_count"]) - int(before["row_count"]):

@@ -225,3 +225,27 @@ def test_runs_that_were_removed_since_leave_the_list() -> None:
     assert [run_sync(view.runs_of(queue)).bounds(number) for number in range(6)] == [
         (offset, offset + 1) for offset in range(1, 7)
     ]
+
+
+@pytest.mark.parametrize("count", range(5, 8))
+def test_a_list_does_not_last_when_as_many_rows_were_removed_as_spilled(count: int) -> None:
+    """A reader comes back after commits were spilled and as many old rows expired."""
+    builder = built(8)
+    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    queue = view.view(view.state, ("plain", 0, None))
+    assert queue is not None
+    run_sync(view.runs_of(queue))
+    runs = RunIndex(builder.store).runs_of(builder.state, PLAIN).runs
+    for _ in range(8):
+        builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))])
+    removed = np.zeros(count, REMOVED_DTYPE)
+    for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
+        removed[name] = runs[name][:count]
+    builder.writer.maintain(
+        lambda state: CommitDraft(CommitKind.MAINTENANCE, queues=[PLAIN], removed=removed, created_ms=1)
+    )
+    view.adopt(builder.writer.state)
+    queue = view.view(view.state, ("plain", 0, None))
+    assert queue is not None
+    found = run_sync(view.runs_of(queue))
+    assert [found.bounds(number)[0] for number in range(len(found))] == list(range(count, 16))
