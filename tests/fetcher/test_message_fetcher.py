@@ -532,7 +532,7 @@ def test_an_object_of_another_queue_is_corruption() -> None:
     )
     assert mine is not None and other is not None
     # Lengths and all: as if the other object had been copied over this one and nothing but the footer told.
-    mine.runs = RunList(PLAIN, run_sync(fetcher.catalog.runs_of(other)).chunk)
+    mine.runs = RunList(PLAIN, run_sync(fetcher.catalog.runs_of(other)).chunk_below(1 << 62))
     with pytest.raises(CorruptionError, match="run 0 differs from the catalog"):
         pull(fetcher, PLAIN, 0)
     assert pull(fetcher, OTHER, 0).status is PullStatus.FOUND
