@@ -548,3 +548,27 @@ def test_a_commit_and_the_question_who_may_read_do_not_commit_twice(tmp_path: Pa
         assert response.code == 0 and scene.broker.commits == [5]
 
     run(tmp_path, story)
+
+
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
+def test_an_account_without_rights_learns_nothing_from_pulls(tmp_path: Path, policy: str) -> None:
+    """Neither offsets, nor what a filter matches."""
+
+    async def story(scene: Scene) -> None:
+        scene.policy(policy)
+        scene.expire(150)
+        scene.forget()
+        scene.context.accepted = AcceptedAccounts()
+        scene.broker.refuses[11] = (16, "no permission")
+        for offset in (-1, 0, 150, STORED, 1 << 40):
+            for expression in ("*", "no-such-tag"):
+                for flags in (SUBSCRIPTION, SUBSCRIPTION | SUSPEND):
+                    fields = {"subscription": expression, "suspendTimeoutMillis": 10}
+                    try:
+                        response = await scene.pull(offset, flags=flags, **fields)
+                    except UnavailableError:
+                        continue
+                    assert response.code == 16, (offset, expression, flags)
+                    assert response.ext.keys() <= {"suggestWhichBrokerId"}, response.ext
+
+    run(tmp_path, story)
