@@ -222,6 +222,9 @@ def test_acceptances_are_cached_of_few_names_and_for_their_time() -> None:
     now_s = ACCEPTED_S
     accepted.accept({}, upstream, "another", "t")
     assert accepted.count(upstream) == 1
+    for fields, group, topic in (({}, LONG, "t"), ({}, "g", LONG), ({"AccessKey": LONG}, "g", "t")):
+        accepted.accept(fields, upstream, group, topic)
+        assert not accepted.accepts(fields, upstream, group, topic)
 
 
 # -- names that no broker would take --------------------------------------------------------------------------------
