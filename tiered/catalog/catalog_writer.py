@@ -263,9 +263,11 @@ class CatalogWriter:
             return self._state
 
     def _merge_pages(self) -> None:
-        """Without the lock: commits proceed."""
-        if self.is_claimed:
-            self._pages.merge(self._state)
+        """Without the lock: commits proceed. The state is of this writer's epoch, so its objects are too."""
+        with self._lock:
+            state = self._state if self.is_claimed else None
+        if state is not None:
+            self._pages.merge(state)
 
     def _move_to(self, state: CatalogState) -> None:
         self._state = state
