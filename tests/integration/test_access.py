@@ -29,7 +29,7 @@ from tests.integration.live import Sidecar
 from tests.integration.live_scene import Scene
 from tests.integration.proxy_scene import ProxyScene
 from tests.servers.child import ChildServer, free_port
-from tests.servers.rocketmq import BROKER, CLUSTER, checking_signatures
+from tests.servers.rocketmq import BROKER, CLUSTER, checking_signatures, judging_permissions
 from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson
 from tiered.formats.record import decode_record
@@ -55,15 +55,6 @@ USERS: dict[str, Any] = {
         {"username": OWNER.access_key, "password": OWNER.secret_key, "userType": "Super"},
         {"username": SECOND.access_key, "password": SECOND.secret_key, "userType": "Normal"},
     ],
-}
-AUTHORIZATION = "org.apache.rocketmq.auth.authorization.provider."
-ALLOWS = {
-    "4.9.7": {},
-    "5.3.3": {
-        "authorizationEnabled": "true",
-        "authorizationProvider": f"{AUTHORIZATION}DefaultAuthorizationProvider",
-        "authorizationMetadataProvider": f"{AUTHORIZATION}LocalAuthorizationMetadataProvider",
-    },
 }
 STATE = {
     RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, RequestCode.GET_BROKER_CONFIG,
@@ -193,7 +184,7 @@ def guarded(
         found.fill(1200)
         (directory / "mq" / "conf" / "plain_acl.yml").write_text(yaml.safe_dump(PLAIN))
         checks = checking_signatures(version, OWNER.access_key, OWNER.secret_key)
-        found.broker.restart_with(checks | ALLOWS[version])
+        found.broker.restart_with(checks | judging_permissions(version))
         if version.startswith("5"):
             (directory / "conf").mkdir(exist_ok=True)
             (directory / "conf" / "tools.yml").write_text(account.read_text())

@@ -18,7 +18,7 @@ from tests.integration.client_scene import (
     wait_for,
 )
 from tests.integration.slave_scene import Slave, standing
-from tests.servers.rocketmq import CLUSTER, checking_signatures
+from tests.servers.rocketmq import CLUSTER, checking_signatures, judging_permissions
 from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load
 from tiered.remoting.client import BrokerClient, RequestCode, is_refusal
@@ -36,16 +36,6 @@ accounts:
 - {{accessKey: {CLIENT.access_key}, secretKey: "{CLIENT.secret_key}", admin: true}}
 - {{accessKey: {OWN.access_key}, secretKey: "{OWN.secret_key}", defaultTopicPerm: DENY, defaultGroupPerm: DENY}}
 """
-AUTHORIZATION = "org.apache.rocketmq.auth.authorization.provider."
-ALLOWS = {
-    "4.9.7": {},
-    "5.3.3": {
-        "authorizationEnabled": "true",
-        "authorizationProvider": f"{AUTHORIZATION}DefaultAuthorizationProvider",
-        "authorizationMetadataProvider": f"{AUTHORIZATION}LocalAuthorizationMetadataProvider",
-    },
-}
-"""How each version is told to look also what an account may do; 4.9 always does."""
 
 
 @pytest.fixture(params=VERSIONS)
@@ -57,7 +47,7 @@ def slave(
     with standing(request.param, tmp_path, minio_url, messages=800) as found:
         (tmp_path / "mq" / "conf" / "plain_acl.yml").write_text(PLAIN_ACL)
         checks = checking_signatures(request.param, CLIENT.access_key, CLIENT.secret_key)
-        found.broker.restart_with(checks | ALLOWS[request.param])
+        found.broker.restart_with(checks | judging_permissions(request.param))
         add_account(found)
         for user in ("client_scene", "live"):
             monkeypatch.setattr(

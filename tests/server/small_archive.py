@@ -6,8 +6,15 @@ import asyncio
 from typing import Any
 
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from server.archive_mode.archive_service import ArchiveService
 from server.backend.backend import Bounds, TopicConfig, Unit
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import GroupLog
+from server.retries.retry_log import RetryLog
+from server.retries.retry_queue import RetryLimits, RetryQueues
 from tests.server.original_record import original
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import ServeSettings
 
 
 class Archive:
@@ -58,3 +65,13 @@ class Archive:
 
     async def changed(self, timeout_s: float) -> None:
         await asyncio.sleep(min(timeout_s, 0.001))
+
+
+def small_service(archive: Any = None, settings: ServeSettings | None = None) -> ArchiveService:
+    """Archive mode over ``archive``, an ``Archive`` by default, with groups of its own; not started."""
+    store = MemoryStore()
+    offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
+    retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
+    return ArchiveService(
+        archive or Archive(), offsets, retries, settings or ServeSettings(bind="127.0.0.1:0")
+    )

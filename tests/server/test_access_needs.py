@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 
-from server.archive_mode.archive_service import ArchiveService
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
 from server.proxy.proxy_service import MERGED_CODES, ProxyConfig, ProxyService
-from server.retries.retry_log import RetryLog
-from server.retries.retry_queue import RetryLimits, RetryQueues
 from server.security.permissions import NEEDS
 from server.slave.registration import SlaveConfig
 from server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
 from server.slave.slave_service import SlaveOptions, SlaveService
 from server.wire.codes import RequestCode
-from tests.server.small_archive import Archive
-from tiered.object_store.memory import MemoryStore
+from tests.server.small_archive import small_service
 from tiered.settings.sections import ReadSettings, ServeSettings
 
 PUSHED = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONSUMER_CLIENT_OFFSET}
@@ -28,11 +22,7 @@ PUSHED = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONSUMER_CL
 
 def archive_codes() -> set[int]:
     async def started() -> set[int]:
-        archive: Any = Archive()
-        store = MemoryStore()
-        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
-        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
-        service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
+        service = small_service()
         await service.start()
         await service.close(0.0)
         return set(service._table.codes())

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from server.archive_mode.archive_service import ArchiveService
 from server.backend.pull_handlers import PullService
 from server.backend.route_handlers import RouteTable
 from server.groups.client_table import ClientTable
@@ -22,8 +21,6 @@ from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog
 from server.groups.queue_locks import LOCK_BYTES, LockTable, MessageQueue
 from server.proxy.accepted_accounts import ACCEPTED_MAX, ACCEPTED_S, AcceptedAccounts
-from server.retries.retry_log import RetryLog
-from server.retries.retry_queue import RetryLimits, RetryQueues
 from server.security.audit import Audit
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import NAME_CHARS_MAX, BadRequestError, Response
@@ -31,10 +28,9 @@ from tests.fetcher.plain_queue import PLAIN
 from tests.fetcher.reading_fakes import plain_fetcher
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.server.serving_peer import RecordingPeer, request
-from tests.server.small_archive import Archive
+from tests.server.small_archive import Archive, small_service
 from tiered.errors import TieredError
 from tiered.object_store.memory import MemoryStore
-from tiered.settings.sections import ServeSettings
 
 BYTES_MAX = 1 << 18
 PEER = RecordingPeer()
@@ -241,11 +237,9 @@ ILLEGAL = ["g" * 256, "my.group", "a group", "gruppe-ä", "", "g\n"]
 def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) -> None:
     async def run() -> None:
         archive: Any = Archive()
-        store, groups = MemoryStore(), dict[str, dict[str, Any]]()
+        groups = dict[str, dict[str, Any]]()
         archive.subscription_groups = lambda: groups
-        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
-        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
-        service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
+        service = small_service(archive)
         await service.start()
         table = service._table
         fields = {

@@ -9,19 +9,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.archive_mode.archive_service import ArchiveService
 from server.backend.route_handlers import PROXY_TOPIC
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
-from server.retries.retry_log import RetryLog
-from server.retries.retry_queue import RetryLimits, RetryQueues
 from server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer
-from tests.server.small_archive import Archive
+from tests.server.small_archive import small_service
 from tiered.errors import TieredError
-from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import RemotingCommand
-from tiered.settings.sections import ServeSettings
 
 NAMES = st.sampled_from(["t", "g", "%RETRY%g", "%DLQ%g", PROXY_TOPIC, "", "x" * 2000, "\ud800"])
 NUMBERS = st.sampled_from(["0", "1", "-1", "777", "2147483648", str(2**63 - 1), str(-(2**63)), "1e3", ""])
@@ -64,11 +57,7 @@ VALUES: Any = st.recursive(
 )
 def test_no_request_fails_unexpectedly(sent: list[tuple[int, dict[str, str], dict[str, str], Any]]) -> None:
     async def scene() -> None:
-        archive: Any = Archive()
-        store = MemoryStore()
-        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
-        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
-        service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
+        service = small_service()
         await service.start()
         table = service._table
         codes = sorted(table._handlers)

@@ -7,30 +7,20 @@ import ipaddress
 import json
 import logging
 import socket
-from typing import Any
 
 import pytest
 
 from server.archive_mode.archive_service import ArchiveService
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
 from server.listen.own_address import advertised_host, is_wildcard, outgoing_address
-from server.retries.retry_log import RetryLog
-from server.retries.retry_queue import RetryLimits, RetryQueues
 from server.wire.codes import RequestCode
 from tests.server.serving_peer import request
-from tests.server.small_archive import Archive
+from tests.server.small_archive import small_service
 from tiered.errors import UsageError
-from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ServeSettings
 
 
 def service_of(**fields: str) -> ArchiveService:
-    archive: Any = Archive()
-    store = MemoryStore()
-    offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
-    retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
-    return ArchiveService(archive, offsets, retries, ServeSettings(**fields))  # type: ignore[arg-type]
+    return small_service(settings=ServeSettings(**fields))  # type: ignore[arg-type]
 
 
 async def route_address(service: ArchiveService) -> str:

@@ -152,6 +152,18 @@ def checking_signatures(version: str, access_key: str, secret_key: str) -> dict[
     }
 
 
+def judging_permissions(version: str) -> dict[str, str]:
+    """Configuration of a broker with signatures that also judges what an account may do; 4.9 always does."""
+    if not version.startswith("5"):
+        return {}
+    providers = "org.apache.rocketmq.auth.authorization.provider."
+    return {
+        "authorizationEnabled": "true",
+        "authorizationProvider": f"{providers}DefaultAuthorizationProvider",
+        "authorizationMetadataProvider": f"{providers}LocalAuthorizationMetadataProvider",
+    }
+
+
 @dataclass
 class RocketMq:
     """A broker and its name servers, one or two, under ``directory``. Call ``start`` first and ``stop`` last."""
