@@ -160,8 +160,9 @@ class ObjectStoreCollector(ScrapeCollector):
             latency.add_metric(labels, _buckets_ms(stats), stats.seconds * 1000)
             for error, count in sorted(stats.failures.items()):
                 failures.add_metric([*_MEDIUM.values(), request, error], count)
+        writes = [snapshot.get(request, OperationStats()) for request in ("put", "compose")]
         reads = [stats for request, stats in snapshot.items() if request.startswith("get")]
-        for family, group in ((uploaded, [snapshot.get("put", OperationStats())]), (downloaded, reads)):
+        for family, group in ((uploaded, writes), (downloaded, reads)):
             count = sum(stats.requests for stats in group)
             family.add_metric(list(_MEDIUM.values()), [("+Inf", count)], sum(stats.bytes for stats in group))
         yield from (latency, failures, uploaded, downloaded)
@@ -169,7 +170,7 @@ class ObjectStoreCollector(ScrapeCollector):
         yield _labelled(CounterMetricFamily, "decode_memory_shortages", meaning, SHORTAGES.count)
 
 
-_WRITES = frozenset({"put", "delete"})
+_WRITES = frozenset({"put", "compose", "delete"})
 
 
 def _buckets_ms(stats: OperationStats) -> list[tuple[str, float]]:

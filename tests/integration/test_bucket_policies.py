@@ -33,6 +33,7 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.errors import AccessDeniedError, AlreadyExistsError
 from tiered.formats.keys import archive_prefix, catalog_key, data_key
 from tiered.model.queue import QueueKey
+from tiered.object_store.interface import ObjectRange
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.store_options import StoreOptions
@@ -349,6 +350,18 @@ def test_an_action_taken_away_is_one_line_with_action_and_key(
     assert f": {action}: AccessDenied" in line
     assert line.split("s3://")[1].startswith(f"{archived.name}/{PREFIX}"), line
     assert "Traceback" not in err
+
+
+def test_the_writer_may_copy_parts_and_a_denied_copy_names_both_actions(archived: Bucket) -> None:
+    store = archived.archive(archived.policy("writer"))
+    store.put_if_absent("data/source", [bytes(6 << 20)])
+    store.compose_if_absent("data/composed", [ObjectRange("data/source", 0, 6 << 20), b"tail"])
+    assert store.get_tail("data/composed", 5) == b"\0tail"
+    store.close()
+    store = archived.archive(without(archived.policy("writer"), "s3:GetObject"))
+    with pytest.raises(AccessDeniedError, match="s3:PutObject or s3:GetObject: AccessDenied"):
+        store.compose_if_absent("data/denied", [ObjectRange("data/source", 0, 6 << 20), b"tail"])
+    store.close()
 
 
 def test_an_upload_that_cannot_be_aborted_is_one_warning(

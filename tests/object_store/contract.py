@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError, UsageError
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece
 from tiered.object_store.prefixed import PrefixedStore
 
 MIB = 1024 * 1024
@@ -95,6 +96,73 @@ class StoreContract:
         key = "/".join(["k" * 250] * 4)
         store.put_if_absent(key, [b"x"])
         assert [info.key for info in store.list("k")] == [key]
+
+    # -- composed objects -----------------------------------------------------
+
+    def test_composed_of_bytes_files_and_ranges(self, store: ObjectStore, tmp_path: Path) -> None:
+        store.put_if_absent("src/a", [bytes(range(200))])
+        store.put_if_absent("src/b", [b"0123456789"])
+        spooled = tmp_path / "spooled"
+        spooled.write_bytes(b"xxfrom a filexx")
+        store.compose_if_absent(
+            "made/of/pieces",
+            [
+                b"head", ObjectRange("src/a", 10, 5), ObjectRange("src/a", 15, 5), b"",
+                FileRange(str(spooled), 2, 11), ObjectRange("src/b", 0, 10), ObjectRange("src/b", 3, 0),
+                memoryview(bytearray(range(64))).cast("I"),
+            ],
+        )  # fmt: skip
+        expected = b"head" + bytes(range(10, 20)) + b"from a file" + b"0123456789" + bytes(range(64))
+        assert store.get("made/of/pieces") == expected
+        assert store.get("src/b") == b"0123456789"
+        store.compose_if_absent("empty", [])
+        assert store.get("empty") == b""
+
+    def test_composing_an_existing_object_is_refused_and_changes_nothing(self, store: ObjectStore) -> None:
+        store.put_if_absent("src", [b"0123456789"])
+        store.put_if_absent("k", [b"first"])
+        for key in ("k", "src"):
+            with pytest.raises(AlreadyExistsError):
+                store.compose_if_absent(key, [ObjectRange("src", 0, 4)])
+        assert (store.get("k"), store.get("src")) == (b"first", b"0123456789")
+
+    def test_composing_from_a_missing_source_creates_nothing(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        with pytest.raises(NotFoundError, match="no/such"):
+            store.compose_if_absent("k", [b"x", ObjectRange("no/such", 0, 4)])
+        short = tmp_path / "short"
+        short.write_bytes(b"abc")
+        with pytest.raises(CorruptionError):
+            store.compose_if_absent("k", [FileRange(str(short), 1, 5)])
+        with pytest.raises(UsageError):
+            store.compose_if_absent("k", [ObjectRange("a//b", 0, 4)])
+        assert list(store.list("")) == []
+
+    @pytest.mark.parametrize(("offset", "length"), [(0, 11), (9, 2), (100, 5), (-1, 3)])
+    def test_composing_beyond_a_source_is_corruption(
+        self, store: ObjectStore, offset: int, length: int
+    ) -> None:
+        store.put_if_absent("src", [b"0123456789"])
+        with pytest.raises(CorruptionError):
+            store.compose_if_absent("k", [ObjectRange("src", offset, length)])
+        assert [info.key for info in store.list("")] == ["src"]
+
+    def test_composing_large_ranges(self, store: ObjectStore) -> None:
+        content = b"".join(bytes([number]) * MIB for number in range(14))
+        store.put_if_absent("large", [content])
+        pieces: list[Piece] = [
+            b"head",
+            ObjectRange("large", 1, 12 * MIB),
+            ObjectRange("large", 7, 9),
+            b"tail",
+        ]
+        PrefixedStore(store, "la").compose_if_absent("x/made", [b"a"])  # a prefix moves the target ...
+        store.put_if_absent("below/large", [content])
+        PrefixedStore(store, "below").compose_if_absent("made", pieces)  # ... and the sources
+        expected = b"head" + content[1 : 12 * MIB + 1] + content[7:16] + b"tail"
+        assert store.get("below/made") == expected
+        assert store.get("la/x/made") == b"a"
 
     # -- ranges ---------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 
 from tiered.errors import AlreadyExistsError, StoreFullError, ThrottledError, TieredError, UnansweredError
-from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import Body, ObjectInfo, ObjectStore, Piece
 from tiered.object_store.wrapper import StoreWrapper
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Request(NamedTuple):
     outcome: str
 
 
-OPERATIONS = frozenset({"put", "get", "get_range", "get_tail", "list", "delete", "clock"})
+OPERATIONS = frozenset({"put", "compose", "get", "get_range", "get_tail", "list", "delete", "clock"})
 
 
 @dataclass
@@ -86,7 +86,7 @@ class FaultStore(StoreWrapper):
         self._wait = wait
         self._lock = threading.Lock()
         self._armed = [_Armed(rule) for rule in rules]
-        self._stalled: list[tuple[str, list[bytes]]] = []
+        self._stalled: list[tuple[str, list[Piece]]] = []
         self.requests: list[Request] = []
 
     def __repr__(self) -> str:
@@ -116,7 +116,7 @@ class FaultStore(StoreWrapper):
         landed = []
         for key, body in stalled:
             try:
-                self._store.put_if_absent(key, body)
+                self._store.compose_if_absent(key, body)
             except AlreadyExistsError:
                 continue
             landed.append(key)
@@ -132,6 +132,18 @@ class FaultStore(StoreWrapper):
                 self._stalled.append((key, [bytes(piece) for piece in body]))
         self._refuse("put", key, fault, timeout_s)
         self._record("put", key, fault, lambda: self._store.put_if_absent(key, body, timeout_s=timeout_s))
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        fault = self._draw("compose", key)
+        if fault is Fault.STALLED:
+            held = [piece if isinstance(piece, tuple) else bytes(piece) for piece in pieces]
+            with self._lock:
+                self._stalled.append((key, held))
+        self._refuse("compose", key, fault, timeout_s)
+        self._record(
+            "compose", key, fault, lambda: self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+        )
 
     def get(self, key: str) -> bytes:
         """See ObjectStore."""

@@ -16,7 +16,7 @@ from tests.servers.running_store import RunningStore
 from tiered.errors import AlreadyExistsError, NotFoundError
 from tiered.object_store import s3
 from tiered.object_store.file import FileStore
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.open_store import open_store
 
@@ -104,6 +104,43 @@ class S3Contract(StoreContract):
         with pytest.raises(AlreadyExistsError):
             part_store.put_if_absent("data/parts", [b"y" * (6 * MIB)])
         assert part_store.get_tail("data/parts", 5) == pieces[-1][-5:]
+        assert _open_uploads(server, bucket_url) == []
+
+    def test_composed_in_parts(
+        self, server: RunningStore, bucket_url: str, part_store: ObjectStore, tmp_path: Path
+    ) -> None:
+        """Large ranges are copied by the server, small ones sent with their neighbours."""
+        source = [bytes([number]) * MIB for number in range(16)]
+        content = b"".join(source)
+        part_store.put_if_absent("data/source", source)
+        spooled = tmp_path / "spooled"
+        spooled.write_bytes(content[: 7 * MIB])
+        part_store.compose_if_absent(
+            "data/composed",
+            [
+                ObjectRange("data/source", 0, 5 * MIB), ObjectRange("data/source", 5 * MIB, 2 * MIB + 1),
+                FileRange(str(spooled), 3, 6 * MIB), ObjectRange("data/source", 9, 100),
+                ObjectRange("data/source", 2 * MIB, 14 * MIB), b"tail",
+            ],
+        )  # fmt: skip
+        expected = b"".join([
+            content[: 7 * MIB + 1], content[3 : 6 * MIB + 3], content[9:109], content[2 * MIB :], b"tail"
+        ])  # fmt: skip
+        assert part_store.get("data/composed") == expected
+        assert _etag(server, bucket_url, "data/composed").endswith("-5")
+        assert part_store.get_tail("data/composed", 5) == b"\x0ftail"
+
+    def test_a_composed_upload_that_fails_is_aborted(
+        self, server: RunningStore, bucket_url: str, part_store: ObjectStore
+    ) -> None:
+        part_store.put_if_absent("data/source", [bytes(6 * MIB)])
+        whole = ObjectRange("data/source", 0, 6 * MIB)
+        with pytest.raises(NotFoundError, match="data/absent"):
+            part_store.compose_if_absent("data/k", [whole, ObjectRange("data/absent", 0, 6 * MIB)])
+        part_store.compose_if_absent("data/k", [whole, b"x"])
+        with pytest.raises(AlreadyExistsError):
+            part_store.compose_if_absent("data/k", [whole, b"y"])
+        assert part_store.get_tail("data/k", 1) == b"x"
         assert _open_uploads(server, bucket_url) == []
 
     def test_commits_and_pages_are_never_multipart(

@@ -18,12 +18,15 @@ import pytest
 
 from tiered.errors import (
     AccessDeniedError,
+    AlreadyExistsError,
+    CorruptionError,
     NotFoundError,
     RefusedRequestError,
     ThrottledError,
     TieredError,
     UnansweredError,
 )
+from tiered.object_store.interface import ObjectRange
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.s3 import S3Store
 from tiered.object_store.s3_async import AsyncS3Store
@@ -253,6 +256,83 @@ def test_the_clock_is_asked_below_the_prefix(server: ScriptedServer) -> None:
     store = PrefixedStore(S3Store("bucket", options(server)), "p")
     assert abs(store.clock_ms() - time.time() * 1000) < 2000
     store.close()
+
+
+# -- copied parts -------------------------------------------------------------
+
+COPIED = b"<CopyPartResult><ETag>&quot;c&quot;</ETag></CopyPartResult>"
+
+
+def multipart(copy: Answer, complete: Answer) -> Script:
+    """A multipart upload whose copied parts and completion get these responses."""
+
+    def script(asked: Asked) -> Answer:
+        if "uploads" in asked.query:
+            created = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+            return Answer(200, created)
+        if "x-amz-copy-source" in asked.headers:
+            return copy
+        if asked.method == "POST":
+            return complete
+        return Answer(204 if asked.method == "DELETE" else 200, etag='"p"')
+
+    return script
+
+
+DONE = Answer(
+    200, b"<CompleteMultipartUploadResult><ETag>&quot;d&quot;</ETag></CompleteMultipartUploadResult>"
+)
+
+
+def failure(code: str) -> bytes:
+    """A body that follows a status line sent before the failure."""
+    return f'<?xml version="1.0"?>\n\n<Error><Code>{code}</Code><Message>m</Message></Error>'.encode()
+
+
+@pytest.mark.parametrize(
+    ("copy", "complete", "error"),
+    [
+        (Answer(200, failure("InternalError")), DONE, UnansweredError),
+        (Answer(200, failure("SlowDown")), DONE, ThrottledError),
+        (Answer(200, b""), DONE, UnansweredError),
+        (Answer(200, b"<CopyPartResult></CopyPartResult>"), DONE, UnansweredError),
+        (refusal(404, "NoSuchKey"), DONE, NotFoundError),
+        (refusal(403, "AccessDenied"), DONE, AccessDeniedError),
+        (refusal(416, "InvalidRange"), DONE, CorruptionError),
+        (refusal(400, "InvalidArgument"), DONE, RefusedRequestError),
+        (Answer(200, COPIED), Answer(200, failure("InternalError")), UnansweredError),
+        (Answer(200, COPIED), Answer(200, b""), UnansweredError),
+        (Answer(200, COPIED), refusal(412, "PreconditionFailed"), AlreadyExistsError),
+    ],
+)
+def test_a_failed_copy_is_an_error_and_its_upload_aborted(
+    server: ScriptedServer, copy: Answer, complete: Answer, error: type[TieredError]
+) -> None:
+    """S3 sends the status line before it copies, so that a response of status 200 may contain an error."""
+    server.script = multipart(copy, complete)
+    store = S3Store("bucket", options(server))
+    with pytest.raises(error) as raised:
+        store.compose_if_absent("k", [ObjectRange("source", 7, 6 * MIB), b"tail"])
+    assert type(raised.value) is error
+    assert "s3://bucket/k" in str(raised.value)
+    if error is AccessDeniedError:
+        assert "s3:PutObject or s3:GetObject" in str(raised.value)
+    assert server.asked[-1].method == "DELETE"
+    assert not any("x-amz-copy-source" in asked.headers and asked.body for asked in server.asked)
+    store.close()
+
+
+def test_a_copy_names_its_source_and_range(server: ScriptedServer) -> None:
+    server.script = multipart(Answer(200, COPIED), DONE)
+    store = S3Store("bucket", options(server))
+    store.compose_if_absent("k", [ObjectRange("a/source", 7, 6 * MIB), b"tail"])
+    store.close()
+    created, copied, sent, completed = server.asked
+    assert copied.headers["x-amz-copy-source"] == "bucket/a/source"
+    assert copied.headers["x-amz-copy-source-range"] == f"bytes=7-{6 * MIB + 6}"
+    assert sent.headers["content-md5"] == base64.b64encode(hashlib.md5(b"tail").digest()).decode()
+    assert completed.headers["if-none-match"] == "*"
+    assert "x-amz-checksum-algorithm" not in created.headers
 
 
 # -- credentials --------------------------------------------------------------

@@ -20,8 +20,10 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectRange
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.open_store import StoreAddress, open_store, parse_url
+from tiered.object_store.own_name import compose_own
 from tiered.object_store.request_metrics import MetricsStore, StoreMetrics
 from tiered.object_store.retrying import ATTEMPTS_MAX, RetryingStore
 from tiered.object_store.store_options import S3Credentials, StoreOptions
@@ -29,7 +31,7 @@ from tiered.object_store.throttle import ThrottledStore
 from tiered.settings.sections import ObjectStoreSettings
 
 ROOT = Path(__file__).parents[2]
-READS = OPERATIONS - {"put"}
+READS = OPERATIONS - {"put", "compose"}
 
 
 def filled(*keys: str) -> MemoryStore:
@@ -167,6 +169,31 @@ def test_a_put_is_never_repeated() -> None:
     assert sleeps == []
 
 
+def test_composing_is_never_repeated() -> None:
+    faulty = FaultStore(filled("a"), [FaultRule(Fault.THROTTLED, frozenset({"compose"}), times=1)])
+    sleeps: list[float] = []
+    with pytest.raises(ThrottledError):
+        retrying(faulty, sleeps).compose_if_absent("k", [ObjectRange("a", 0, 1)])
+    assert faulty.requests == [Request("compose", "k", "THROTTLED")]
+    assert sleeps == []
+
+
+def test_a_stalled_composition_may_land_late() -> None:
+    rule = FaultRule(Fault.STALLED, frozenset({"compose"}), times=1)
+    store = FaultStore(filled("a"), [rule], wait=lambda _seconds: None)
+    with pytest.raises(UnansweredError):
+        store.compose_if_absent("k", [ObjectRange("a", 0, 1), b"x"])
+    assert store.land_stalled() == ["k"]
+    assert store.get("k") == b"ax"
+
+
+def test_an_own_name_that_exists_is_an_upload_without_response() -> None:
+    store = filled("a")
+    compose_own(store, "k", [ObjectRange("a", 0, 1)])
+    with pytest.raises(UnansweredError, match="sent it twice"):
+        compose_own(store, "k", [b"x"])
+
+
 def test_what_cannot_change_is_not_repeated() -> None:
     faulty = FaultStore(MemoryStore())
     with pytest.raises(NotFoundError):
@@ -247,6 +274,27 @@ def test_bandwidth_is_held_on_average() -> None:
     before = now[0]
     store.put_if_absent("later", [bytes(900)])
     assert now[0] == before + 0, "saved up while idle"
+
+
+def test_copies_inside_the_store_are_no_bandwidth() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    source = MemoryStore()
+    source.put_if_absent("a", [bytes(6 << 20)])
+    metrics = StoreMetrics()
+    store = MetricsStore(
+        ThrottledStore(source, 1000, clock_s=lambda: now[0], sleep=sleep), metrics, clock_s=lambda: now[0]
+    )
+    for number in range(11):
+        store.compose_if_absent(
+            str(number), [ObjectRange("a", 0, 6 << 20), ObjectRange("a", 5, 400), bytes(100)]
+        )
+    assert now[0] == pytest.approx((10 * 500 - 1000) / 1000)
+    counted = metrics.snapshot()["compose"]
+    assert (counted.requests, counted.bytes, counted.failures) == (11, 11 * 500, {})
 
 
 # -- addresses ----------------------------------------------------------------

@@ -6,6 +6,7 @@ Pieces are not copied; small neighbours are joined when sent.
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Iterator
 
 from tiered.object_store.interface import Body, Buffer
@@ -71,6 +72,14 @@ def crc32c_base64(views: list[memoryview]) -> str:
     for view in views:
         crc = crc32.iscsi(view, crc)
     return base64.b64encode(crc.to_bytes(4, "big")).decode("ascii")
+
+
+def md5_base64(views: list[memoryview]) -> str:
+    """MD5 of all pieces, for requests that cannot carry a CRC32C."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for view in views:
+        digest.update(view)
+    return base64.b64encode(digest.digest()).decode("ascii")
 
 
 class PieceReader:

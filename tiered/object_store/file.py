@@ -15,7 +15,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,8 +34,9 @@ from tiered.errors import (
     UnavailableError,
 )
 from tiered.object_store.body import as_views
-from tiered.object_store.interface import Body, ObjectInfo
+from tiered.object_store.interface import Body, FileRange, ObjectInfo, ObjectRange, Piece
 from tiered.object_store.key import check_key, is_component
+from tiered.object_store.part_plan import joined, piece_bytes
 
 UPLOADS = ".uploads"
 WRITE_BYTES_MAX = 8 * 1024 * 1024
@@ -51,6 +52,7 @@ MODES = {"owner": (0o700, 0o600), "group": (0o750, 0o640), "all": (0o755, 0o644)
 
 _NO_ANONYMOUS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
+_NO_KERNEL_COPY = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _MISSING = frozenset({errno.ENOENT})
 _REFUSED = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP})
 _AT_FDCWD = -100
@@ -83,15 +85,49 @@ class FileStore:
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """See ObjectStore. The timeout is checked between writes; after it the object is never named."""
+        views = as_views(body)
+
+        def write(descriptor: int, deadline_s: float | None) -> int:
+            _write_all(descriptor, views, deadline_s, key)
+            return sum(view.nbytes for view in views)
+
+        self._create(key, timeout_s, write)
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """See ObjectStore. The kernel copies ranges; a file system with shared extents copies no bytes."""
+
+        def write(descriptor: int, deadline_s: float | None) -> int:
+            for piece in joined(pieces):
+                if isinstance(piece, ObjectRange):
+                    with self._opened(piece.key) as (source, size):
+                        if piece.offset < 0 or piece.offset + piece.length > size:
+                            raise CorruptionError(
+                                f"{self.url}: {piece.key} has {size} bytes, wanted "
+                                f"[{piece.offset}, {piece.offset + piece.length})"
+                            )
+                        _copy_range(source, descriptor, piece, deadline_s, key)
+                elif isinstance(piece, FileRange):
+                    source = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        _copy_range(source, descriptor, piece, deadline_s, key)
+                    finally:
+                        os.close(source)
+                else:
+                    _write_all(descriptor, as_views([piece]), deadline_s, key)
+            return sum(map(piece_bytes, pieces))
+
+        self._create(key, timeout_s, write)
+
+    def _create(self, key: str, timeout_s: float | None, write: Callable[[int, float | None], int]) -> None:
+        """Create ``key`` with what ``write`` (descriptor, deadline) writes; it returns the length."""
         target = self._path(key)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        views = as_views(body)
         with self._translated(key):
             self._require_root()
             with self._upload_file() as (descriptor, name):
-                _write_all(descriptor, views, deadline_s, key)
+                written = write(descriptor, deadline_s)
                 os.fsync(descriptor)
-                if sum(view.nbytes for view in views) > CACHE_BYTES_MAX:
+                if written > CACHE_BYTES_MAX:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 _refuse_late(deadline_s, key)
                 self._publish(descriptor, name, target)
@@ -352,6 +388,32 @@ def _write_all(descriptor: int, views: list[memoryview], deadline_s: float | Non
                 break
             written -= view.nbytes
             first += 1
+
+
+def _copy_range(
+    source: int, target: int, piece: ObjectRange | FileRange, deadline_s: float | None, key: str
+) -> None:
+    """Append ``piece`` of the open file ``source`` to ``target``."""
+    offset, end = piece.offset, piece.offset + piece.length
+    by_kernel = True
+    while offset < end:
+        _refuse_late(deadline_s, key)
+        length = min(end - offset, WRITE_BYTES_MAX)
+        if by_kernel:
+            try:
+                copied = os.copy_file_range(source, target, length, offset)
+            except OSError as error:
+                if error.errno not in _NO_KERNEL_COPY:
+                    raise
+                by_kernel = False
+                continue
+        else:
+            copied = os.write(target, os.pread(source, length, offset))
+        if copied == 0:
+            raise CorruptionError(f"{piece[0]} ends at {offset}, {end - offset} bytes early")
+        offset += copied
+    if piece.length > CACHE_BYTES_MAX:
+        os.posix_fadvise(source, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
 
 
 def _sorted_entries(directory: str, *, hidden: str) -> list[tuple[str, bool]]:

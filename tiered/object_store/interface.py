@@ -14,6 +14,26 @@ Body = Sequence[Buffer]
 """An object's bytes as consecutive pieces; not copied, so they must not change until the call returns."""
 
 
+class ObjectRange(NamedTuple):
+    """Bytes [offset, offset + length) of an existing object."""
+
+    key: str
+    offset: int
+    length: int
+
+
+class FileRange(NamedTuple):
+    """Bytes of a local file, read when they are sent; the file must not change until the call returns."""
+
+    path: str
+    offset: int
+    length: int
+
+
+Piece = Buffer | ObjectRange | FileRange
+"""A piece of a composed object."""
+
+
 class ObjectInfo(NamedTuple):
     """One listed object. ``modified_ms`` is by the store's clock."""
 
@@ -34,6 +54,13 @@ class ObjectStore(Protocol):
         """Create ``key`` durably or raise AlreadyExistsError; exactly one of concurrent callers wins.
 
         One call is one attempt. Large bodies may be multipart uploads except under ``catalog/`` and ``pages/``.
+        """
+        ...
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """``put_if_absent`` of all pieces in order. Ranges of objects are copied inside the store where it can.
+
+        Raises NotFoundError for a missing source, CorruptionError for a range beyond its end.
         """
         ...
 

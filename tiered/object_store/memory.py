@@ -8,8 +8,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
-from tiered.object_store.interface import Body, ObjectInfo
+from tiered.object_store.interface import Body, Buffer, FileRange, ObjectInfo, ObjectRange, Piece
 from tiered.object_store.key import check_key
+from tiered.object_store.local_range import read_file_range
 
 
 def wall_clock_ms() -> int:
@@ -43,6 +44,16 @@ class MemoryStore:
                 raise AlreadyExistsError(f"{self._url}: {key} exists")
             self._objects[check_key(key)] = (content, self._clock_ms())
             insort(self._keys, key)
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        body: list[Buffer] = []
+        for piece in pieces:
+            if isinstance(piece, ObjectRange):
+                body.append(self.get_range(*piece))
+            else:
+                body.append(read_file_range(piece) if isinstance(piece, FileRange) else piece)
+        self.put_if_absent(key, body)
 
     def get(self, key: str) -> bytes:
         """See ObjectStore."""

@@ -7,13 +7,30 @@ unanswered, and the caller continues under another key.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from tiered.errors import AlreadyExistsError, UnansweredError
-from tiered.object_store.interface import Body, ObjectStore
+from tiered.object_store.interface import Body, ObjectStore, Piece
 
 
 def put_own(store: ObjectStore, key: str, body: Body, *, timeout_s: float | None = None) -> None:
     """``put_if_absent`` that raises UnansweredError instead of AlreadyExistsError."""
-    try:
+    with _unanswered_if_there():
         store.put_if_absent(key, body, timeout_s=timeout_s)
+
+
+def compose_own(
+    store: ObjectStore, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None
+) -> None:
+    """``compose_if_absent`` that raises UnansweredError instead of AlreadyExistsError."""
+    with _unanswered_if_there():
+        store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+
+
+@contextmanager
+def _unanswered_if_there() -> Iterator[None]:
+    try:
+        yield
     except AlreadyExistsError as error:
         raise UnansweredError(f"{error.message}; a proxy may have sent it twice") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import Body, ObjectInfo, ObjectRange, ObjectStore, Piece
 from tiered.object_store.key import check_key
 from tiered.object_store.wrapper import StoreWrapper
 
@@ -28,6 +28,14 @@ class PrefixedStore(StoreWrapper):
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """See ObjectStore."""
         self._store.put_if_absent(self._prefix + key, body, timeout_s=timeout_s)
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        placed = [
+            piece._replace(key=self._prefix + piece.key) if isinstance(piece, ObjectRange) else piece
+            for piece in pieces
+        ]
+        self._store.compose_if_absent(self._prefix + key, placed, timeout_s=timeout_s)
 
     def get(self, key: str) -> bytes:
         """See ObjectStore."""

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tiered.object_store.body import size_bytes
-from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import Body, ObjectInfo, ObjectStore, Piece
+from tiered.object_store.part_plan import sent_bytes
 from tiered.object_store.wrapper import StoreWrapper
 
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -46,7 +47,7 @@ class StoreMetrics:
                 stats.failures[failure] = stats.failures.get(failure, 0) + 1
 
     def snapshot(self) -> dict[str, OperationStats]:
-        """A copy of the totals by operation: put, get, get_range, get_tail, list, delete, clock."""
+        """A copy of the totals by operation: put, compose, get, get_range, get_tail, list, delete, clock."""
         with self._lock:
             return {
                 name: replace(stats, failures=dict(stats.failures), latency_counts=list(stats.latency_counts))
@@ -79,6 +80,12 @@ class MetricsStore(StoreWrapper):
         with self._timed("put") as timing:
             self._store.put_if_absent(key, body, timeout_s=timeout_s)
             timing.transferred_bytes = size_bytes(body)
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """See ObjectStore. Bytes count on success, except those copied inside the store."""
+        with self._timed("compose") as timing:
+            self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+            timing.transferred_bytes = sent_bytes(pieces)
 
     def get(self, key: str) -> bytes:
         """See ObjectStore."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -25,9 +25,11 @@ from tiered.errors import (
     UnansweredError,
 )
 from tiered.object_store.abandonment import abandonable
-from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
-from tiered.object_store.interface import Body, ObjectInfo
+from tiered.object_store.body import PieceReader, as_views, crc32c_base64, md5_base64, parts
+from tiered.object_store.interface import Body, Buffer, FileRange, ObjectInfo, ObjectRange, Piece
 from tiered.object_store.key import check_key, is_single_put
+from tiered.object_store.local_range import read_file_range
+from tiered.object_store.part_plan import copied_range, joined, piece_bytes, plan_parts
 from tiered.object_store.s3_client import connect, has_outdated_keys
 from tiered.object_store.s3_errors import is_denied, release_frames, s3_error, with_new_keys
 from tiered.object_store.s3_transport import S3Transport, deadline
@@ -70,35 +72,65 @@ class S3Store:
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """See ObjectStore."""
-        check_key(key)
         views = as_views(body)
         size = sum(view.nbytes for view in views)
+        with self._attempt(key, size, timeout_s):
+            self._put(key, views, size)
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """See ObjectStore. Small objects are one PUT, and small ranges are read for it."""
+        size = sum(map(piece_bytes, pieces))
+        with self._attempt(key, size, timeout_s):
+            if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
+                self._put(key, self._read_pieces(joined(pieces)), size)
+                return
+            part_bytes = max(self._settings.multipart_part_bytes, -(-size // PARTS_MAX))
+            planned = plan_parts(pieces, part_bytes)
+            copies = any(map(copied_range, planned))
+            sources = (copied_range(part) or self._read_pieces(part) for part in planned)
+            self._put_in_parts(key, sources, copies=copies)
+
+    def _read_pieces(self, pieces: Sequence[Piece]) -> Views:
+        """The bytes of ``pieces``, which are sent together."""
+        read: list[Buffer] = []
+        for piece in pieces:
+            if isinstance(piece, ObjectRange):
+                read.append(self.get_range(*piece))
+            else:
+                read.append(read_file_range(piece) if isinstance(piece, FileRange) else piece)
+        return as_views(read)
+
+    @contextmanager
+    def _attempt(self, key: str, size: int, timeout_s: float | None) -> Iterator[None]:
+        """One attempt to create ``key``: its deadline, its errors, and nothing held after a failure."""
+        check_key(key)
         if timeout_s is None:
             timeout_s = self._settings.read_timeout_ms / 1000 + size / PATIENT_BYTES_PER_S
         try:
             with self._translated(key):
                 self._connected()  # loading the SDK does not count towards the timeout
-                self._put(key, views, size, timeout_s)
+                with deadline(timeout_s):
+                    yield
         except TieredError as error:
             release_frames(error)
             raise
 
-    def _put(self, key: str, views: Views, size: int, timeout_s: float) -> None:
-        with deadline(timeout_s):
-            if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
-                checksum = crc32c_base64(views)
-                answer = self._connected().put_object(
-                    Bucket=self._bucket,
-                    Key=key,
-                    Body=PieceReader(views),
-                    ChecksumCRC32C=checksum,
-                    IfNoneMatch="*",
-                )
-                _require_stored(answer, checksum)
-                if is_single_put(key) and not self._has_refused:
-                    self._require_refusal(key, views, checksum)
-            else:
-                self._put_in_parts(key, views, size)
+    def _put(self, key: str, views: Views, size: int) -> None:
+        if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
+            checksum = crc32c_base64(views)
+            answer = self._connected().put_object(
+                Bucket=self._bucket,
+                Key=key,
+                Body=PieceReader(views),
+                ChecksumCRC32C=checksum,
+                IfNoneMatch="*",
+            )
+            _require_stored(answer, checksum)
+            if is_single_put(key) and not self._has_refused:
+                self._require_refusal(key, views, checksum)
+        else:
+            part_bytes = max(self._settings.multipart_part_bytes, -(-size // PARTS_MAX))
+            self._put_in_parts(key, parts(views, part_bytes))
 
     def _require_refusal(self, key: str, views: Views, checksum: str) -> None:
         """Put the object again: a store that accepts this would let two writers win one version, and lose commits.
@@ -120,21 +152,25 @@ class S3Store:
             hint="use a store that supports conditional PUTs, such as AWS S3 or MinIO",
         )
 
-    def _put_in_parts(self, key: str, views: Views, size: int) -> None:
+    def _put_in_parts(
+        self, key: str, sources: Iterable[Views | ObjectRange], *, copies: bool = False
+    ) -> None:
+        """A multipart upload of parts to send and, if it ``copies``, of ranges to copy: servers return no CRC32C of a
+        copied part, which the completion would need, so that sent parts carry their MD5 then."""
         client = self._connected()
         target = {"Bucket": self._bucket, "Key": key}
-        upload = client.create_multipart_upload(**target, ChecksumAlgorithm="CRC32C")
+        algorithm = {} if copies else {"ChecksumAlgorithm": "CRC32C"}
+        upload = client.create_multipart_upload(**target, **algorithm)
         target["UploadId"] = upload["UploadId"]
-        part_bytes = max(self._settings.multipart_part_bytes, -(-size // PARTS_MAX))
         try:
             sent = []
-            for number, part in enumerate(parts(views, part_bytes), start=1):
-                checksum = crc32c_base64(part)
-                answer = client.upload_part(
-                    **target, PartNumber=number, Body=PieceReader(part), ChecksumCRC32C=checksum
-                )
-                _require_stored(answer, checksum)
-                sent.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": checksum})
+            for number, source in enumerate(sources, start=1):
+                place = target | {"PartNumber": number}
+                if isinstance(source, ObjectRange):
+                    stored = self._copy_part(place, source)
+                else:
+                    stored = self._send_part(place, source, with_md5=copies)
+                sent.append({"PartNumber": number} | stored)
             done = client.complete_multipart_upload(
                 **target, MultipartUpload={"Parts": sent}, IfNoneMatch="*"
             )
@@ -142,6 +178,29 @@ class S3Store:
         except Exception:
             self._abort(target)
             raise
+
+    def _send_part(self, place: dict[str, Any], part: Views, *, with_md5: bool) -> dict[str, str]:
+        client = self._connected()
+        if with_md5:
+            answer = client.upload_part(**place, Body=PieceReader(part), ContentMD5=md5_base64(part))
+            _require_stored(answer, None)
+            return {"ETag": answer["ETag"]}
+        checksum = crc32c_base64(part)
+        answer = client.upload_part(**place, Body=PieceReader(part), ChecksumCRC32C=checksum)
+        _require_stored(answer, checksum)
+        return {"ETag": answer["ETag"], "ChecksumCRC32C": checksum}
+
+    def _copy_part(self, place: dict[str, Any], source: ObjectRange) -> dict[str, str]:
+        """The SDK raises for an error inside a response of status 200, and an incomplete one has no ETag."""
+        with self._translated(source.key):
+            answer = self._connected().upload_part_copy(
+                **place,
+                CopySource={"Bucket": self._bucket, "Key": check_key(source.key)},
+                CopySourceRange=f"bytes={source.offset}-{source.offset + source.length - 1}",
+            )
+            copied = answer.get("CopyPartResult", {})
+            _require_stored(copied, None)
+        return {"ETag": copied["ETag"]}
 
     def _abort(self, target: dict[str, str]) -> None:
         """Best effort: leftover parts are invisible, and a lifecycle rule of the bucket removes them."""

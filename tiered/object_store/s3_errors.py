@@ -94,6 +94,7 @@ _ACTIONS = {
     "ListObjectsV2": "s3:ListBucket",
     "CreateMultipartUpload": "s3:PutObject",
     "UploadPart": "s3:PutObject",
+    "UploadPartCopy": "s3:PutObject or s3:GetObject",
     "CompleteMultipartUpload": "s3:PutObject",
     "DeleteObjects": "s3:DeleteObject",
 }

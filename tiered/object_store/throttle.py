@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tiered.object_store.body import size_bytes
-from tiered.object_store.interface import Body, ObjectStore
+from tiered.object_store.interface import Body, ObjectStore, Piece
+from tiered.object_store.part_plan import sent_bytes
 from tiered.object_store.wrapper import StoreWrapper
 
 
@@ -53,7 +54,15 @@ class ThrottledStore(StoreWrapper):
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """See ObjectStore."""
-        wait_s = self._bucket.take(size_bytes(body))
+        self._wait(size_bytes(body))
+        self._store.put_if_absent(key, body, timeout_s=timeout_s)
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """See ObjectStore. Copies inside the store do not count."""
+        self._wait(sent_bytes(pieces))
+        self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+
+    def _wait(self, byte_count: int) -> None:
+        wait_s = self._bucket.take(byte_count)
         if wait_s > 0:
             self._sleep(wait_s)
-        self._store.put_if_absent(key, body, timeout_s=timeout_s)

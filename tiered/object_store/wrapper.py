@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import Body, ObjectInfo, ObjectStore, Piece
 
 
 class StoreWrapper:
@@ -24,6 +24,10 @@ class StoreWrapper:
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """See ObjectStore."""
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
 
     def get(self, key: str) -> bytes:
         """See ObjectStore."""

@@ -1,0 +1,109 @@
+"""Plans the parts of a composed object: which ranges the store copies, and which bytes are sent.
+
+A part of a multipart upload has at least 5 MiB unless it is the last one. Smaller ranges are read and joined with their
+neighbours; a range behind a small part gives it the bytes it lacks and is copied from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tiered.object_store.body import buffer_bytes
+from tiered.object_store.interface import FileRange, ObjectRange, Piece
+
+MIB = 1024 * 1024
+PART_BYTES_MIN = 5 * MIB
+COPY_BYTES_MAX = 256 * MIB
+"""Of one copied part: larger copies take so long that servers and proxies end them."""
+
+Part = list[Piece]
+"""One part. A single range of at least PART_BYTES_MIN is copied, all others are read and sent."""
+
+
+def piece_bytes(piece: Piece) -> int:
+    """Length of one piece."""
+    return piece.length if isinstance(piece, ObjectRange | FileRange) else buffer_bytes(piece)
+
+
+def sent_bytes(pieces: Sequence[Piece]) -> int:
+    """Bytes that are sent to the store rather than copied inside it, roughly."""
+    return sum(piece_bytes(piece) for piece in pieces if not _is_large(piece))
+
+
+def copied_range(part: Part) -> ObjectRange | None:
+    """The range that the store copies as ``part``; None when its bytes are sent."""
+    only = part[0]
+    return only if len(part) == 1 and isinstance(only, ObjectRange) and _is_large(only) else None
+
+
+def plan_parts(pieces: Sequence[Piece], part_bytes: int) -> list[Part]:
+    """The parts of an object made of ``pieces``, in order. Sent parts have at most ``part_bytes`` + PART_BYTES_MIN."""
+    planned: list[Part] = []
+    pending: Part = []
+    pending_bytes = 0
+
+    def flush() -> None:
+        nonlocal pending, pending_bytes
+        if pending:
+            planned.append(pending)
+        pending, pending_bytes = [], 0
+
+    for whole in joined(pieces):
+        rest = whole
+        while (left := piece_bytes(rest)) > 0:
+            if pending_bytes >= part_bytes or (_is_large(rest) and pending_bytes >= PART_BYTES_MIN):
+                flush()
+            if isinstance(rest, ObjectRange):
+                lacking = max(0, PART_BYTES_MIN - pending_bytes) if pending else 0
+                if left - lacking >= PART_BYTES_MIN:
+                    head, rest = _split(rest, lacking)
+                    if lacking:
+                        pending.append(head)
+                    flush()
+                    planned += [[part] for part in _copies(rest)]
+                    break
+            head, rest = _split(rest, min(left, part_bytes - pending_bytes))
+            pending.append(head)
+            pending_bytes += piece_bytes(head)
+    flush()
+    return planned
+
+
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same bytes with neighbouring ranges of one source as one range, without empty pieces."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if (
+            isinstance(piece, ObjectRange | FileRange)
+            and isinstance(last, ObjectRange | FileRange)
+            and type(last) is type(piece)
+            and last[0] == piece[0]
+            and last.offset + last.length == piece.offset
+        ):
+            found[-1] = last._replace(length=last.length + piece.length)
+        elif piece_bytes(piece):
+            found.append(piece)
+    return found
+
+
+def _is_large(piece: Piece) -> bool:
+    return isinstance(piece, ObjectRange) and piece.length >= PART_BYTES_MIN
+
+
+def _split(piece: Piece, length: int) -> tuple[Piece, Piece]:
+    if isinstance(piece, ObjectRange | FileRange):
+        behind = piece._replace(offset=piece.offset + length, length=piece.length - length)
+        return piece._replace(length=length), behind
+    view = memoryview(piece).cast("B")
+    return view[:length], view[length:]
+
+
+def _copies(piece: Piece) -> list[Piece]:
+    """Equal parts of at most COPY_BYTES_MAX."""
+    count = -(-piece_bytes(piece) // COPY_BYTES_MAX)
+    parts = []
+    for left in range(count, 0, -1):
+        head, piece = _split(piece, -(-piece_bytes(piece) // left))
+        parts.append(head)
+    return parts
