@@ -17,6 +17,7 @@ RUN python -m venv /opt/build \
 COPY pyproject.toml README.md LICENSE ./
 COPY tiered tiered
 COPY uploader uploader
+COPY maintenance maintenance
 COPY fetcher fetcher
 COPY server server
 COPY sidecar sidecar

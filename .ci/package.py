@@ -21,7 +21,16 @@ ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 STORE = "F-533-sigkill"
 MESSAGES = 18_004
-PACKAGES = ("tiered", "uploader", "fetcher", "server", "sidecar", "pipeline", "rocketmq_tiered")
+PACKAGES = (
+    "tiered",
+    "uploader",
+    "maintenance",
+    "fetcher",
+    "server",
+    "sidecar",
+    "pipeline",
+    "rocketmq_tiered",
+)
 
 
 def main() -> int:

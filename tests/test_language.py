@@ -36,7 +36,10 @@ DEPLOYMENT = (
 PACKAGES: dict[str, tuple[str, ...]] = {
     "docs": DOCUMENTS,
     "deploy": DEPLOYMENT,
-    **{name: (name,) for name in ("examples", "benchmarks", "tiered", "uploader", "fetcher", "server")},
+    **{
+        name: (name,)
+        for name in ("examples", "benchmarks", "tiered", "uploader", "maintenance", "fetcher", "server")
+    },
     **{name: (name,) for name in ("sidecar", "pipeline", "rocketmq_tiered", "tests")},
 }
 FINISHED = (
@@ -51,6 +54,7 @@ FINISHED = (
     "sidecar",
     "tiered",
     "uploader",
+    "maintenance",
 )
 """Packages without retired words. A package stays in this list once it is in it."""
 

@@ -1,7 +1,7 @@
 """The architecture as a test: dependencies point one way, and each foreign library stays in its corner.
 
     sidecar -> server -> fetcher -> tiered
-    {sidecar, pipeline} -> {uploader, fetcher} -> tiered
+    {sidecar, pipeline} -> {uploader, maintenance, fetcher} -> tiered
     rocketmq_tiered -> fetcher; rocketmq_tiered.spark -> pipeline
 
 Reads the sources by `ast`; nothing is imported, so a module that does not load is checked all the same.
@@ -20,14 +20,24 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("tiered", "uploader", "fetcher", "server", "sidecar", "pipeline", "rocketmq_tiered")
+PACKAGES = (
+    "tiered",
+    "uploader",
+    "maintenance",
+    "fetcher",
+    "server",
+    "sidecar",
+    "pipeline",
+    "rocketmq_tiered",
+)
 MAY_IMPORT = {
     "tiered": {"tiered"},
     "uploader": {"uploader", "tiered"},
+    "maintenance": {"maintenance", "tiered"},
     "fetcher": {"fetcher", "tiered"},
     "server": {"server", "fetcher", "tiered"},
-    "sidecar": {"sidecar", "server", "uploader", "fetcher", "tiered"},
-    "pipeline": {"pipeline", "uploader", "fetcher", "tiered"},
+    "sidecar": {"sidecar", "server", "uploader", "maintenance", "fetcher", "tiered"},
+    "pipeline": {"pipeline", "uploader", "maintenance", "fetcher", "tiered"},
     "rocketmq_tiered": {"rocketmq_tiered", "fetcher", "tiered"},
     "rocketmq_tiered/spark.py": {"rocketmq_tiered", "pipeline"},
 }

@@ -9,7 +9,7 @@ import sys
 STARTING = frozenset({"fastcrc", "lz4", "numpy", "orjson", "zstandard"})
 """Each loads in some milliseconds, numpy in a tenth of a second; numba, boto3 or rocksdict alone would take as long as
 a whole command may."""
-_OURS = {"tiered", "fetcher", "server", "uploader", "sidecar", "pipeline", "rocketmq_tiered"}
+_OURS = {"tiered", "fetcher", "server", "uploader", "maintenance", "sidecar", "pipeline", "rocketmq_tiered"}
 
 
 def imported(arguments: list[str]) -> set[str]:

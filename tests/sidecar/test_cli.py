@@ -72,7 +72,7 @@ def test_every_flag_that_a_message_names_exists() -> None:
         known |= {option for action in parser._actions for option in action.option_strings}
     texts = (
         (path, node.value)
-        for package in ("tiered", "uploader", "fetcher", "server", "sidecar")
+        for package in ("tiered", "uploader", "maintenance", "fetcher", "server", "sidecar")
         for path in (ROOT / package).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -1,0 +1,382 @@
+"""Plans object compaction: which runs become which objects, in iterations of bounded memory.
+
+Pure; tables in, plan out. Level 1 turns stream set objects into stream objects and few stream set objects. Runs are
+ordered by queue and offset. Runs that follow one another without a gap are one *sequence*: it becomes a stream object
+(SO) if it has more than the split size, or if a gap follows it; all others share stream set objects (SSOs). An iteration
+takes sequences until memory is full; what does not fit begins the next one. An SO ends with its iteration, an SSO
+continues.
+
+Level 2 joins the SOs of a queue to larger ones, of at most a day each.
+
+A plan covers whole versions of one log history, and needs no request: the tables of the catalog are enough. A run below
+the floor of its queue is in no output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind, Table
+
+MIB = 1024 * 1024
+DAY_MS = 24 * 3600 * 1000
+LMQ_ROWS_PER_CUT = 4096
+"""LMQ rows have no bytes: their runs are cut at multiples of a column page."""
+
+PIECE_DTYPE = np.dtype([
+    ("run", "<i8"),   # index into the candidates' runs
+    ("begin", "<i8"), # in the run's bytes; of an LMQ: in its rows
+    ("end", "<i8"),
+])  # fmt: skip
+"""A part of a run that one iteration moves to one output. The blocks that begin inside it belong to it."""
+
+
+@dataclass(frozen=True)
+class CompactionLimits:
+    """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``: memory of a
+    row's columns and keys beside its message. ``sources_min``: objects that level 2 joins at least."""
+
+    memory_bytes: int = 128 * MIB
+    split_bytes: int = 8 * MIB
+    block_bytes: int = 512 * 1024
+    object_bytes_max: int = 128 * MIB
+    set_bytes_max: int = 128 * MIB
+    row_bytes: int = 64
+    outputs_max: int = 10_000
+    set_queues_max: int = 20_000
+    joined_bytes_min: int = 64 * MIB
+    sources_min: int = 2
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Runs (RUN_DTYPE) and objects (OBJECT_DTYPE) of whole versions of one log history.
+
+    ``is_set`` and ``ttl_class`` have an entry for each object, ``floors`` one for each queue. ``is_pending``: objects
+    that are pending deletions.
+    """
+
+    queues: Sequence[QueueKey]
+    runs: Table
+    objects: Table
+    object_keys: Sequence[str]
+    is_set: NDArray[np.bool_]
+    ttl_class: NDArray[np.int64]
+    floors: NDArray[np.int64]
+    is_pending: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class PlannedOutput:
+    """One object to write: of one queue, or a set of many."""
+
+    is_set: bool
+    ttl_class: int
+
+
+@dataclass(frozen=True)
+class OutputPart:
+    """What one iteration adds to output number ``output``: ``pieces`` (PIECE_DTYPE), in order."""
+
+    output: int
+    pieces: Table
+
+
+@dataclass(frozen=True)
+class CompactionPlan:
+    """Replaces ``sources`` (indexes of objects) by ``outputs``, in versions [first_version, last_version].
+
+    ``kept``: live runs of these versions that stay where they are. Other runs of the sources are below their floor.
+    """
+
+    first_version: int
+    last_version: int
+    sources: NDArray[Any]
+    kept: NDArray[Any]
+    outputs: list[PlannedOutput] = field(default_factory=list)
+    iterations: list[list[OutputPart]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """Runs by queue and offset: ``order`` indexes the candidates' runs, sequence i is its [first[i], first[i + 1])."""
+
+    order: NDArray[Any]
+    first: NDArray[Any]
+    byte_count: NDArray[Any]
+    has_gap_behind: NDArray[np.bool_]
+    queue: NDArray[Any]
+    ttl_class: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.byte_count)
+
+
+def plan_level_1(candidates: Candidates, limits: CompactionLimits) -> CompactionPlan | None:
+    """Compacts stream set objects; None when there is nothing to gain.
+
+    Above ``outputs_max`` or ``set_queues_max`` the newest versions wait for the next plan. Raises ValueError for runs
+    that overlap.
+    """
+    versions = np.unique(candidates.runs["version"])
+    while len(versions):
+        is_in = candidates.runs["version"] <= versions[-1]
+        sources, dead = _level_1_sources(candidates, is_in)
+        if not sources.any() and not dead.any():
+            return None
+        moved = np.flatnonzero(is_in & _live(candidates) & sources[candidates.runs["object"]])
+        sequences = _sequences(candidates, moved)
+        is_alone = (sequences.byte_count > limits.split_bytes) | sequences.has_gap_behind
+        set_queues = len(np.unique(sequences.queue[~is_alone]))
+        if int(is_alone.sum()) <= limits.outputs_max and set_queues <= limits.set_queues_max:
+            plan = _plan_of(candidates, is_in, sources | dead)
+            return _Filling(candidates, limits, sequences).fill(plan, is_alone)
+        versions = versions[: -max(1, len(versions) // 16)]
+    return None
+
+
+def plan_level_2(candidates: Candidates, limits: CompactionLimits) -> CompactionPlan | None:
+    """Joins stream objects; None when there is nothing to gain. The store copies them: no iteration, no memory."""
+    is_in = np.ones(len(candidates.runs), bool)
+    runs_of_object = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
+    alone = ~candidates.is_set & ~candidates.is_pending & (runs_of_object == 1)
+    movable = np.flatnonzero(_live(candidates) & alone[candidates.runs["object"]])
+    sequences = _sequences(candidates, movable)
+    groups: list[NDArray[Any]] = []
+    for number in range(len(sequences)):
+        ordered = sequences.order[sequences.first[number] : sequences.first[number + 1]]
+        groups += _joinable(candidates.runs[ordered], ordered, limits)
+    if not groups:
+        return None
+    sources = np.zeros(len(candidates.objects), bool)
+    sources[candidates.runs["object"][np.concatenate(groups)]] = True
+    plan = _plan_of(candidates, is_in, sources)
+    outputs = [
+        PlannedOutput(False, int(candidates.ttl_class[candidates.runs["object"][group[0]]]))
+        for group in groups
+    ]
+    parts = [OutputPart(number, _whole(candidates, group)) for number, group in enumerate(groups)]
+    return replace(plan, outputs=outputs, iterations=[[part] for part in parts])
+
+
+def length_of(runs: Table) -> NDArray[Any]:
+    """Length of each run in the unit of PIECE_DTYPE."""
+    return np.where(runs["kind"] == RunKind.LMQ, runs["rows"], runs["byte_count"])
+
+
+def _live(candidates: Candidates) -> NDArray[np.bool_]:
+    runs = candidates.runs
+    above: NDArray[np.bool_] = runs["end_queue_offset"] > candidates.floors[runs["queue"]]
+    pending: NDArray[np.bool_] = candidates.is_pending[runs["object"]]
+    return above & ~pending
+
+
+def _level_1_sources(
+    candidates: Candidates, is_in: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Set objects that share a queue with another one, and those without a live run."""
+    runs, count = candidates.runs, len(candidates.objects)
+    candidate = candidates.is_set & ~candidates.is_pending
+    has_runs, has_live = np.zeros(count, bool), np.zeros(count, bool)
+    has_runs[runs["object"][is_in]] = True
+    live = is_in & _live(candidates) & candidate[runs["object"]]
+    has_live[runs["object"][live]] = True
+    pairs = np.unique(np.stack([runs["queue"][live], runs["object"][live]], axis=1), axis=0)
+    objects_of_queue = np.bincount(pairs[:, 0], minlength=len(candidates.queues))
+    shares = np.zeros(count, bool)
+    shares[pairs[objects_of_queue[pairs[:, 0]] > 1, 1]] = True
+    return shares, candidate & has_runs & ~has_live
+
+
+def _plan_of(candidates: Candidates, is_in: NDArray[np.bool_], sources: NDArray[np.bool_]) -> CompactionPlan:
+    runs = candidates.runs
+    kept = np.flatnonzero(is_in & _live(candidates) & ~sources[runs["object"]])
+    versions = runs["version"][is_in]
+    return CompactionPlan(int(versions.min()), int(versions.max()), np.flatnonzero(sources), kept)
+
+
+def _sequences(candidates: Candidates, moved: NDArray[Any]) -> _Sequences:
+    """``moved`` runs by TTL class, queue and offset, cut at gaps and where the kind changes."""
+    keys = sorted(range(len(candidates.queues)), key=lambda number: candidates.queues[number])
+    rank = np.empty(len(keys), np.int64)
+    rank[keys] = np.arange(len(keys))
+    runs = candidates.runs[moved]
+    ttl_class = candidates.ttl_class[runs["object"]]
+    order = np.lexsort((runs["base_queue_offset"], rank[runs["queue"]], ttl_class))
+    runs, ttl_class = runs[order], ttl_class[order]
+    before, after = runs[:-1], runs[1:]
+    same = (before["queue"] == after["queue"]) & (ttl_class[:-1] == ttl_class[1:])
+    overlap = np.flatnonzero(same & (after["base_queue_offset"] < before["end_queue_offset"]))
+    if len(overlap):
+        one = int(overlap[0])
+        raise ValueError(
+            f"runs of {candidates.queues[int(before['queue'][one])]} overlap at {int(after['base_queue_offset'][one])}"
+        )
+    has_gap = same & (after["base_queue_offset"] > before["end_queue_offset"])
+    continues = same & ~has_gap & (before["kind"] == after["kind"])
+    is_lmq = before["kind"] == RunKind.LMQ
+    continues &= is_lmq | (before["base_byte"] + before["byte_count"] == after["base_byte"])
+    cuts = np.flatnonzero(~continues) + 1
+    first = np.concatenate([[0], cuts, [len(runs)]]) if len(runs) else np.zeros(1, np.int64)
+    ends = first[1:] - 1
+    gap_behind = np.append(has_gap, False)
+    return _Sequences(
+        order=moved[order],
+        first=first,
+        byte_count=np.add.reduceat(runs["byte_count"], first[:-1]) if len(runs) else np.zeros(0, np.int64),
+        has_gap_behind=gap_behind[ends],
+        queue=runs["queue"][first[:-1]],
+        ttl_class=ttl_class[first[:-1]],
+    )
+
+
+class _Filling:
+    """Distributes sequences over outputs and iterations."""
+
+    def __init__(self, candidates: Candidates, limits: CompactionLimits, sequences: _Sequences) -> None:
+        self._limits = limits
+        self._sequences = sequences
+        self._candidates = candidates
+        runs = candidates.runs[sequences.order]
+        self._length = length_of(runs)
+        bytes_of_rows = runs["rows"] * limits.row_bytes
+        self._cost = (runs["byte_count"] + bytes_of_rows) / np.maximum(self._length, 1)
+        """Memory for each byte of a run, or row of an LMQ."""
+        self._memory = np.concatenate([[0], np.cumsum(runs["byte_count"] + bytes_of_rows)])
+        self._size = np.concatenate([[0], np.cumsum(runs["byte_count"])])
+        self._cut_unit = np.where(runs["kind"] == RunKind.LMQ, LMQ_ROWS_PER_CUT, limits.block_bytes)
+        self._outputs: list[PlannedOutput] = []
+        self._iterations: list[list[OutputPart]] = []
+        self._alone: list[OutputPart] = []
+        self._shared: dict[int, list[Table]] = {}
+        self._used_bytes = 0.0
+        self._set_bytes = 0
+        self._set: int | None = None
+
+    def fill(self, plan: CompactionPlan, is_alone: NDArray[np.bool_]) -> CompactionPlan:
+        """``plan`` with outputs and iterations."""
+        set_queue = -1
+        for number in range(len(self._sequences)):
+            if is_alone[number]:
+                self._place(number, None)
+                continue
+            queue, size = int(self._sequences.queue[number]), int(self._sequences.byte_count[number])
+            ttl_class = int(self._sequences.ttl_class[number])
+            is_full = queue != set_queue and self._set_bytes + size > self._limits.set_bytes_max
+            if self._set is None or is_full or self._outputs[self._set].ttl_class != ttl_class:
+                self._set, self._set_bytes = self._new_output(number, is_set=True), 0
+            set_queue = queue
+            self._set_bytes += size
+            self._place(number, self._set)
+        self._end_iteration()
+        return replace(plan, outputs=self._outputs, iterations=self._iterations)
+
+    def _new_output(self, number: int, *, is_set: bool) -> int:
+        self._outputs.append(PlannedOutput(is_set, int(self._sequences.ttl_class[number])))
+        return len(self._outputs) - 1
+
+    def _place(self, number: int, shared: int | None) -> None:
+        """All runs of a sequence, from the room that is left on. ``shared``: the set output they belong to."""
+        at, last = int(self._sequences.first[number]), int(self._sequences.first[number + 1])
+        begin = 0
+        while at < last:
+            end_at, end = self._fitting(at, begin, last, is_set=shared is not None)
+            if (end_at, end) == (at, begin):
+                self._end_iteration()
+                continue
+            pieces = self._pieces(at, begin, end_at, end)
+            output = self._new_output(number, is_set=False) if shared is None else shared
+            self._add(OutputPart(output, pieces), is_set=shared is not None)
+            self._used_bytes += self._cost_of(at, begin, end_at, end)
+            at, begin = end_at, end
+
+    def _fitting(self, at: int, begin: int, last: int, *, is_set: bool) -> tuple[int, int]:
+        """Where the runs from ``at``, ``begin`` on no longer fit: whole runs, then a cut inside one."""
+        room = self._limits.memory_bytes - self._used_bytes
+        end_at = self._whole_runs(self._memory, at, begin * self._cost[at], room, last)
+        if not is_set:
+            size_room = self._limits.object_bytes_max
+            end_at = min(end_at, self._whole_runs(self._size, at, float(begin), size_room, last))
+        else:
+            size_room = self._limits.memory_bytes
+        if end_at > at:
+            begin, room = 0, room - self._cost_of(at, begin, end_at, 0)
+            size_room -= int(self._size[end_at] - self._size[at])
+        if end_at == last:
+            return last, 0
+        unit = int(self._cut_unit[end_at])
+        if unit:
+            fits = min(room / max(self._cost[end_at], 1e-9), max(0, size_room))
+            cut = int((begin + fits) // unit) * unit
+            if cut > begin:
+                return (end_at, cut) if cut < self._length[end_at] else (end_at + 1, 0)
+        if end_at == at and self._used_bytes == 0:
+            if not unit:
+                raise ValueError(
+                    f"a run of {int(self._length[at])} bytes exceeds the memory of {self._limits.memory_bytes} bytes"
+                )
+            forced = begin // unit * unit + unit
+            return (at, forced) if forced < self._length[at] else (at + 1, 0)
+        return end_at, begin
+
+    def _whole_runs(self, sums: NDArray[Any], at: int, used: float, room: float, last: int) -> int:
+        """The first run from ``at`` on that does not fit as a whole into ``room``."""
+        end = int(np.searchsorted(sums, sums[at] + used + room, side="right")) - 1
+        return max(at, min(end, last))
+
+    def _cost_of(self, at: int, begin: int, end_at: int, end: int) -> float:
+        cost = float(self._memory[end_at] - self._memory[at]) - begin * float(self._cost[at])
+        return cost + (end * float(self._cost[end_at]) if end else 0.0)
+
+    def _pieces(self, at: int, begin: int, end_at: int, end: int) -> Table:
+        count = end_at - at + (1 if end else 0)
+        pieces = np.zeros(count, PIECE_DTYPE)
+        pieces["run"] = self._sequences.order[at : at + count]
+        pieces["end"] = self._length[at : at + count]
+        pieces["begin"][0] = begin
+        if end:
+            pieces["end"][-1] = end
+        return pieces
+
+    def _add(self, part: OutputPart, *, is_set: bool) -> None:
+        if is_set:
+            self._shared.setdefault(part.output, []).append(part.pieces)
+        else:
+            self._alone.append(part)
+
+    def _end_iteration(self) -> None:
+        if self._alone or self._shared:
+            shared = [OutputPart(output, np.concatenate(found)) for output, found in self._shared.items()]
+            self._iterations.append(self._alone + shared)
+        self._alone, self._shared, self._used_bytes = [], {}, 0.0
+
+
+def _joinable(runs: Table, numbers: NDArray[Any], limits: CompactionLimits) -> list[NDArray[Any]]:
+    """Neighbouring SOs to join, from the runs of one sequence."""
+    groups: list[list[int]] = [[]]
+    size, day = 0, -1
+    for number, run in zip(numbers.tolist(), runs, strict=True):
+        length, run_day = int(run["byte_count"]), int(run["min_store_timestamp"]) // DAY_MS
+        is_large = length >= limits.joined_bytes_min
+        if is_large or size + length > limits.object_bytes_max or run_day != day:
+            groups.append([])
+            size = 0
+        if is_large:
+            day = -1
+            continue
+        groups[-1].append(number)
+        size, day = size + length, run_day
+    return [np.array(group) for group in groups if len(group) >= max(2, limits.sources_min)]
+
+
+def _whole(candidates: Candidates, numbers: NDArray[Any]) -> Table:
+    pieces = np.zeros(len(numbers), PIECE_DTYPE)
+    pieces["run"] = numbers
+    pieces["end"] = length_of(candidates.runs[numbers])
+    return pieces
