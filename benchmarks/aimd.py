@@ -86,9 +86,9 @@ class _DelayedStore:
         time.sleep(self._added_s)
         return self._store.get_range(key, offset, length)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int) -> bytes:
         time.sleep(self._added_s)
-        return self._store.get(key)
+        return self._store.get(key, max_bytes)
 
 
 # -- the archive ----------------------------------------------------------------------------------------------

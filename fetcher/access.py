@@ -41,6 +41,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
+from tiered.formats.memory_bound import limit_decoding
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_BATCH
 from tiered.object_store.interface import ObjectStore
@@ -96,6 +97,7 @@ def _opened(
     *,
     has_loop: bool = False,
 ) -> ArchiveAccess:
+    limit_decoding(settings.fetch.memory_bytes)
     root = open_store(url, StoreOptions(settings.object_store))
     try:
         names = cluster or settings.archive.cluster or None, broker or settings.archive.broker or None

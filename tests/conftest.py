@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from tests.shared_out import LongestFirst, longest_first
+from tiered.formats.memory_bound import LIMIT
 
 pytest_plugins = ["tests.servers.fixtures"]
 
@@ -43,6 +45,14 @@ def _logging_ends_with_the_test() -> Iterator[None]:
         if type(handler) is logging.StreamHandler:  # pytest's own are of other classes
             root.removeHandler(handler)
     root.setLevel(logging.WARNING)
+
+
+@pytest.fixture(autouse=True)
+def _memory_settings_end_with_the_test() -> Iterator[None]:
+    """The limit of decoding is the process's."""
+    before = replace(LIMIT)
+    yield
+    LIMIT.limit_bytes, LIMIT.hint = before.limit_bytes, before.hint
 
 
 @pytest.fixture(scope="session")

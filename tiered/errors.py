@@ -52,6 +52,10 @@ class RefusedRequestError(UsageError):
     """The object store rejects the request (400: region, endpoint, signature, clock skew)."""
 
 
+class ObjectTooLargeError(UsageError):
+    """An object is larger than the settings allow a reader to hold. Says nothing about its content."""
+
+
 class NotFoundError(TieredError):
     """Bucket, archive, topic, queue or object does not exist."""
 

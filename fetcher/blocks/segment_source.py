@@ -28,7 +28,7 @@ from fetcher.io.range_reader import RangeReader
 from fetcher.io.request_scheduler import Priority, RequestScheduler, ScheduledReader
 from fetcher.io.timer import Timer
 from fetcher.io.waiting import Executor, Wait
-from tiered.errors import CorruptionError
+from tiered.errors import CorruptionError, ObjectTooLargeError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings
 
@@ -105,7 +105,7 @@ class SegmentSource:
                 await self._memory.charge(cost_bytes, priority, key)
                 try:
                     load = self._indexes.start(key, size_bytes, tail_bytes, priority)
-                except CorruptionError:
+                except (CorruptionError, ObjectTooLargeError):
                     self._budget.release(cost_bytes)
                     raise
                 if load is None:

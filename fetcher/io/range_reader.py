@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fetcher.io.threads import Threads, check_process
+from tiered.formats.memory_bound import stored_bytes_max
 from tiered.object_store.interface import AsyncObjectStore, ObjectStore
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class RangeReader(Protocol):
         ...
 
     def submit_get(self, key: str) -> Future[bytes]:
-        """The whole object."""
+        """The whole object, within the memory for decoding one."""
         ...
 
     def close(self) -> None:
@@ -50,7 +51,7 @@ class ThreadRangeReader:
 
     def submit_get(self, key: str) -> Future[bytes]:
         """See RangeReader."""
-        return self._pool.submit(self._store.get, key)
+        return self._pool.submit(self._store.get, key, stored_bytes_max())
 
     def close(self) -> None:
         """See RangeReader."""
@@ -92,7 +93,7 @@ class LoopRangeReader:
 
     def submit_get(self, key: str) -> Future[bytes]:
         """See RangeReader."""
-        return self._start(self._store.get(key))
+        return self._start(self._store.get(key, stored_bytes_max()))
 
     def _start(self, request: Coroutine[Any, Any, bytes]) -> Future[bytes]:
         with self._lock:

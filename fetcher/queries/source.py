@@ -25,8 +25,9 @@ from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, j
 from tiered.errors import CorruptionError
 from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.keys import parse_part_key
+from tiered.formats.memory_bound import require_stored_bytes, stored_bytes_max
 from tiered.formats.segment_index import KeySection, SegmentIndex
-from tiered.formats.segment_layout import TRAILER_BYTES
+from tiered.formats.segment_layout import check_tail_length
 from tiered.index.layout import Shape
 from tiered.index.lookup import ReadRange
 from tiered.model.queue import QueueKey
@@ -171,7 +172,8 @@ class QuerySource:
             if kept is not None:
                 return index, index.decode_keys(kept)
         _check(place)
-        guess = min(place.size_bytes - place.tail_bytes, key_bytes_guess(rows))
+        room_bytes = min(place.size_bytes, stored_bytes_max()) - place.tail_bytes
+        guess = min(room_bytes, key_bytes_guess(rows))
         length = place.tail_bytes + guess
         begin = place.size_bytes - length
         data = await self._fetched(place.key, begin, length)
@@ -181,6 +183,7 @@ class QuerySource:
         if offset >= begin:
             stored = data[offset - begin : offset - begin + size]
         else:
+            require_stored_bytes(size, place.key)
             stored = await self._fetched(place.key, offset, size)
         keys = index.decode_keys(stored)
         self._kept.put(place.key, "keys", stored, size)
@@ -216,6 +219,7 @@ class QuerySource:
             self.requests += 1
             source = f"{self._url}/{ref.key}"
             part = parse_part_key(ref.key)
+            require_stored_bytes(0 if part is None else part[2], source)
             answer = self._reader.submit_get(ref.key) if part is None else self._reader.submit(*part)
             found = decode_page(await Wait(answer), source=source)
             if len(found.chunk.runs) != ref.runs:
@@ -249,7 +253,4 @@ class QuerySource:
 
 
 def _check(place: Place) -> None:
-    if not TRAILER_BYTES <= place.tail_bytes <= place.size_bytes:
-        raise CorruptionError(
-            f"{place.key}: invalid tail length {place.tail_bytes} of {place.size_bytes} bytes"
-        )
+    check_tail_length(place.key, place.size_bytes, place.tail_bytes)

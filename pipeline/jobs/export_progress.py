@@ -20,7 +20,7 @@ import orjson
 import zstandard
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
-from tiered.formats.memory_bound import LARGE, MemoryBound, out_of_memory
+from tiered.formats.memory_bound import LARGE, MemoryBound, out_of_memory, stored_bytes_max
 from tiered.object_store.interface import ObjectStore
 
 DIRECTORY = "_tiered_export"
@@ -168,19 +168,19 @@ class ExportProgress:
     def _read(self, name: str) -> dict[str, Any] | None:
         key = f"{DIRECTORY}/{name}"
         try:
-            data = self._store.get(key)
+            data = self._store.get(key, stored_bytes_max())
         except NotFoundError:
             return None
         try:
-            return _decoded(data)
+            return _decoded(data, f"{self._store.url}/{key}")
         except (zstandard.ZstdError, ValueError) as error:
             raise CorruptionError(f"{self._store.url}/{key}: damaged: {error}") from error
         except MemoryError:
             raise out_of_memory(f"{self._store.url}/{key}") from None
 
 
-def _decoded(data: bytes) -> dict[str, Any]:
-    memory, raw_bytes = MemoryBound(len(data), LARGE), zstandard.frame_content_size(data)
+def _decoded(data: bytes, source: str) -> dict[str, Any]:
+    memory, raw_bytes = MemoryBound(len(data), LARGE, source), zstandard.frame_content_size(data)
     if not 0 <= raw_bytes <= RAW_BYTES_MAX:
         raise ValueError(f"claims {raw_bytes} bytes")
     memory.charge(raw_bytes, "document")

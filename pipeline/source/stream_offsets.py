@@ -34,6 +34,11 @@ class ArchiveOffset:
 
 StreamOffset = Mapping[Names, ArchiveOffset]
 
+QUEUES_MAX = 4_000_000
+"""Of an offset in a checkpoint, all archives together."""
+NAME_CHARACTERS_MAX = 1024
+OFFSET_MAX = (1 << 63) - 1
+
 
 def to_json(offset: StreamOffset) -> dict[str, Any]:
     """The checkpoint's form. Equal offsets give equal documents."""
@@ -58,9 +63,22 @@ def _by_topic(offsets: Mapping[QueueKey, int]) -> dict[str, dict[str, int]]:
 def from_json(document: Mapping[str, Any]) -> dict[Names, ArchiveOffset]:
     """Parse the checkpoint's form. Raises CorruptionError."""
     try:
+        _check_size(document)
         return {_names(name): _archive_offset(one) for name, one in document.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptionError(f"offset in the checkpoint does not parse: {error}") from error
+
+
+def _check_size(document: Mapping[str, Any]) -> None:
+    """Before anything is allocated for ``document``. Raises ValueError."""
+    left = QUEUES_MAX
+    for name, one in document.items():
+        for topics in (one["queues"], one.get("from", {})):
+            left -= len(topics) + sum(map(len, topics.values()))
+            if left < 0:
+                raise ValueError(f"more than {QUEUES_MAX} queues")
+            if max(map(len, (name, *topics))) > NAME_CHARACTERS_MAX:
+                raise ValueError(f"a name of more than {NAME_CHARACTERS_MAX} characters")
 
 
 def _names(text: str) -> Names:
@@ -69,7 +87,7 @@ def _names(text: str) -> Names:
 
 
 def _archive_offset(one: Mapping[str, Any]) -> ArchiveOffset:
-    return ArchiveOffset(int(one["version"]), _offsets(one["queues"]), _offsets(one.get("from", {})))
+    return ArchiveOffset(_whole(one["version"]), _offsets(one["queues"]), _offsets(one.get("from", {})))
 
 
 def _offsets(topics: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:
@@ -77,8 +95,14 @@ def _offsets(topics: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:
     for topic, numbers in topics.items():
         for name, offset in numbers.items():
             queue_id, generation = map(int, name.split("."))
-            queues[QueueKey(topic, queue_id, generation)] = int(offset)
+            queues[QueueKey(topic, queue_id, generation)] = _whole(offset)
     return queues
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or abs(value) > OFFSET_MAX:
+        raise ValueError("a number is not of 64 bits")
+    return value
 
 
 def share(available: Sequence[int], limit: int) -> list[int]:

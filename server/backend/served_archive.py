@@ -26,6 +26,7 @@ from server.groups.subscription_filter import CompiledFilters
 from server.wire.turns import Slots, Turns
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
+from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
@@ -55,7 +56,9 @@ class BrokerTables:
         for name, key in state.state_objects.items():
             if self._keys.get(name) != key:
                 source = f"{self._store.url}/{key}"
-                self._documents[name] = decode_state(self._store.get(key), name, source=source) or {}
+                self._documents[name] = (
+                    decode_state(self._store.get(key, stored_bytes_max()), name, source=source) or {}
+                )
         self._keys = dict(state.state_objects)
         self.readings += 1
 

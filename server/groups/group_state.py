@@ -18,7 +18,7 @@ from typing import Final
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import SERVE_PREFIX
-from tiered.formats.memory_bound import LARGE
+from tiered.formats.memory_bound import LARGE, stored_bytes_max
 from tiered.object_store.interface import ObjectStore
 
 KIND: Final = b"RMQTSERV"
@@ -102,7 +102,7 @@ def load_snapshot(store: ObjectStore) -> GroupSnapshot:
     if key is None:
         return GroupSnapshot()
     try:
-        return decode_snapshot(store.get(key), source=f"{store.url}/{key}")
+        return decode_snapshot(store.get(key, stored_bytes_max()), source=f"{store.url}/{key}")
     except NotFoundError:
         return load_snapshot(store)  # replaced by a newer version since the listing
 
@@ -204,7 +204,9 @@ class GroupLog:
             self._store.put_if_absent(snapshot_key(version), [encode_snapshot(snapshot)])
         except AlreadyExistsError:
             key = snapshot_key(version)
-            winner = decode_snapshot(self._store.get(key), source=f"{self._store.url}/{key}")
+            winner = decode_snapshot(
+                self._store.get(key, stored_bytes_max()), source=f"{self._store.url}/{key}"
+            )
             if winner.owner != self._owner:
                 raise FencedError(f"{winner.owner_name} has taken over the consumer groups") from None
             # Our own, whose reply was lost. It is older than ``offsets``: write again.

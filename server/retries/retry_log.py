@@ -13,6 +13,7 @@ from typing import Final
 from server.retries.retry_state import RetryObject, RetryState, decode_object, encode_object
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.keys import SERVE_PREFIX
+from tiered.formats.memory_bound import stored_bytes_max
 from tiered.object_store.interface import ObjectStore
 
 RETRY_KEYS: Final = f"{SERVE_PREFIX}retry/"
@@ -43,7 +44,7 @@ def load_objects(store: ObjectStore) -> list[RetryObject]:
 def _from_newest_base(store: ObjectStore, keys: list[str]) -> list[RetryObject]:
     found: list[RetryObject] = []
     for key in reversed(keys):
-        one = decode_object(store.get(key), source=f"{store.url}/{key}")
+        one = decode_object(store.get(key, stored_bytes_max()), source=f"{store.url}/{key}")
         if key != object_key(one.version) or (found and one.version != found[-1].version - 1):
             raise CorruptionError(f"{store.url}/{key}: version {one.version} is out of order")
         found.append(one)
@@ -86,7 +87,7 @@ class RetryLog:
         try:
             self._store.put_if_absent(key, [encode_object(found)])
         except AlreadyExistsError:
-            there = decode_object(self._store.get(key), source=f"{self._store.url}/{key}")
+            there = decode_object(self._store.get(key, stored_bytes_max()), source=f"{self._store.url}/{key}")
             if there.owner != self.owner:
                 raise FencedError(f"{there.owner_name} has taken over the retry messages") from None
         if any(_is_ours(info.key) for info in self._store.list(RETRY_KEYS, start_after=key)):

@@ -7,6 +7,7 @@ import os
 from typing import Any, NamedTuple
 
 from tiered.errors import UsageError
+from tiered.formats.memory_bound import limit_decoding
 from tiered.settings.load import LoadedSettings, flag_assignments, load_settings
 from tiered.timestamps import parse_instant
 
@@ -120,4 +121,6 @@ def settings_of(options: argparse.Namespace) -> LoadedSettings:
     for key, value in vars(options).items():
         if "." in key and value is not None:
             flags[key] = (_KNOWN[key], value)
-    return load_settings(options.config, environment=os.environ, flags=flags)
+    loaded = load_settings(options.config, environment=os.environ, flags=flags)
+    limit_decoding(loaded.settings.fetch.memory_bytes)
+    return loaded

@@ -18,6 +18,8 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fetcher.io.range_reader import ThreadRangeReader
+from fetcher.queries.source import Place, QuerySource
 from pipeline.jobs.export_progress import DIRECTORY, ExportProgress
 from server.groups.group_state import KIND as GROUPS_KIND
 from server.groups.group_state import decode_snapshot
@@ -28,14 +30,14 @@ from tests.flat_file.uncataloged import open_uncataloged
 from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
 from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.commit import COMMIT_KIND
-from tiered.catalog.embedded_pages import COMMIT_TAIL_BYTES, MAGIC, TRAILER
+from tiered.catalog.embedded_pages import COMMIT_TAIL_BYTES, MAGIC, TRAILER, read_page_bytes
 from tiered.catalog.pages import PAGE_KIND
 from tiered.catalog.snapshot import ROOT_KIND
-from tiered.errors import CorruptionError
+from tiered.errors import CorruptionError, ObjectTooLargeError
 from tiered.formats import fastjson
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import catalog_key
-from tiered.formats.memory_bound import LARGE, SMALL
+from tiered.formats.memory_bound import LARGE, SMALL, limit_decoding
 from tiered.formats.segment import BlockCodec
 from tiered.formats.segment_layout import FOOTER_KIND, TRAILER_BYTES, decode_trailer, encode_trailer
 from tiered.index.layout import FOOTER_KIND as INDEX_KIND
@@ -69,6 +71,57 @@ def test_a_small_container_never_takes_much_memory(name: str) -> None:
             continue  # elsewhere it is what it seems
         with peak_below(160 * MIB), pytest.raises(CorruptionError, match=f"^{SOURCE}"):
             decode(sealed(kind, stored))
+
+
+@pytest.fixture
+def small_limit() -> int:
+    """``fetch.memory_bytes`` of 8 MiB."""
+    limit_decoding(8 * MIB)
+    return 8 * MIB
+
+
+@pytest.mark.parametrize("kind", ALL_DECODERS)
+def test_no_object_takes_more_than_the_memory_setting(kind: bytes, small_limit: int) -> None:
+    """Though its allowance would be larger: 64 MiB and more. It is not damaged, so no older version is read instead."""
+    stored = compressed(payload(nested(b'"",', 500_000)))
+    with (
+        peak_below(small_limit + 4 * MIB),
+        pytest.raises(ObjectTooLargeError, match=r"raise fetch\.memory_bytes"),
+    ):
+        ALL_DECODERS[kind](sealed(kind, stored))
+
+
+def _kept_plan() -> list[str]:
+    """The key of an export's plan."""
+    store = MemoryStore()
+    ExportProgress(store).keep_plan(1, {})
+    return [info.key for info in store.list("")]
+
+
+def test_whole_objects_are_read_within_the_memory_setting(small_limit: int) -> None:
+    store = MemoryStore()
+    store.put_if_absent("pages/p", [bytes(small_limit + 1)])
+    with pytest.raises(ObjectTooLargeError, match="pages/p"):
+        read_page_bytes(store, "pages/p")
+    with pytest.raises(ObjectTooLargeError, match=r"fetch\.memory_bytes"):
+        read_page_bytes(store, f"catalog/c:0:{small_limit + 1}")
+    key = catalog_key(1)
+    store.put_if_absent(key, [bytes(small_limit + 1)])
+    with pytest.raises(ObjectTooLargeError, match=key):
+        read_commit(store, 1)
+    name = next(iter(_kept_plan()))
+    store.put_if_absent(name, [bytes(small_limit + 1)])
+    with pytest.raises(ObjectTooLargeError, match=name):
+        ExportProgress(store).plan(1)
+
+
+@pytest.mark.parametrize("tail_bytes", [(1 << 30) + 1, (8 << 20) + 1])
+def test_a_query_does_not_read_a_tail_above_the_limits(small_limit: int, tail_bytes: int) -> None:
+    place = Place("data/00/a.so", 1 << 40, tail_bytes)
+    source = QuerySource(ThreadRangeReader(MemoryStore(), 1), MemoryStore())
+    for reading in (source.segment(place), source.keys_of(place, 1)):
+        with pytest.raises((CorruptionError, ObjectTooLargeError), match=r"data/00/a\.so"):
+            reading.send(None)
 
 
 def _with_footer(change: str) -> bytes:

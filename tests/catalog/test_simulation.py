@@ -94,8 +94,8 @@ class CrashingStore(FaultStore):
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self._burn(lambda: super(CrashingStore, self).put_if_absent(key, body, timeout_s=timeout_s))
 
-    def get(self, key: str) -> bytes:
-        return self._burn(lambda: super(CrashingStore, self).get(key))
+    def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
+        return self._burn(lambda: super(CrashingStore, self).get(key, max_bytes))
 
     def _burn(self, act: Callable[[], Any]) -> Any:
         self.fuse -= 1

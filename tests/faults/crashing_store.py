@@ -40,8 +40,8 @@ class CrashingStore:
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self._do(lambda: self._store.put_if_absent(key, body))
 
-    def get(self, key: str) -> bytes:
-        return bytes(self._do(lambda: self._store.get(key)))
+    def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
+        return bytes(self._do(lambda: self._store.get(key, max_bytes)))
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         return bytes(self._do(lambda: self._store.get_range(key, offset, length)))

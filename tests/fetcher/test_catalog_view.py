@@ -102,11 +102,11 @@ def test_readers_share_a_refresh() -> None:
     gate = threading.Event()
 
     class Slow(MemoryStore):
-        def get(self, key: str) -> bytes:
+        def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
             nonlocal calls
             calls += key.startswith("catalog/")
             gate.wait(5)
-            return builder.store.get(key)
+            return builder.store.get(key, max_bytes)
 
     with ThreadPoolExecutor(2) as pool, ThreadPoolExecutor(8) as readers:
         view = CatalogView(Slow(), builder.state, executor=pool, clock_s=Time())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError, UsageError
+from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError, ObjectTooLargeError, UsageError
 from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece
 from tiered.object_store.prefixed import PrefixedStore
 
@@ -165,6 +165,13 @@ class StoreContract:
         assert store.get("la/x/made") == b"a"
 
     # -- ranges ---------------------------------------------------------------
+
+    def test_an_object_above_the_callers_maximum_is_not_read(self, store: ObjectStore) -> None:
+        store.put_if_absent("k", [bytes(200)])
+        assert store.get("k", 200) == bytes(200)
+        with pytest.raises(ObjectTooLargeError, match=r"k has 200 bytes, more than the 199 allowed"):
+            store.get("k", 199)
+        assert store.get("k", 200) == bytes(200)
 
     def test_ranges(self, store: ObjectStore) -> None:
         content = bytes(range(200))

@@ -145,9 +145,9 @@ class FaultStore(StoreWrapper):
             "compose", key, fault, lambda: self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
         )
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
         """See ObjectStore."""
-        return self._call("get", key, lambda: self._store.get(key))
+        return self._call("get", key, lambda: self._store.get(key, max_bytes))
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See ObjectStore."""

@@ -18,6 +18,7 @@ from tiered.errors import (
     AccessDeniedError,
     CorruptionError,
     NotFoundError,
+    ObjectTooLargeError,
     ThrottledError,
     UnavailableError,
     UsageError,
@@ -62,6 +63,12 @@ class AsyncContract:
         assert await store.get_range("b/1", 3, 6) == b"b/1" * 2
         assert await store.get_range("b/1", 3, 0) == b""
         assert await store.get("empty") == b""
+
+    @pytest.mark.asyncio
+    async def test_an_object_above_the_callers_maximum_is_not_read(self, store: AsyncObjectStore) -> None:
+        assert await store.get("b/1", 30) == b"b/1" * 10
+        with pytest.raises(ObjectTooLargeError, match=r"b/1 has 30 bytes, more than the 29 allowed"):
+            await store.get("b/1", 29)
 
     @pytest.mark.asyncio
     async def test_what_is_not_there(self, store: AsyncObjectStore) -> None:

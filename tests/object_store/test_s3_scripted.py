@@ -8,6 +8,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,6 +22,7 @@ from tiered.errors import (
     AlreadyExistsError,
     CorruptionError,
     NotFoundError,
+    ObjectTooLargeError,
     RefusedRequestError,
     ThrottledError,
     TieredError,
@@ -34,6 +36,7 @@ from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 MIB = 1024 * 1024
+CHUNKS_MAX = 400
 
 
 class Asked(NamedTuple):
@@ -51,6 +54,8 @@ class Answer(NamedTuple):
     status: int
     body: bytes = b""
     etag: str = ""
+    endless: bool = False
+    """``body`` again and again, in chunks, until the client closes the connection."""
 
 
 Script = Callable[[Asked], Answer]
@@ -62,6 +67,8 @@ class ScriptedServer:
     def __init__(self) -> None:
         self.script: Script = lambda _asked: Answer(200)
         self.asked: list[Asked] = []
+        self.chunks = 0
+        self.is_contradictory = False
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -73,11 +80,25 @@ class ScriptedServer:
                 owner.asked.append(asked)
                 answer = owner.script(asked)
                 self.send_response(answer.status)
+                if answer.endless:
+                    self.send_chunks(answer.body)
+                    return
                 self.send_header("Content-Length", str(len(answer.body)))
                 if answer.etag:
                     self.send_header("ETag", answer.etag)
                 self.end_headers()
                 self.wfile.write(answer.body)
+
+            def send_chunks(self, chunk: bytes) -> None:
+                self.send_header("Transfer-Encoding", "chunked")
+                if owner.is_contradictory:  # aiohttp refuses it
+                    self.send_header("Content-Length", "5")
+                self.end_headers()
+                self.close_connection = True
+                with suppress(OSError):
+                    while owner.chunks < CHUNKS_MAX:
+                        self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                        owner.chunks += 1
 
             do_PUT = do_GET = do_POST = do_DELETE = answer  # noqa: N815
 
@@ -156,6 +177,49 @@ def test_a_listing_out_of_order_is_refused(server: ScriptedServer, answer: Answe
     server.script = lambda _asked: answer
     with pytest.raises(RefusedRequestError, match="order"):
         listed(server, "a/")
+
+
+# -- bodies ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "async"])
+def test_a_body_is_not_read_beyond_the_callers_maximum(server: ScriptedServer, is_async: bool) -> None:
+    """Whatever its headers say: a chunked body ignores Content-Length."""
+    server.is_contradictory = not is_async
+    server.script = lambda _asked: Answer(200, bytes(MIB), endless=True)
+    with pytest.raises(ObjectTooLargeError, match=r"bucket/k has \d+ bytes, more than the 2097152 allowed"):
+        read(server, "get", 2 * MIB, is_async=is_async)
+    assert server.chunks < CHUNKS_MAX
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("endless", [False, True], ids=["whole object", "endless"])
+def test_a_server_that_ignores_ranges_is_not_read(
+    server: ScriptedServer, endless: bool, is_async: bool
+) -> None:
+    server.script = lambda _asked: Answer(200, bytes(3 * MIB), endless=endless)
+    with pytest.raises(CorruptionError, match=r"bucket/k: 1048576 bytes requested, \d+ or more sent"):
+        read(server, "get_range", 0, MIB, is_async=is_async)
+    if not is_async:
+        with pytest.raises(CorruptionError, match="1048576 bytes requested"):
+            read(server, "get_tail", MIB, is_async=False)
+    assert server.chunks < CHUNKS_MAX
+
+
+def read(server: ScriptedServer, verb: str, *numbers: int, is_async: bool) -> bytes:
+    """The object ``k``, by a store of its own."""
+    if not is_async:
+        with closing(S3Store("bucket", options(server))) as store:
+            return bytes(getattr(store, verb)("k", *numbers))
+
+    async def read_async() -> bytes:
+        store = AsyncS3Store("bucket", options(server))
+        try:
+            return bytes(await getattr(store, verb)("k", *numbers))
+        finally:
+            await store.close()
+
+    return asyncio.run(read_async())
 
 
 # -- what is refused ----------------------------------------------------------

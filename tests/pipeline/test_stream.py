@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
+from pipeline.source import stream_offsets
 from pipeline.source.stream_offsets import (
     ArchiveOffset,
     bytes_between,
@@ -53,6 +54,24 @@ def test_a_foreign_checkpoint_is_refused() -> None:
     for wrong in ({"a/b": {"version": 1}}, {"a": {"version": 1, "queues": {}}}, {"a/b": 5}):
         with pytest.raises(CorruptionError, match="does not parse"):
             from_json(wrong)
+
+
+@pytest.mark.parametrize(
+    ("queues", "reason"),
+    [
+        ({"t": dict.fromkeys(map(str, range(11)), 1)}, "more than 10 queues"),
+        ({f"t{number}": {} for number in range(11)}, "more than 10 queues"),
+        ({"t" * 1025: {}}, "a name of more than 1024 characters"),
+        ({"t": {"0.0": 1 << 63}}, "a number is not"),
+        ({"t": {"0.0": "9" * 4000}}, "a number is not"),
+    ],
+)
+def test_an_offset_of_any_size_is_refused(
+    queues: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_offsets, "QUEUES_MAX", 10)
+    with pytest.raises(CorruptionError, match=reason):
+        from_json({"c/b": {"version": 1, "queues": queues}})
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=20), st.integers(0, 50_000))

@@ -16,6 +16,7 @@ import fastcrc
 from tiered.errors import CorruptionError
 from tiered.formats.container import HEADER, empty_container
 from tiered.formats.keys import parse_part_key
+from tiered.formats.memory_bound import require_stored_bytes, stored_bytes_max
 from tiered.object_store.interface import Body, ObjectStore
 
 PARTS_MAJOR = 2
@@ -63,8 +64,10 @@ def read_commit_bytes(store: ObjectStore, key: str) -> bytes:
     data = store.get_tail(key, COMMIT_TAIL_BYTES)
     wanted = bytes_wanted(data, source=source)
     if wanted is None:
-        return data if len(data) < COMMIT_TAIL_BYTES else container_in(store.get(key), source=source)
+        is_whole = len(data) < COMMIT_TAIL_BYTES
+        return data if is_whole else container_in(store.get(key, stored_bytes_max()), source=source)
     if wanted > len(data):
+        require_stored_bytes(wanted, source)
         data = store.get_tail(key, wanted)
         if wanted > len(data):
             raise CorruptionError(f"{source}: commit is truncated")
@@ -74,7 +77,8 @@ def read_commit_bytes(store: ObjectStore, key: str) -> bytes:
 def read_page_bytes(store: ObjectStore, key: str) -> bytes:
     """A page by its key in the catalog: an object, or a part of one."""
     part = parse_part_key(key)
-    return store.get(key) if part is None else store.get_range(*part)
+    require_stored_bytes(0 if part is None else part[2], f"{store.url}/{key}")
+    return store.get(key, stored_bytes_max()) if part is None else store.get_range(*part)
 
 
 def _length_at_end(data: bytes, source: str) -> int | None:

@@ -40,6 +40,7 @@ from tiered.formats.keys import (
     STATE_PREFIX,
     catalog_key,
 )
+from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
 
@@ -287,7 +288,7 @@ def _check_state_objects(store: ObjectStore, state: CatalogState, report: Verify
     """The broker's tables, which archive mode needs. They are few and small."""
     for name, key in sorted(state.state_objects.items()):
         try:
-            decode_state(store.get(key), name, source=key)
+            decode_state(store.get(key, stored_bytes_max()), name, source=key)
         except NotFoundError:
             continue  # reported by _check_named
         except (CorruptionError, UnsupportedFormatError) as error:

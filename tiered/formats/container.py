@@ -137,7 +137,7 @@ def decode_container(
     if fastcrc.crc32.iscsi(stored) != crc:
         raise CorruptionError(f"{source}: container fails its CRC32C")
     try:
-        memory = MemoryBound(stored_length, allowance)
+        memory = MemoryBound(stored_length, allowance, source)
         memory.charge(2 * raw_length, "payload")  # once inflated, once as tables
         raw = _inflated(stored, raw_length) if flags & _FLAG_ZSTD else bytes(stored)
         return _parse_payload(raw, raw_length, memory)

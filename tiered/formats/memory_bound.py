@@ -1,7 +1,8 @@
 """Bounds the memory of decoding an object by its stored size, and names the object when memory runs out.
 
 A few kilobytes can claim gigabytes: a compressed payload, a table without columns, nested JSON. Decoders charge what
-they are about to allocate. An object that needs more than its allowance is damaged, whatever its checksums say.
+they are about to allocate. An object that needs more than its allowance is damaged, whatever its checksums say; one
+that needs more than the process may use (``limit_decoding``) is too large for its settings.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiered.errors import OutOfMemoryError
+from tiered.errors import CorruptionError, ObjectTooLargeError, OutOfMemoryError
 
 logger = logging.getLogger(__name__)
 
@@ -52,24 +53,69 @@ class Shortages:
 SHORTAGES = Shortages()
 
 
-class MemoryBound:
-    """What may still be allocated to decode an object of ``stored_bytes``."""
+@dataclass
+class DecodingLimit:
+    """Memory for decoding one object, whatever its stored size; ``hint`` says what raises it."""
 
-    def __init__(self, stored_bytes: int, allowance: Allowance) -> None:
+    limit_bytes: int = 1 << 30
+    hint: str = ""
+
+
+LIMIT = DecodingLimit()
+"""Of this process."""
+
+
+def limit_decoding(fetch_memory_bytes: int) -> None:
+    """No object may take more memory than ``fetch.memory_bytes``."""
+    LIMIT.limit_bytes, LIMIT.hint = (
+        fetch_memory_bytes,
+        "raise fetch.memory_bytes if the object is not damaged",
+    )
+
+
+def stored_bytes_max() -> int:
+    """Size of the largest object that may be read whole."""
+    return LIMIT.limit_bytes
+
+
+def require_stored_bytes(byte_count: int, source: str) -> None:
+    """Before a part of ``byte_count`` bytes is read whole. Raises ObjectTooLargeError or CorruptionError."""
+    if byte_count < 0:
+        raise CorruptionError(f"{source}: a length of {byte_count} bytes is impossible")
+    if byte_count > LIMIT.limit_bytes:
+        raise ObjectTooLargeError(
+            f"{source} has {byte_count} bytes, more than the {LIMIT.limit_bytes} allowed", hint=LIMIT.hint
+        )
+
+
+class MemoryBound:
+    """What may still be allocated to decode ``source``, of ``stored_bytes``. Without ``source``, a text of the broker's
+    or a client's, the process's limit does not apply."""
+
+    def __init__(self, stored_bytes: int, allowance: Allowance, source: str | None = None) -> None:
         self._left_bytes = allowance.free_bytes + allowance.ratio * stored_bytes
+        self._room_bytes = self._left_bytes if source is None else LIMIT.limit_bytes
         self._stored_bytes = stored_bytes
+        self._source = source
 
     def charge(self, byte_count: int, what: str) -> None:
-        """Before ``what`` is allocated. Raises ValueError."""
+        """Before ``what`` is allocated. Raises ValueError, or ObjectTooLargeError above the process's limit."""
         self._left_bytes -= byte_count
+        self._room_bytes -= byte_count
         if self._left_bytes < 0:
             raise ValueError(
                 f"{what} takes {byte_count} bytes of memory, more than {self._stored_bytes} stored bytes may"
             )
+        if self._room_bytes < 0:
+            raise ObjectTooLargeError(
+                f"{self._source}: {what} takes {byte_count} bytes of memory, more than is left of "
+                f"{LIMIT.limit_bytes}",
+                hint=LIMIT.hint,
+            )
 
     def charge_json(self, text: bytes | memoryview, what: str) -> None:
         """Before ``text`` is parsed. Raises ValueError."""
-        if len(text) * JSON_BYTE_COST_MAX <= self._left_bytes:
+        if len(text) * JSON_BYTE_COST_MAX <= min(self._left_bytes, self._room_bytes):
             return
         self.charge(json_cost_bytes(text), what)
 

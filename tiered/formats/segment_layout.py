@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.formats.memory_bound import require_stored_bytes
 from tiered.model.tables import RUN_DTYPE, Table
 
 SEGMENT_MAJOR = 2
@@ -108,6 +109,7 @@ def check_tail_length(key: str, size_bytes: int, tail_bytes: int) -> None:
     """Raise CorruptionError for lengths no segment has."""
     if not TRAILER_BYTES <= tail_bytes <= min(size_bytes, TAIL_BYTES_MAX):
         raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
+    require_stored_bytes(tail_bytes, key)
 
 
 def encode_trailer(tail_offset: int, footer_offset: int, footer: bytes) -> bytes:

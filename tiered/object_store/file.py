@@ -34,7 +34,15 @@ from tiered.errors import (
     UnavailableError,
 )
 from tiered.object_store.body import as_views
-from tiered.object_store.interface import Body, FileRange, ObjectInfo, ObjectRange, Piece
+from tiered.object_store.interface import (
+    GET_BYTES_MAX,
+    Body,
+    FileRange,
+    ObjectInfo,
+    ObjectRange,
+    Piece,
+    require_size,
+)
 from tiered.object_store.key import check_key, is_component
 from tiered.object_store.part_plan import joined, piece_bytes
 
@@ -253,9 +261,10 @@ class FileStore:
 
     # -- reading -----------------------------------------
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See ObjectStore."""
         with self._opened(key) as (descriptor, size):
+            require_size(size, max_bytes, f"{self.url}/{key}")
             return self._read(key, descriptor, 0, size)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:

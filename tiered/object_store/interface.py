@@ -1,7 +1,8 @@
 """Interface of an object store. Objects are immutable: there is no overwrite.
 
 Errors are tiered.errors only: NotFoundError (no such key or bucket), AlreadyExistsError, ThrottledError and
-StoreFullError (no effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError.
+StoreFullError (no effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError,
+ObjectTooLargeError.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from tiered.errors import ObjectTooLargeError
+
 Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]
 """An object's bytes as consecutive pieces; not copied, so they must not change until the call returns."""
+GET_BYTES_MAX = 1 << 30
+"""Of a whole object, unless the caller states another maximum."""
 
 
 class ObjectRange(NamedTuple):
@@ -42,6 +47,17 @@ class ObjectInfo(NamedTuple):
     modified_ms: int
 
 
+def too_large(byte_count: int, max_bytes: int, where: str) -> ObjectTooLargeError:
+    """The error for an object above a caller's maximum."""
+    return ObjectTooLargeError(f"{where} has {byte_count} bytes, more than the {max_bytes} allowed")
+
+
+def require_size(byte_count: int, max_bytes: int, where: str) -> None:
+    """Raises ObjectTooLargeError above ``max_bytes``."""
+    if byte_count > max_bytes:
+        raise too_large(byte_count, max_bytes, where)
+
+
 class ObjectStore(Protocol):
     """A flat key space under one URL. Thread-safe. Keys: ``[A-Za-z0-9._/-]``, below the URL's prefix."""
 
@@ -64,8 +80,8 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get(self, key: str) -> bytes:
-        """The whole object."""
+    def get(self, key: str, max_bytes: int) -> bytes:
+        """The whole object; ObjectTooLargeError above ``max_bytes``, before it is read."""
         ...
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
@@ -104,8 +120,8 @@ class AsyncObjectStore(Protocol):
         """The address without secrets, for messages."""
         ...
 
-    async def get(self, key: str) -> bytes:
-        """The whole object."""
+    async def get(self, key: str, max_bytes: int) -> bytes:
+        """The whole object; ObjectTooLargeError above ``max_bytes``, before it is read."""
         ...
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:

@@ -8,7 +8,16 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
-from tiered.object_store.interface import Body, Buffer, FileRange, ObjectInfo, ObjectRange, Piece
+from tiered.object_store.interface import (
+    GET_BYTES_MAX,
+    Body,
+    Buffer,
+    FileRange,
+    ObjectInfo,
+    ObjectRange,
+    Piece,
+    require_size,
+)
 from tiered.object_store.key import check_key
 from tiered.object_store.local_range import read_file_range
 
@@ -55,12 +64,13 @@ class MemoryStore:
                 body.append(read_file_range(piece) if isinstance(piece, FileRange) else piece)
         self.put_if_absent(key, body)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See ObjectStore."""
         with self._lock:
             found = self._objects.get(check_key(key))
         if found is None:
             raise NotFoundError(f"{self._url}/{key} does not exist")
+        require_size(len(found[0]), max_bytes, f"{self._url}/{key}")
         return found[0]
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:

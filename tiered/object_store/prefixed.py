@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tiered.object_store.interface import Body, ObjectInfo, ObjectRange, ObjectStore, Piece
+from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo, ObjectRange, ObjectStore, Piece
 from tiered.object_store.key import check_key
 from tiered.object_store.wrapper import StoreWrapper
 
@@ -37,9 +37,9 @@ class PrefixedStore(StoreWrapper):
         ]
         self._store.compose_if_absent(self._prefix + key, placed, timeout_s=timeout_s)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See ObjectStore."""
-        return self._store.get(self._prefix + key)
+        return self._store.get(self._prefix + key, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See ObjectStore."""

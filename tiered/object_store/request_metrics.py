@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tiered.object_store.body import size_bytes
-from tiered.object_store.interface import Body, ObjectInfo, ObjectStore, Piece
+from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo, ObjectStore, Piece
 from tiered.object_store.part_plan import sent_bytes
 from tiered.object_store.wrapper import StoreWrapper
 
@@ -87,10 +87,10 @@ class MetricsStore(StoreWrapper):
             self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
             timing.transferred_bytes = sent_bytes(pieces)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See ObjectStore."""
         with self._timed("get") as timing:
-            content = self._store.get(key)
+            content = self._store.get(key, max_bytes)
             timing.transferred_bytes = len(content)
         return content
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tiered.errors import UnavailableError
-from tiered.object_store.interface import ObjectInfo, ObjectStore
+from tiered.object_store.interface import GET_BYTES_MAX, ObjectInfo, ObjectStore
 from tiered.object_store.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class RetryingStore(StoreWrapper):
     def _call(self, act: Callable[[], T]) -> T:
         return self._retrying(act)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See ObjectStore."""
-        return self._call(lambda: self._store.get(key))
+        return self._call(lambda: self._store.get(key, max_bytes))
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See ObjectStore."""

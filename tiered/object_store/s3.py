@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
 from tiered.errors import (
@@ -20,16 +21,26 @@ from tiered.errors import (
     AlreadyExistsError,
     CorruptionError,
     NotFoundError,
+    ObjectTooLargeError,
     RefusedRequestError,
     TieredError,
     UnansweredError,
 )
 from tiered.object_store.abandonment import abandonable
 from tiered.object_store.body import PieceReader, as_views, crc32c_base64, md5_base64, parts
-from tiered.object_store.interface import Body, Buffer, FileRange, ObjectInfo, ObjectRange, Piece
+from tiered.object_store.interface import (
+    GET_BYTES_MAX,
+    Body,
+    Buffer,
+    FileRange,
+    ObjectInfo,
+    ObjectRange,
+    Piece,
+)
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.local_range import read_file_range
 from tiered.object_store.part_plan import copied_range, joined, piece_bytes, plan_parts
+from tiered.object_store.response_length import PIECE_BYTES, ResponseLimit
 from tiered.object_store.s3_client import connect, has_outdated_keys
 from tiered.object_store.s3_errors import is_denied, release_frames, s3_error, with_new_keys
 from tiered.object_store.s3_transport import S3Transport, deadline
@@ -226,9 +237,9 @@ class S3Store:
 
     # -- reading -----------------------------------------
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See ObjectStore."""
-        return self._fetch(key, {})
+        return self._fetch(key, {}, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See ObjectStore."""
@@ -236,7 +247,7 @@ class S3Store:
             raise CorruptionError(f"{self.url}/{key}: invalid range [{offset}, {offset + length})")
         if length == 0:
             return b""
-        content = self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"})
+        content = self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"}, length)
         return exact_range(content, f"{self.url}/{key}", offset, length)
 
     def get_tail(self, key: str, length: int) -> bytes:
@@ -244,17 +255,19 @@ class S3Store:
         if length <= 0:
             return b""
         try:
-            return self._fetch(key, {"Range": f"bytes=-{length}"})[-length:]
-        except CorruptionError:  # an empty object has no satisfiable range
-            return self._fetch(key, {})[-length:]
+            return self._fetch(key, {"Range": f"bytes=-{length}"}, length)
+        except CorruptionError as error:  # an empty object has no satisfiable range
+            with suppress(ObjectTooLargeError):
+                return self._fetch(key, {}, 0)
+            raise error
 
-    def _fetch(self, key: str, extra: dict[str, str]) -> bytes:
+    def _fetch(self, key: str, extra: dict[str, str], max_bytes: int) -> bytes:
         check_key(key)
         try:
             with self._translated(key):
                 answer = self._connected().get_object(Bucket=self._bucket, Key=key, **extra)
-                content: bytes = answer["Body"].read()
-                return content
+                limit = ResponseLimit(max_bytes, f"{self.url}/{key}", is_range=bool(extra))
+                return _read_within(limit, answer)
         except AccessDeniedError as error:
             if is_denied(error) and self._is_absent(key):
                 raise NotFoundError(f"{self.url}/{key}: not listed, and denied") from error
@@ -334,6 +347,20 @@ class S3Store:
             if client is self._client and client is not None and has_outdated_keys(client):
                 self._client = self._transport = None
             return client is not self._client
+
+
+def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
+    body = answer["Body"]
+    try:
+        refusal = limit.refusal(answer)
+        if refusal is not None:
+            raise refusal
+        if limit.is_bounded(answer):
+            return bytes(body.read())
+        return b"".join(limit.taken(piece) for piece in iter(partial(body.read, PIECE_BYTES), b""))
+    except BaseException:
+        body.close()  # with its connection, which may send more
+        raise
 
 
 def _require_stored(answer: dict[str, Any], checksum: str | None) -> None:

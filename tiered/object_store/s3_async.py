@@ -7,7 +7,9 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from tiered.errors import AccessDeniedError, CorruptionError, NotFoundError, TieredError
+from tiered.object_store.interface import GET_BYTES_MAX
 from tiered.object_store.key import check_key
+from tiered.object_store.response_length import PIECE_BYTES, ResponseLimit
 from tiered.object_store.s3 import exact_range, listed_objects
 from tiered.object_store.s3_client import (
     client_arguments,
@@ -41,9 +43,9 @@ class AsyncS3Store:
     def __repr__(self) -> str:
         return f"AsyncS3Store({self.url!r}, endpoint={self._options.settings.endpoint_url or 'AWS'!r})"
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See AsyncObjectStore."""
-        return await self._fetch(key, {})
+        return await self._fetch(key, {}, max_bytes)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See AsyncObjectStore."""
@@ -51,18 +53,18 @@ class AsyncS3Store:
             raise CorruptionError(f"{self.url}/{key}: invalid range [{offset}, {offset + length})")
         if length == 0:
             return b""
-        content = await self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"})
+        content = await self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"}, length)
         return exact_range(content, f"{self.url}/{key}", offset, length)
 
-    async def _fetch(self, key: str, extra: dict[str, str]) -> bytes:
+    async def _fetch(self, key: str, extra: dict[str, str], max_bytes: int) -> bytes:
         check_key(key)
         client = None
         try:
             client = await self._connected()
             answer = await client.get_object(Bucket=self._bucket, Key=self._prefix + key, **extra)
-            async with answer["Body"] as body:
-                content: bytes = await body.read()
-            return content
+            limit = ResponseLimit(max_bytes, f"{self.url}/{key}", is_range=bool(extra))
+            async with answer["Body"]:
+                return await _read_within(limit, answer)
         except Exception as error:
             translated = await self._translated(error, f"{self.url}/{key}", client)
             translated.__cause__ = error
@@ -113,3 +115,15 @@ class AsyncS3Store:
         config = Config(**config_arguments(options.settings))
         context = session.client("s3", config=config, **client_arguments(options))
         return await self._resources.enter_async_context(context)
+
+
+async def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
+    body, refusal = answer["Body"], limit.refusal(answer)
+    if refusal is not None:
+        raise refusal
+    if limit.is_bounded(answer):
+        return bytes(await body.read())
+    pieces: list[bytes] = []
+    while piece := await body.read(PIECE_BYTES):
+        pieces.append(limit.taken(piece))
+    return b"".join(pieces)

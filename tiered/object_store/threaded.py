@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import GET_BYTES_MAX, ObjectStore
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -25,9 +25,9 @@ class ThreadedStore:
     def __repr__(self) -> str:
         return f"ThreadedStore({self._store!r})"
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See AsyncObjectStore."""
-        return await _in_thread(self._store.get, key)
+        return await _in_thread(self._store.get, key, max_bytes)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See AsyncObjectStore."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tiered.object_store.interface import Body, ObjectInfo, ObjectStore, Piece
+from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo, ObjectStore, Piece
 
 
 class StoreWrapper:
@@ -29,9 +29,9 @@ class StoreWrapper:
         """See ObjectStore."""
         self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See ObjectStore."""
-        return self._store.get(key)
+        return self._store.get(key, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See ObjectStore."""

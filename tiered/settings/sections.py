@@ -462,7 +462,10 @@ class FetchSettings:
     """Reading the archive: requests, caches, memory, bandwidth. Sizes are of decoded blocks unless stated otherwise."""
 
     memory_bytes: int = setting(
-        256 * MIB, "limit of caches, requests in flight and buffered blocks together", minimum=8 * MIB
+        256 * MIB,
+        "limit of caches, requests in flight and buffered blocks together; and of the memory that decoding one object "
+        "of the catalog, of the broker's tables or of groups may take",
+        minimum=8 * MIB,
     )
     cache_bytes: int = setting(128 * MIB, "block cache", minimum=0)
     index_cache_bytes: int = setting(32 * MIB, "cache of object tails", minimum=0)
