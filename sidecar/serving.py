@@ -67,7 +67,7 @@ def proxy_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Pr
     """Addresses of proxy mode. Raises UsageError for a missing or impossible one."""
     address, name_servers = _upstream_addresses(settings, conf, "serve")
     advertise, checks = settings.serve.advertise, checks_clients(conf)
-    return ProxyConfig(broker, address, name_servers, advertise, tls_of(settings), checks)
+    return ProxyConfig(broker, address, name_servers, advertise, tls_of(settings), checks, judges_locks(conf))
 
 
 def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> SlaveConfig:
@@ -143,6 +143,7 @@ def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames)
             broker_conf=conf.properties if conf is not None else None,
             credentials=credentials_of(settings),
             checks_clients=checks_clients(conf),
+            judges_locks=judges_locks(conf),
         )
         services.append(SlaveService(options))
     if services and settings.broker.tls and not settings.serve.tls_certificate:
@@ -179,8 +180,17 @@ def checks_clients(conf: BrokerConf | None) -> bool:
     """Whether the broker has access control; assumed if there is no configuration file."""
     if conf is None:
         return True
-    names = ("aclEnable", "authenticationEnabled", "authorizationEnabled")
-    return any(conf.properties.get(name, "").strip().lower() == "true" for name in names)
+    return any(_is_on(conf, name) for name in ("aclEnable", "authenticationEnabled", "authorizationEnabled"))
+
+
+def judges_locks(conf: BrokerConf | None) -> bool:
+    """Whether the broker's access control judges queue locks, if it is of 5.x. ACL 1.0, which it may have instead, does
+    not."""
+    return conf is not None and (_is_on(conf, "authorizationEnabled") or not _is_on(conf, "aclEnable"))
+
+
+def _is_on(conf: BrokerConf, name: str) -> bool:
+    return conf.properties.get(name, "").strip().lower() == "true"
 
 
 class MergedHandlers:

@@ -49,7 +49,8 @@ MERGED_CODES = frozenset({
 @dataclass(frozen=True)
 class ProxyConfig:
     """The broker's name and address, its name servers, and the address clients dial. ``tls``: for the connections to
-    broker and name servers; None: plain. ``checks_clients``: the broker has access control."""
+    broker and name servers; None: plain. ``checks_clients``: the broker has access control;
+    ``judges_locks``: not ACL 1.0 only."""
 
     broker: str
     broker_address: str
@@ -57,6 +58,7 @@ class ProxyConfig:
     advertise: str
     tls: ClientTls | None = None
     checks_clients: bool = False
+    judges_locks: bool = False
 
 
 @dataclass
@@ -73,7 +75,12 @@ class ProxyService(RelayService[ProxyClient]):
 
     def __init__(self, config: ProxyConfig, settings: ServeSettings, policies: ReadSettings) -> None:
         self.counters: ProxyCounters = ProxyCounters()
-        super().__init__(settings, Relay(self.counters), checks_clients=config.checks_clients)
+        super().__init__(
+            settings,
+            Relay(self.counters),
+            checks_clients=config.checks_clients,
+            judges_locks=config.judges_locks,
+        )
         self._config, self._policies = config, policies
         self._published = Published(config.broker, config.advertise)
         # A limit of its own: a hanging broker does not hold up routes.

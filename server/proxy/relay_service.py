@@ -43,13 +43,16 @@ class RelayService(Service, Generic[ClientT]):
         now_s: Callable[[], float] = time.monotonic,
         *,
         checks_clients: bool = False,
+        judges_locks: bool = False,
     ) -> None:
-        """``checks_clients``: the broker has access control."""
+        """``checks_clients``: the broker has access control. ``judges_locks``: not ACL 1.0 only, which does not judge
+        queue locks in any version."""
         super().__init__(settings, HandlerTable(default=self._dispatch), now_s)
         self._relay, self._inflight = relay, InflightLimit()
         self._handlers: ProxyHandlers | None = None
         self._relay_clients: dict[int, ClientT] = {}
         self._reads = GroupReadStats()
+        self._judges_locks = judges_locks
         self.accepted = AcceptedAccounts(now_s) if checks_clients else None
         """What the broker accepted; None: it has no access control."""
 
@@ -121,8 +124,12 @@ class RelayService(Service, Generic[ClientT]):
     ) -> Response | None:
         """The broker's refusal of a request that it would not judge otherwise."""
         is_offset = request.code == RequestCode.QUERY_CONSUMER_OFFSET
-        if request.code in LOCKS and (await self._relay.version(client) or 0) >= FIRST_5:
-            return None  # judged by 5.x, before the client's first pull
+        if (
+            request.code in LOCKS
+            and self._judges_locks
+            and (await self._relay.version(client) or 0) >= FIRST_5
+        ):
+            return None  # the broker judges it, before the client's first pull
         try:
             refusal = await accepted.refusal(request, client.upstream)
         except UnavailableError:

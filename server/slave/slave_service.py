@@ -51,7 +51,7 @@ MEMBERS_COMPLETE_S = 90.0
 class SlaveOptions:
     """``serve``: limits, TLS and access rules, with the slave's ``bind``. ``broker_conf``: properties of the broker's
     configuration file. ``credentials``: for requests to the master in the sidecar's own name. ``checks_clients``: the
-    master has access control."""
+    master has access control; ``judges_locks``: not ACL 1.0 only."""
 
     slave: SlaveConfig
     cluster: str
@@ -60,6 +60,7 @@ class SlaveOptions:
     broker_conf: Mapping[str, str] | None = None
     credentials: Credentials | None = None
     checks_clients: bool = False
+    judges_locks: bool = False
 
 
 @dataclass
@@ -78,7 +79,13 @@ class SlaveService(RelayService[RelayClient]):
     def __init__(self, options: SlaveOptions, now_s: Callable[[], float] = time.monotonic) -> None:
         self.counters: SlaveCounters = SlaveCounters()
         relay = Relay(self.counters, self._without_master)
-        super().__init__(options.serve, relay, now_s, checks_clients=options.checks_clients)
+        super().__init__(
+            options.serve,
+            relay,
+            now_s,
+            checks_clients=options.checks_clients,
+            judges_locks=options.judges_locks,
+        )
         self._options = options
         self.master = MasterMonitor(options.slave, options.broker_conf, options.credentials)
         self._registrar = Registrar(options.slave, options.register_s, self.master)

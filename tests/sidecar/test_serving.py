@@ -21,7 +21,7 @@ from server.proxy.relay_service import RelayService
 from server.proxy.relay_status import GroupReading, ProxyStatus
 from server.security.audit_events import AuditEvent
 from sidecar.report import decode_report, encode_report
-from sidecar.serving import MergedHandlers, ServingThread, checks_clients, proxy_config
+from sidecar.serving import MergedHandlers, ServingThread, checks_clients, judges_locks, proxy_config
 from sidecar.serving_metrics import ServingCollector
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import free_port
@@ -71,7 +71,11 @@ def until(condition: Callable[[], bool]) -> None:
 def test_addresses_come_from_settings_or_else_from_broker_conf() -> None:
     found = proxy_config(ADVERTISED, CONF, "broker-a")
     assert found == ProxyConfig(
-        "broker-a", "10.0.0.1:10911", ("10.0.0.8:9876", "10.0.0.9:9876"), "broker-host:9876"
+        "broker-a",
+        "10.0.0.1:10911",
+        ("10.0.0.8:9876", "10.0.0.9:9876"),
+        "broker-host:9876",
+        judges_locks=True,
     )
     broker = BrokerSettings(address="127.0.0.1:1", name_servers=("127.0.0.1:2",))
     found = proxy_config(replace(ADVERTISED, broker=broker), CONF, "broker-a")
@@ -239,6 +243,28 @@ def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
             served.thread.start()
     served.thread.close(0.1)
     assert not served.thread.is_alive
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("brokerName=a\n", True),
+        ("aclEnable=true\n", False),
+        ("aclEnable=true\nauthenticationEnabled=true\n", False),
+        ("authenticationEnabled=true\nauthorizationEnabled=true\n", True),
+        ("aclEnable=true\nauthorizationEnabled=true\n", True),
+    ],
+)
+def test_the_configuration_file_shows_whether_the_broker_judges_queue_locks(
+    text: str, expected: bool
+) -> None:
+    conf = broker_conf(parse_properties(text))
+    assert judges_locks(conf) is expected
+    settings = Settings(
+        serve=ServeSettings(advertise="a:1"), broker=BrokerSettings(address="b:1", name_servers=("n:1",))
+    )
+    assert proxy_config(settings, conf, "b").judges_locks is expected
+    assert not judges_locks(None)
 
 
 @pytest.mark.parametrize(

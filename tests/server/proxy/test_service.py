@@ -86,12 +86,13 @@ class Scene:
 @asynccontextmanager
 async def scene(advertise: str = ADVERTISED, waits: frozenset[int] = frozenset(), name_servers: int = 1,
                 handlers: ProxyHandlers | None = None,
-                checks_clients: bool = False) -> AsyncIterator[Scene]:  # fmt: skip
+                checks_clients: bool = False,
+                judges_locks: bool = False) -> AsyncIterator[Scene]:  # fmt: skip
     broker = Peer(waits=waits)
     route = Response(body=(json.dumps(ROUTE).encode(),))
     names = [Peer({105: route}) for _ in range(name_servers)]
     place = ProxyConfig("b", await broker.start(), [await name.start() for name in names], advertise,
-                        checks_clients=checks_clients)  # fmt: skip
+                        checks_clients=checks_clients, judges_locks=judges_locks)  # fmt: skip
     service = ProxyService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
     _, port = await service.start()
     if handlers is not None:
@@ -525,6 +526,31 @@ def test_beside_access_control_a_body_that_java_may_read_otherwise_needs_an_admi
 
 async def version_of_4_9(client: object) -> int:
     return 401
+
+
+async def version_of_5_3(client: object) -> int:
+    return 493
+
+
+@pytest.mark.parametrize("code", [41, 42])
+@pytest.mark.parametrize("judges_locks", [False, True], ids=["ACL 1.0", "ACL 5.x"])
+def test_queue_locks_beside_a_broker_of_5_3_need_an_accepted_group_unless_it_judges_them(
+    code: int, judges_locks: bool
+) -> None:
+    """Of 5.x the broker has either access control, and ACL 1.0 judges no queue locks there either."""
+
+    async def story() -> None:
+        async with scene(checks_clients=True, judges_locks=judges_locks) as made:
+            made.service._relay.version = version_of_5_3  # type: ignore[method-assign]
+            made.broker.answers[17] = Response(1, remark="AclException: no administrator")
+            client = await made.client()
+            lock = json.dumps({"consumerGroup": "g", "clientId": "c", "mqSet": []}).encode()
+            assert (await client.ask(code, lock, AccessKey="k")).code == (0 if judges_locks else 1)
+            assert (code in made.broker.codes()) is judges_locks
+            await client.ask(38, consumerGroup="g", AccessKey="k")
+            assert (await client.ask(code, lock, AccessKey="k")).code == 0
+
+    run(story())
 
 
 def test_a_consumer_gets_no_second_notice_from_us() -> None:
