@@ -122,6 +122,7 @@ class _Served:
         port = free_port()
         self._address = f"127.0.0.1:{port}"
         command = [sys.executable, "-m", "sidecar.cli", "serve", url, *NAMES, "--bind", self._address]
+        command += ["--set", "admin.port=0"]
         root = {"PYTHONPATH": str(Path(__file__).parent.parent)}
         self._server = ChildServer(
             "tiered serve", command, root, plan.work / "serve.log", lambda: _listens(port)

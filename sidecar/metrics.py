@@ -166,6 +166,13 @@ class ObjectStoreCollector(ScrapeCollector):
             count = sum(stats.requests for stats in group)
             family.add_metric(list(_MEDIUM.values()), [("+Inf", count)], sum(stats.bytes for stats in group))
         yield from (latency, failures, uploaded, downloaded)
+
+
+class DecodingCollector(ScrapeCollector):
+    """Metrics of decoding objects, in every mode."""
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of one scrape."""
         meaning = "Objects that could not be decoded for lack of memory."
         yield _labelled(CounterMetricFamily, "decode_memory_shortages", meaning, SHORTAGES.count)
 

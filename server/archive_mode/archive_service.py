@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 
 from server.backend.backend import Backend, TopicConfig
 from server.backend.lookup_handlers import LookupHandlers
@@ -28,6 +29,15 @@ from tiered.errors import TieredError
 from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ArchiveStatus:
+    """``groups``: (group, members), by name. ``owns_groups``: commits are accepted here."""
+
+    connections: int
+    groups: list[tuple[str, int]]
+    owns_groups: bool
 
 
 class ArchiveService(Service):
@@ -71,6 +81,10 @@ class ArchiveService(Service):
         self._spawn(self.offsets.run())
         self._spawn(self.retries.run())
         return address
+
+    def status(self) -> ArchiveStatus:
+        """The current state. Callable from any thread."""
+        return ArchiveStatus(self._connection_count, self._group_sizes(), self.offsets.holds_lease)
 
     def _register(self, routes: RouteTable, authorizer: RulesAuthorizer) -> None:
         settings, table, archive = self._settings, self._table, self._archive

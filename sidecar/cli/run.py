@@ -24,7 +24,7 @@ from sidecar.cli.arguments import add_places, add_writer_flags, settings_of
 from sidecar.instance import InstanceDescription, StateDirectory, default_state_dir
 from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
 from sidecar.logs import log_json
-from sidecar.metrics import ObjectStoreCollector, StatusCollector
+from sidecar.metrics import DecodingCollector, ObjectStoreCollector, StatusCollector
 from sidecar.report import encode_report
 from sidecar.serving import ServingThread, handlers_with, services_of
 from sidecar.serving_metrics import ServingCollector
@@ -165,6 +165,7 @@ class _Source:
         PlatformCollector(registry=self._registry)
         self._registry.register(StatusCollector(service.report))
         self._registry.register(ObjectStoreCollector(metrics))
+        self._registry.register(DecodingCollector())
         for served in services:
             self._registry.register(ServingCollector(served))
 

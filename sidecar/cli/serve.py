@@ -18,6 +18,8 @@ from server.groups.group_state import GroupLog
 from server.listen.memory_shares import MemoryShares
 from server.retries.retry_log import RetryLog
 from server.retries.retry_queue import RetryLimits, RetryQueues
+from sidecar.admin import AdminServer
+from sidecar.archive_admin import ArchiveAdminSource
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
 from sidecar.group_owner import is_gone, own_name
 from sidecar.logs import log_json
@@ -63,6 +65,24 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     limits = RetryLimits(memory.retries, settings.serve.dead_letter_keep_ms)
     retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, _now_ms)
     service = ArchiveService(archive, offsets, retries, settings.serve)
+    source, admin = ArchiveAdminSource(access, service), settings.admin
+    pages = AdminServer(admin.host, admin.port, source, host_names=admin.host_names)
+    logger.info("started", extra={"admin": pages.url, "archive": access.title})
+    tasks = [
+        asyncio.create_task(archive.watch(settings.serve.refresh_ms / 1000)),
+        asyncio.create_task(source.beat()),
+    ]
+    try:
+        await _serve_until_signal(service, source, settings, access.title)
+    finally:
+        for task in tasks:
+            task.cancel()
+        pages.close()
+
+
+async def _serve_until_signal(
+    service: ArchiveService, source: ArchiveAdminSource, settings: Settings, title: str
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,14 +100,12 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     # Objects made so far stay: a full collection over them would delay pulls by 0.05 s.
     gc.collect()
     gc.freeze()
-    watching = asyncio.create_task(archive.watch(settings.serve.refresh_ms / 1000))
+    source.address = address
     logger.info(
-        "serving",
-        extra={"address": address, "archive": access.title, "owns_groups": service.offsets.is_owner},
+        "serving", extra={"address": address, "archive": title, "owns_groups": service.offsets.is_owner}
     )
-    print_lines(f"serving {access.title} at {address}", file=sys.stderr)
+    print_lines(f"serving {title} at {address}", file=sys.stderr)
     await stop.wait()
-    watching.cancel()
     await service.close(drain_s=min(5.0, settings.process.drain_timeout_ms / 1000))
     logger.info("ended")
 

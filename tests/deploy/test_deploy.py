@@ -33,6 +33,7 @@ from tiered.formats.keys import (
 )
 from tiered.model.queue import QueueKey
 from tiered.settings.load import load_settings
+from tiered.settings.sections import AdminSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -136,6 +137,9 @@ def test_json_is_valid(path: Path) -> None:
 def test_metrics_named_here_exist(name: str) -> None:
     source = (ROOT / "sidecar" / "metrics.py").read_text("utf-8")
     serving = (ROOT / "sidecar" / "serving_metrics.py").read_text("utf-8")
+    source += re.sub(
+        r'"(\w+)": \("', r'"serve_\1": ("', (ROOT / "sidecar" / "archive_admin.py").read_text("utf-8")
+    )
     source += re.sub(r'f"{mode}_(\w+)"', r'"proxy_\1" "slave_\1"', serving)
     used = {DERIVED.sub("", metric) for metric in METRIC.findall((DEPLOY / name).read_text("utf-8"))}
     unknown = sorted(
@@ -154,6 +158,13 @@ def test_alerts_behave() -> None:
     for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
         done = subprocess.run([promtool, *command], cwd=rules, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_scrape_jobs_have_the_names_that_the_alerts_expect() -> None:
+    jobs = yaml.safe_load((DEPLOY / "prometheus" / "scrape.yml").read_text("utf-8"))["scrape_configs"]
+    named = set(re.findall(r'job="([\w-]+)"', (DEPLOY / "prometheus" / "alerts.yml").read_text("utf-8")))
+    assert {job["job_name"] for job in jobs} == named
+    assert str(AdminSettings().port) in str(jobs[0])
 
 
 UNITS = sorted((DEPLOY / "systemd").iterdir())

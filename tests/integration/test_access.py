@@ -119,6 +119,7 @@ def served(archive: Path, rules: dict[str, Any], directory: Path) -> Iterator[st
     port = free_port()
     command = [
         sys.executable, "-m", "sidecar.cli", "serve", f"file://{archive}", "--bind", f"127.0.0.1:{port}",
+        "--set", "admin.port=0",
         "--set", f"serve.acl_file={directory}/rules.yml",
     ]  # fmt: skip
     root = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}

@@ -84,7 +84,18 @@ def guarded(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
         "tls_client_ca": directory / "ca.pem", "tls_client_required": "false", "audit_interval_ms": 1000,
     }  # fmt: skip
     settings = [word for name, value in places.items() for word in ("--set", f"serve.{name}={value}")]
-    command = [sys.executable, "-m", "sidecar.cli", "serve", url, "--bind", f"127.0.0.1:{port}", *settings]
+    command = [
+        sys.executable,
+        "-m",
+        "sidecar.cli",
+        "serve",
+        url,
+        "--bind",
+        f"127.0.0.1:{port}",
+        "--set",
+        "admin.port=0",
+        *settings,
+    ]
     root = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: _listens(port))
     server.start()

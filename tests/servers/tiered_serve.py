@@ -14,7 +14,18 @@ ROOT = Path(__file__).parent.parent.parent
 def tiered_serve(url: str, directory: Path, *flags: str) -> tuple[ChildServer, str]:
     """The server, not started yet, and the address clients dial."""
     port = free_port()
-    command = [sys.executable, "-m", "sidecar.cli", "serve", url, "--bind", f"127.0.0.1:{port}", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "sidecar.cli",
+        "serve",
+        url,
+        "--bind",
+        f"127.0.0.1:{port}",
+        "--set",
+        "admin.port=0",
+        *flags,
+    ]
     environment = {"PYTHONPATH": str(ROOT)}
     server = ChildServer(
         "tiered serve", command, environment, directory / "serve.log", lambda: _listens(port)

@@ -196,7 +196,7 @@ def test_no_other_user_reads_what_run_and_serve_write(home: Path, no_umask: None
         assert sidecar.end(signal.SIGTERM) == 0
     served = subprocess.Popen(
         [
-            *TIERED, "serve", f"file://{home}/archive", "--bind", "127.0.0.1:0",
+            *TIERED, "serve", f"file://{home}/archive", "--bind", "127.0.0.1:0", "--set", "admin.port=0",
             "--set", f"fetch.disk_cache_path={home}/cache",
         ],
         stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},

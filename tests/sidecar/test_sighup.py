@@ -88,7 +88,14 @@ def command(request: Any, tmp_path: Path) -> tuple[str, ...]:
     if request.param == "serve":
         builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), "cluster/broker"))
         builder.commit([Sent(QueueKey("t", 0, 0))])
-        return "serve", f"file://{tmp_path}/archive", "--bind", f"127.0.0.1:{free_port()}"
+        return (
+            "serve",
+            f"file://{tmp_path}/archive",
+            "--bind",
+            f"127.0.0.1:{free_port()}",
+            "--set",
+            "admin.port=0",
+        )
     store = WrittenStore(tmp_path / "store")
     store.put("t", 0, b"body")
     return (

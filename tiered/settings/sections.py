@@ -189,7 +189,7 @@ class PinSettings:
 
 @dataclass(frozen=True)
 class AdminSettings:
-    """The admin HTTP server: /metrics, /health, /ready, /status.json."""
+    """The admin HTTP server of `tiered run` and `tiered serve`: /metrics, /health, /ready, /status.json."""
 
     host: str = setting("127.0.0.1", "address to listen on", restart=True)
     port: int = setting(10919, "port; 0: any free one", minimum=0, maximum=65_535, restart=True)
