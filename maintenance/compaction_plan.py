@@ -1,10 +1,10 @@
 """Plans object compaction: which runs become which objects, in iterations of bounded memory.
 
-Pure; tables in, plan out. Level 1 turns stream set objects into stream objects and few stream set objects. Runs are
-ordered by queue and offset. Runs that follow one another without a gap are one *sequence*: it becomes a stream object
-(SO) if it has more than the split size, or if a gap follows it; all others share stream set objects (SSOs). An iteration
-takes sequences until memory is full; what does not fit begins the next one. An SO ends with its iteration, an SSO
-continues.
+Pure; tables in, plan out. Level 1 turns stream set objects, and small stream objects, into stream objects and few
+stream set objects. Runs are ordered by queue and offset. Runs that follow one another without a gap are one
+*sequence*: it becomes a stream object (SO) if it has more than the split size, or if a gap follows it; all others
+share stream set objects (SSOs). An iteration takes sequences until memory is full; what does not fit begins the next
+one. An SO ends with its iteration, an SSO continues.
 
 Level 2 joins the SOs of a queue to larger ones, of at most a day each.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,9 @@ PIECE_DTYPE = np.dtype([
 
 @dataclass(frozen=True)
 class CompactionLimits:
-    """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``: memory of a
-    row's columns and keys beside its message. ``sources_min``: objects that level 2 joins at least."""
+    """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``, ``run_bytes``:
+    memory of a row's columns and keys beside its message, and of a run. ``sources_min``: objects that level 2 joins
+    at least."""
 
     memory_bytes: int = 128 * MIB
     split_bytes: int = 8 * MIB
@@ -48,6 +50,7 @@ class CompactionLimits:
     object_bytes_max: int = 128 * MIB
     set_bytes_max: int = 128 * MIB
     row_bytes: int = 64
+    run_bytes: int = 1024
     outputs_max: int = 10_000
     set_queues_max: int = 20_000
     joined_bytes_min: int = 64 * MIB
@@ -99,6 +102,8 @@ class CompactionPlan:
     last_version: int
     sources: NDArray[Any]
     kept: NDArray[Any]
+    copies: bool = False
+    """Outputs are whole sources, one behind the other: the store copies them."""
     outputs: list[PlannedOutput] = field(default_factory=list)
     iterations: list[list[OutputPart]] = field(default_factory=list)
 
@@ -119,7 +124,7 @@ class _Sequences:
 
 
 def plan_level_1(candidates: Candidates, limits: CompactionLimits) -> CompactionPlan | None:
-    """Compacts stream set objects; None when there is nothing to gain.
+    """Compacts stream set objects and small stream objects; None when there is nothing to gain.
 
     Above ``outputs_max`` or ``set_queues_max`` the newest versions wait for the next plan. Raises ValueError for runs
     that overlap.
@@ -127,7 +132,7 @@ def plan_level_1(candidates: Candidates, limits: CompactionLimits) -> Compaction
     versions = np.unique(candidates.runs["version"])
     while len(versions):
         is_in = candidates.runs["version"] <= versions[-1]
-        sources, dead = _level_1_sources(candidates, is_in)
+        sources, dead = _level_1_sources(candidates, is_in, limits)
         if not sources.any() and not dead.any():
             return None
         moved = np.flatnonzero(is_in & _live(candidates) & sources[candidates.runs["object"]])
@@ -162,7 +167,7 @@ def plan_level_2(candidates: Candidates, limits: CompactionLimits) -> Compaction
         for group in groups
     ]
     parts = [OutputPart(number, _whole(candidates, group)) for number, group in enumerate(groups)]
-    return replace(plan, outputs=outputs, iterations=[[part] for part in parts])
+    return replace(plan, copies=True, outputs=outputs, iterations=[[part] for part in parts])
 
 
 def length_of(runs: Table) -> NDArray[Any]:
@@ -178,11 +183,13 @@ def _live(candidates: Candidates) -> NDArray[np.bool_]:
 
 
 def _level_1_sources(
-    candidates: Candidates, is_in: NDArray[np.bool_]
+    candidates: Candidates, is_in: NDArray[np.bool_], limits: CompactionLimits
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Set objects that share a queue with another one, and those without a live run."""
+    """Objects that share a queue with another one, and those without a live run: sets, and SOs of cycles with one
+    queue, which else would tear gaps into sequences."""
     runs, count = candidates.runs, len(candidates.objects)
-    candidate = candidates.is_set & ~candidates.is_pending
+    sizes = np.bincount(runs["object"], weights=runs["byte_count"], minlength=count)
+    candidate = (candidates.is_set | (sizes <= limits.split_bytes)) & ~candidates.is_pending
     has_runs, has_live = np.zeros(count, bool), np.zeros(count, bool)
     has_runs[runs["object"][is_in]] = True
     live = is_in & _live(candidates) & candidate[runs["object"]]
@@ -219,10 +226,7 @@ def _sequences(candidates: Candidates, moved: NDArray[Any]) -> _Sequences:
             f"runs of {candidates.queues[int(before['queue'][one])]} overlap at {int(after['base_queue_offset'][one])}"
         )
     has_gap = same & (after["base_queue_offset"] > before["end_queue_offset"])
-    continues = same & ~has_gap & (before["kind"] == after["kind"])
-    is_lmq = before["kind"] == RunKind.LMQ
-    continues &= is_lmq | (before["base_byte"] + before["byte_count"] == after["base_byte"])
-    cuts = np.flatnonzero(~continues) + 1
+    cuts = np.flatnonzero(~(same & _continues(before, after))) + 1
     first = np.concatenate([[0], cuts, [len(runs)]]) if len(runs) else np.zeros(1, np.int64)
     ends = first[1:] - 1
     gap_behind = np.append(has_gap, False)
@@ -236,6 +240,24 @@ def _sequences(candidates: Candidates, moved: NDArray[Any]) -> _Sequences:
     )
 
 
+def sequence_bounds(runs: Table) -> list[tuple[int, int]]:
+    """[first, last) of each sequence in ``runs`` by queue and offset."""
+    before, after = runs[:-1], runs[1:]
+    is_cut = ~((before["queue"] == after["queue"]) & _continues(before, after))
+    bounds = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(runs)]
+    return [(first, last) for first, last in pairwise(bounds) if first < last]
+
+
+def _continues(before: Table, after: Table) -> NDArray[np.bool_]:
+    """Whether each run continues the one before it, of the same queue."""
+    continues = (after["base_queue_offset"] == before["end_queue_offset"]) & (before["kind"] == after["kind"])
+    is_lmq = before["kind"] == RunKind.LMQ
+    found: NDArray[np.bool_] = continues & (
+        is_lmq | (before["base_byte"] + before["byte_count"] == after["base_byte"])
+    )
+    return found
+
+
 class _Filling:
     """Distributes sequences over outputs and iterations."""
 
@@ -245,10 +267,10 @@ class _Filling:
         self._candidates = candidates
         runs = candidates.runs[sequences.order]
         self._length = length_of(runs)
-        bytes_of_rows = runs["rows"] * limits.row_bytes
-        self._cost = (runs["byte_count"] + bytes_of_rows) / np.maximum(self._length, 1)
+        memory = runs["byte_count"] + runs["rows"] * limits.row_bytes + limits.run_bytes
+        self._cost = memory / np.maximum(self._length, 1)
         """Memory for each byte of a run, or row of an LMQ."""
-        self._memory = np.concatenate([[0], np.cumsum(runs["byte_count"] + bytes_of_rows)])
+        self._memory = np.concatenate([[0], np.cumsum(memory)])
         self._size = np.concatenate([[0], np.cumsum(runs["byte_count"])])
         self._cut_unit = np.where(runs["kind"] == RunKind.LMQ, LMQ_ROWS_PER_CUT, limits.block_bytes)
         self._outputs: list[PlannedOutput] = []

@@ -163,12 +163,12 @@ def encode_segment(
     is_lmq = runs["kind"] == RunKind.LMQ
     blocks, blocks_of_run = _cut_blocks(view, is_lmq, rows.size, codec.block_bytes)
     with scratch.packer(codec).packing(blocks, Records(arena, _i8(rows.position), _i4(rows.size))) as packed:
-        keys, key_header = _encode_keys(rows)
+        keys, key_header = encode_keys(rows.key_count, rows.key_hashes)
         pages, page_table = _encode_pages(view, rows, codec.level, scratch)
         body: list[Buffer] = [encode_header(), *packed.stored()]
     keys_offset = HEADER_BYTES + int(blocks["stored_bytes"].sum())
     tail_offset = keys_offset + len(keys)
-    footer = _encode_footer(meta, queues, runs, blocks, blocks_of_run, page_table, key_header)
+    footer = encode_footer(meta, queues, runs, blocks, blocks_of_run, page_table, key_header)
     footer_offset = tail_offset + int(page_table["stored_bytes"].sum())
     tail = b"".join([*pages, footer, encode_trailer(tail_offset, footer_offset, footer)])
     if keys:
@@ -237,13 +237,13 @@ def _cut_blocks(
     return blocks, blocks_of_run
 
 
-def _encode_keys(rows: RowTable) -> tuple[bytes, dict[str, int]]:
-    """The key section: counts per row (zstd), then the hashes uncompressed."""
-    if len(rows.key_hashes) == 0:
+def encode_keys(key_count: NDArray[Any], key_hashes: NDArray[Any]) -> tuple[bytes, dict[str, int]]:
+    """The key section: counts per row (zstd), then the hashes uncompressed; and what the footer says of it."""
+    if len(key_hashes) == 0:
         return b"", {"count": 0, "stored_counts_bytes": 0, "crc32c": 0}
-    counts = zstandard.ZstdCompressor(level=1).compress(rows.key_count.astype("<u2").tobytes())
-    section = counts + rows.key_hashes.astype("<u8").tobytes()
-    header = {"count": len(rows.key_hashes), "stored_counts_bytes": len(counts)}
+    counts = zstandard.ZstdCompressor(level=1).compress(key_count.astype("<u2").tobytes())
+    section = counts + key_hashes.astype("<u8").tobytes()
+    header = {"count": len(key_hashes), "stored_counts_bytes": len(counts)}
     return section, header | {"crc32c": fastcrc.crc32.iscsi(section)}
 
 
@@ -271,7 +271,7 @@ def _encode_pages(
     return pages, table
 
 
-def _encode_footer(
+def encode_footer(
     meta: SegmentMeta,
     queues: Sequence[QueueKey],
     runs: Table,
@@ -280,6 +280,7 @@ def _encode_footer(
     pages: Table,
     keys: dict[str, int],
 ) -> bytes:
+    """The footer of an object. ``runs`` index ``queues``; ``blocks_of_run`` counts the blocks that begin in each."""
     topics, queue_numbers = queue_table(queues)
     run_table = np.zeros(len(runs), SEGMENT_RUN_DTYPE)
     for name in runs.dtype.names or ():

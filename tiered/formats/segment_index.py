@@ -260,7 +260,7 @@ class SegmentIndex:
     def _decoded_page(self, page: int) -> Columns:
         begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
         where = f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end})"
-        raw = _expand(
+        raw = expand_block(
             memoryview(self._page_bytes)[begin:end], self.pages[page], zstandard.ZstdDecompressor(), where
         )
         first, last = int(self._page_row[page]), int(self._page_row[page + 1])
@@ -349,7 +349,7 @@ class SegmentIndex:
             begin, end = int(self._block_offset[block]), int(self._block_offset[block + 1])
             where = f"{self.key}: block {block} [{begin}, {end})"
             piece = view[begin - span.offset : end - span.offset]
-            parts.append(_expand(piece, self.blocks[block], decompressor, where))
+            parts.append(expand_block(piece, self.blocks[block], decompressor, where))
         if len(parts) == 1:
             return np.frombuffer(parts[0], np.uint8)
         with memory_contained(f"{self.key}: [{span.offset}, {span.offset + span.length})"):
@@ -380,10 +380,10 @@ class SegmentIndex:
         return KeySection(counts, hashes)
 
 
-def _expand(
+def expand_block(
     stored: memoryview, row: np.void, decompressor: zstandard.ZstdDecompressor, where: str
 ) -> bytes | memoryview:
-    """Raw bytes of a block or page, whose CRC32C is checked first."""
+    """Raw bytes of a stored block or page, of its ``row`` in the footer. Its CRC32C is checked first."""
     if len(stored) != int(row["stored_bytes"]) or fastcrc.crc32.iscsi(stored) != int(row["crc32c"]):
         raise CorruptionError(f"{where} fails its CRC32C")
     if int(row["codec"]) == CODEC_RAW:

@@ -1,0 +1,422 @@
+"""Carries out a compaction plan: reads the sources, writes the outputs, puts them. Commits nothing.
+
+An output grows in a local file and is put when it is complete: an SO at once, an SSO when its last iteration has
+ended. Joined objects (level 2) are copied by the store, and only their keys and tail are sent. After a PUT without a
+response the same object goes to another key.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maintenance.compaction_plan import Candidates, CompactionPlan, OutputPart, sequence_bounds
+from maintenance.compaction_sources import CompactionSources, PieceName, PieceRows, StoredBlocks
+from tiered.errors import CorruptionError, ThrottledError, UnansweredError, UsageError
+from tiered.formats.keys import data_key, set_key
+from tiered.formats.segment import BlockCodec, SegmentMeta
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import HEADER_BYTES, SEGMENT_MAJOR, SEGMENT_MINOR, encode_header
+from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table
+from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece
+from tiered.object_store.own_name import compose_own
+from tiered.object_store.part_plan import sent_bytes
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS_MAX = 5
+WAIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class CompactionIdentity:
+    """In the keys and footers of the outputs. ``first_attempt``: no other writer of this epoch uses attempts from
+    here on.
+
+    ``catalog_version``: the newest version known. ``created_ms``: now.
+    """
+
+    cluster: str
+    broker: str
+    epoch: int
+    history: int
+    catalog_version: int
+    created_ms: int
+    first_attempt: int
+
+
+@dataclass(frozen=True)
+class CompactionOptions:
+    """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction."""
+
+    spool_directory: Path
+    spool_bytes_max: int
+    codec: BlockCodec = field(default_factory=BlockCodec)
+    wait: Callable[[float], None] = time.sleep
+
+
+@dataclass
+class CompactionCost:
+    """Requests and bytes of a compaction."""
+
+    gets: int = 0
+    bytes_read: int = 0
+    bytes_sent: int = 0
+    bytes_copied: int = 0
+
+
+@dataclass(frozen=True)
+class CompactionResult:
+    """New runs (RUN_DTYPE), of version ``last_version`` of the plan, and objects (OBJECT_DTYPE).
+
+    ``runs["queue"]`` indexes the queues of the candidates. ``abandoned``: keys of PUTs without a response.
+    """
+
+    runs: Table
+    objects: Table
+    object_keys: list[str]
+    abandoned: list[str]
+    cost: CompactionCost
+
+
+def output_keys(candidates: Candidates, plan: CompactionPlan, identity: CompactionIdentity) -> list[str]:
+    """The key of each output's first attempt: known before anything is written."""
+    first: dict[int, int] = {}
+    for iteration in plan.iterations:
+        for part in iteration:
+            first.setdefault(part.output, int(part.pieces["run"][0]))
+    return [
+        _key(candidates, plan, identity, output, first[output], output) for output in range(len(plan.outputs))
+    ]
+
+
+def spool_bytes(candidates: Candidates, plan: CompactionPlan) -> int:
+    """Disk that the outputs of ``plan`` take at most: all set objects, and the largest stream object."""
+    if plan.copies:
+        return 0
+    alone = 0
+    shared: dict[int, int] = {}
+    for iteration in plan.iterations:
+        for part in iteration:
+            size = int(candidates.runs["byte_count"][part.pieces["run"]].sum())
+            if plan.outputs[part.output].is_set:
+                shared[part.output] = shared.get(part.output, 0) + size
+            else:
+                alone = max(alone, size)
+    return alone + max(shared.values(), default=0)
+
+
+def compact(
+    store: ObjectStore,
+    candidates: Candidates,
+    plan: CompactionPlan,
+    identity: CompactionIdentity,
+    options: CompactionOptions,
+) -> CompactionResult:
+    """Write and put all outputs of ``plan``. Raises UsageError if the spool is too small, CorruptionError if a source
+    is not what the catalog says, or the store's errors; what was put until then is garbage."""
+    needed = spool_bytes(candidates, plan)
+    if needed > options.spool_bytes_max:
+        raise UsageError(
+            f"compaction needs {needed} bytes in {options.spool_directory}, which may hold {options.spool_bytes_max}",
+            hint="allow more, or compact smaller objects",
+        )
+    options.spool_directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="compaction-", dir=options.spool_directory) as directory:
+        spool = Path(directory)
+        sources = CompactionSources(
+            store, candidates, spool / "sources", max(0, options.spool_bytes_max - needed)
+        )
+        try:
+            run = _Compaction(store, candidates, plan, identity, options, sources, spool)
+            return run.join() if plan.copies else run.rewrite()
+        finally:
+            sources.close()
+
+
+@dataclass
+class _Open:
+    """An output in progress. ``has_rows``: whether any piece had."""
+
+    file: BinaryIO
+    path: Path
+    writer: SegmentWriter
+    has_rows: bool = False
+
+    def blocks(self, segment: WrittenSegment) -> list[Piece]:
+        """The header and all blocks, which are in the file."""
+        self.file.flush()
+        return [FileRange(str(self.path), 0, HEADER_BYTES + segment.blocks_bytes)]
+
+
+class _Compaction:
+    """One plan being carried out."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        candidates: Candidates,
+        plan: CompactionPlan,
+        identity: CompactionIdentity,
+        options: CompactionOptions,
+        sources: CompactionSources,
+        spool: Path,
+    ) -> None:
+        self._store = store
+        self._candidates = candidates
+        self._plan = plan
+        self._identity = identity
+        self._options = options
+        self._sources = sources
+        self._spool = spool
+        self._attempts = len(plan.outputs)
+        """Attempts taken so far: the first of each output has its number."""
+        self._last_iteration = {
+            part.output: number for number, iteration in enumerate(plan.iterations) for part in iteration
+        }
+        self._heads = _sequence_heads(candidates, plan)
+        from_phys, to_phys = candidates.objects["min_phys"], candidates.objects["end_phys"]
+        self._phys = int(from_phys[plan.sources].min()), int(to_phys[plan.sources].max())
+        self._queue_numbers = {queue: number for number, queue in enumerate(candidates.queues)}
+        self._runs: list[Table] = []
+        self._objects: list[NDArray[Any]] = []
+        self._keys: list[str] = []
+        self._abandoned: list[str] = []
+        self._cost = CompactionCost()
+
+    def rewrite(self) -> CompactionResult:
+        """Level 1: iteration by iteration."""
+        shared: dict[int, _Open] = {}
+        with ExitStack() as files:
+            for number, iteration in enumerate(self._plan.iterations):
+                pieces = self._sources.read(iteration)
+                for part in iteration:
+                    is_set = self._plan.outputs[part.output].is_set
+                    output = shared.pop(part.output, None) or self._open(part.output, files)
+                    self._append(output, part, pieces)
+                    if is_set and self._last_iteration[part.output] > number:
+                        shared[part.output] = output
+                    else:
+                        self._close(output, part)
+                del pieces
+        return self._result()
+
+    def join(self) -> CompactionResult:
+        """Level 2: output by output, whose blocks the store copies."""
+        for (part,) in self._plan.iterations:
+            writer = SegmentWriter(None, self._options.codec)
+            ranges: list[Piece] = []
+            for piece in part.pieces:
+                number = int(self._candidates.runs["object"][int(piece["run"])])
+                index, keys, _ = self._sources.open(number)
+                rows = self._sources.whole_run(index, keys, int(piece["run"]))
+                if not ranges:
+                    queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
+                    writer.begin_run(queue, self._heads[int(piece["run"])])
+                writer.add_rows(rows, self._sources.parents)
+                writer.add_stored(index.blocks, None)
+                ranges += _copied(index, is_first=not ranges)
+            self._put(writer, part, ranges)
+        return self._result()
+
+    # -- writing -----------------------------------------
+
+    def _open(self, output: int, files: ExitStack) -> _Open:
+        path = self._spool / str(output)
+        file = files.enter_context(path.open("wb", buffering=1 << 20))
+        return _Open(file, path, SegmentWriter(file, self._options.codec))
+
+    def _append(self, output: _Open, part: OutputPart, found: dict[PieceName, PieceRows]) -> None:
+        writer, runs = output.writer, self._candidates.runs
+        named = [((run, begin), found.pop((run, begin), None)) for run, begin, _ in part.pieces.tolist()]
+        pieces = [
+            (name, piece) for name, piece in named if piece is not None
+        ]  # no block begins in the others
+        is_set = self._plan.outputs[part.output].is_set
+        for (run, begin), piece in pieces:
+            queue = self._candidates.queues[int(runs["queue"][run])]
+            if is_set and begin == 0 and run in self._heads:
+                writer.begin_run(queue, self._heads[run])
+            elif not is_set and not output.has_rows:
+                writer.begin_run(queue, _head_of(runs[run], [piece for _, piece in pieces]))
+            output.has_rows = True
+            writer.add_rows(piece.rows, self._sources.parents)
+            for chunk in piece.chunks:
+                if isinstance(chunk, StoredBlocks):
+                    writer.add_stored(chunk.blocks, chunk.data)
+                else:
+                    writer.add_records(memoryview(chunk.data), chunk.sizes)
+
+    def _close(self, output: _Open, part: OutputPart) -> None:
+        """Put a complete output; one without rows is none."""
+        if output.has_rows:
+            self._put(output.writer, part, output)
+        output.file.close()
+        output.path.unlink()
+
+    def _put(self, writer: SegmentWriter, part: OutputPart, blocks: list[Piece] | _Open) -> None:
+        """``blocks``: the header and all blocks, or the output in whose file they are."""
+        for again in range(ATTEMPTS_MAX):
+            number = part.output
+            if again:
+                number, self._attempts = self._attempts, self._attempts + 1
+            key = _key(
+                self._candidates, self._plan, self._identity, part.output, int(part.pieces["run"][0]), number
+            )
+            segment = writer.finish(self._meta(number))
+            stored = blocks.blocks(segment) if isinstance(blocks, _Open) else blocks
+            pieces: list[Piece] = [*stored, segment.keys, segment.tail]
+            try:
+                compose_own(self._store, key, pieces)
+            except ThrottledError:
+                if again + 1 == ATTEMPTS_MAX:
+                    raise
+                self._options.wait(WAIT_S * 2**again)
+            except UnansweredError:
+                self._abandoned.append(key)
+                if again + 1 == ATTEMPTS_MAX:
+                    raise
+                logger.warning("no response to the PUT of %s; the object goes to another key", key)
+            else:
+                sent = sent_bytes(pieces)
+                self._cost.bytes_sent += sent
+                self._cost.bytes_copied += segment.size_bytes - sent
+                self._record(segment, key)
+                return
+
+    def _meta(self, attempt: int) -> SegmentMeta:
+        own = self._identity
+        return SegmentMeta(
+            own.cluster, own.broker, own.epoch, own.first_attempt + attempt, own.history, own.catalog_version,
+            *self._phys, own.created_ms, "compact",
+        )  # fmt: skip
+
+    def _record(self, segment: WrittenSegment, key: str) -> None:
+        runs = segment.runs.copy()
+        numbers = [self._queue_numbers.get(queue, 0) for queue in segment.queues]  # parents have no runs
+        runs["queue"] = np.array(numbers, np.uint32)[runs["queue"]]
+        runs["object"] = len(self._objects)
+        runs["version"] = self._plan.last_version
+        row = np.zeros(1, OBJECT_DTYPE)
+        row[0] = (
+            len(self._objects), segment.rows, segment.size_bytes, len(segment.tail), segment.tail_crc32c,
+            self._identity.epoch, int(runs["min_phys"].min()), int(runs["end_phys"].max()),
+            int(runs["byte_count"].sum()),
+        )  # fmt: skip
+        self._runs.append(runs)
+        self._objects.append(row)
+        self._keys.append(key)
+
+    def _result(self) -> CompactionResult:
+        self._cost.gets, self._cost.bytes_read = self._sources.gets, self._sources.bytes_read
+        result = CompactionResult(
+            runs=np.concatenate([np.zeros(0, RUN_DTYPE), *self._runs]),
+            objects=np.concatenate([np.zeros(0, OBJECT_DTYPE), *self._objects]),
+            object_keys=self._keys, abandoned=self._abandoned, cost=self._cost,
+        )  # fmt: skip
+        check_totals(self._candidates, self._plan, result.runs)
+        return result
+
+
+def check_totals(candidates: Candidates, plan: CompactionPlan, new: Table) -> None:
+    """Raises CorruptionError unless every queue has the same begin, end, offsets, rows and bytes in ``new`` as in the
+    runs that the plan moves."""
+    moved = np.unique(
+        np.concatenate(
+            [np.zeros(0, np.int64), *(part.pieces["run"] for step in plan.iterations for part in step)]
+        )
+    )
+    before, after = _totals(candidates.runs[moved]), _totals(new)
+    for number in sorted(before.keys() | after.keys()):
+        if before.get(number) != after.get(number):
+            raise CorruptionError(
+                f"compaction would change {candidates.queues[number]} from {before.get(number)} to {after.get(number)} "
+                "(begin, end, offsets, rows, bytes)"
+            )
+
+
+def _totals(runs: Table) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    order = np.argsort(runs["queue"], kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(runs["queue"][order].astype(np.int64))) + 1):
+        if not len(mine):
+            continue
+        some = runs[mine]
+        base, end = some["base_queue_offset"], some["end_queue_offset"]
+        found[int(some["queue"][0])] = (
+            int(base.min()), int(end.max()), int((end - base).sum()), int(some["rows"].sum()),
+            int(some["byte_count"].sum()),
+        )  # fmt: skip
+    return found
+
+
+def _key(
+    candidates: Candidates,
+    plan: CompactionPlan,
+    identity: CompactionIdentity,
+    output: int,
+    run: int,
+    number: int,
+) -> str:
+    """The key of attempt ``number`` for an output that begins in ``run``."""
+    attempt = identity.first_attempt + number
+    row = candidates.runs[run]
+    if plan.outputs[output].is_set:
+        batch = f"{plan.first_version}_{plan.last_version}_{output}"
+        return set_key(batch, identity.epoch, attempt)
+    queue = candidates.queues[int(row["queue"])]
+    return data_key(queue, int(row["base_queue_offset"]), identity.epoch, attempt)
+
+
+def _sequence_heads(candidates: Candidates, plan: CompactionPlan) -> dict[int, Any]:
+    """First run of each sequence of sets and of joined objects -> head of the output's run."""
+    pieces: dict[int, list[NDArray[Any]]] = {}
+    for iteration in plan.iterations:
+        for part in iteration:
+            if plan.copies or plan.outputs[part.output].is_set:
+                pieces.setdefault(part.output, []).append(part.pieces)
+    heads = {}
+    for found in pieces.values():
+        numbers = np.concatenate(found)
+        numbers = numbers["run"][numbers["begin"] == 0]
+        for first, last in sequence_bounds(candidates.runs[numbers]):
+            heads[int(numbers[first])] = _head(candidates.runs[numbers[first:last]])
+    return heads
+
+
+def _head(runs: Table) -> Any:
+    head = runs[0].copy()
+    head["min_store_timestamp"] = runs["min_store_timestamp"].min()
+    head["min_phys"] = runs["min_phys"].min()
+    return head
+
+
+def _head_of(run: Any, pieces: Sequence[PieceRows]) -> Any:
+    """The head of an SO that begins in ``run``: its pieces may end or begin inside runs."""
+    head, rows = run.copy(), pieces[0].rows
+    head["base_queue_offset"] = rows.queue_offset[0]
+    if int(head["kind"]) != RunKind.LMQ:
+        head["base_byte"] += pieces[0].begin_byte
+    head["min_store_timestamp"] = min(int(piece.rows.store_timestamp.min()) for piece in pieces)
+    head["min_phys"] = min(int(piece.rows.phys.min()) for piece in pieces)
+    return head
+
+
+def _copied(index: SegmentIndex, *, is_first: bool) -> list[Piece]:
+    """The blocks of a source; of the first one with its header, so that no byte is sent."""
+    end = index.key_span[0]
+    if not is_first:
+        return [ObjectRange(index.key, HEADER_BYTES, end - HEADER_BYTES)]
+    if index.version == (SEGMENT_MAJOR, SEGMENT_MINOR):
+        return [ObjectRange(index.key, 0, end)]
+    return [encode_header(), ObjectRange(index.key, HEADER_BYTES, end - HEADER_BYTES)]

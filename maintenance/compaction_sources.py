@@ -1,0 +1,379 @@
+"""Reads what one iteration of a compaction needs: rows, keys, stored blocks and records of pieces of runs.
+
+A block that only one piece uses stays as it is stored. Any other one is decoded, one at a time, and its records are
+distributed over the pieces. Sources are opened by one GET, whose bytes a file keeps for later iterations.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fastcrc
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from maintenance.compaction_plan import Candidates, OutputPart
+from tiered.errors import CorruptionError
+from tiered.flat_file.key_section_reader import key_bytes_guess
+from tiered.formats.segment import SHARED_BLOCK_BYTES, RowTable
+from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex, expand_block
+from tiered.formats.segment_layout import check_tail_length
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind, Table
+from tiered.object_store.interface import ObjectStore
+
+MIB = 1024 * 1024
+READ_BYTES_MAX = 16 * MIB
+"""Of one GET; a larger block is read by one GET too."""
+HOLE_BYTES_MAX = MIB
+"""Unneeded bytes between two ranges that one GET reads too."""
+WHOLE_BYTES_MAX = MIB
+"""Sources up to this size are read by one GET as a whole."""
+IN_FLIGHT_BYTES = 24 * MIB
+READERS_MAX = 8
+COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
+"""Smaller blocks only end an object: many in a row would make a poor one, so that their records are packed again."""
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """Blocks (BLOCK_DTYPE) that one piece alone uses, as they are stored."""
+
+    blocks: Table
+    data: bytes
+
+
+@dataclass(frozen=True)
+class PieceRecords:
+    """Records of a piece, back to back."""
+
+    data: bytes
+    sizes: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PieceRows:
+    """The rows of one piece. ``begin_byte``: where its first record begins in its run."""
+
+    rows: RowTable
+    begin_byte: int
+    chunks: list[StoredBlocks | PieceRecords] = field(default_factory=list)
+
+
+PieceName = tuple[int, int]
+"""Run and begin of a piece."""
+
+
+class _Bounds(NamedTuple):
+    """Where the rows and blocks of a piece are in its object."""
+
+    run: int
+    first_row: int
+    end_row: int
+    span: BlockSpan | None
+
+
+class CompactionSources:
+    """The objects that a compaction reads. ``spooled``: a file that keeps what opened them, up to
+    ``spool_bytes_max``."""
+
+    def __init__(
+        self, store: ObjectStore, candidates: Candidates, spooled: Path, spool_bytes_max: int
+    ) -> None:
+        self._store = store
+        self._candidates = candidates
+        self._file = spooled.open("w+b")
+        self._spool_bytes_max = spool_bytes_max
+        self._spool_bytes = 0
+        self._places: dict[int, tuple[int, int]] = {}
+        """Object -> (position in the file, length) of its last bytes."""
+        self._lock = threading.Lock()
+        self.parents: list[QueueKey] = list(candidates.queues)
+        """What ``parent`` of LMQ rows indexes."""
+        self._parent_numbers = {queue: number for number, queue in enumerate(self.parents)}
+        self.gets = 0
+        self.bytes_read = 0
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+    def open(self, number: int) -> tuple[SegmentIndex, KeySection, memoryview]:
+        """Index and keys of an object, and its last bytes, with which it was opened."""
+        row = self._candidates.objects[number]
+        key = self._candidates.object_keys[int(row["key"])]
+        size, tail = int(row["size_bytes"]), int(row["tail_bytes"])
+        check_tail_length(key, size, tail)
+        length = size if size <= WHOLE_BYTES_MAX else min(size, tail + key_bytes_guess(int(row["rows"])))
+        last_bytes = self._last_bytes(number, key, size, length)
+        index, end = SegmentIndex(key, size, last_bytes), memoryview(last_bytes)
+        offset, stored_bytes = index.key_span
+        keys = index.decode_keys(self._range(key, size, end, offset, stored_bytes))
+        return index, keys, end
+
+    def read(self, parts: Iterable[OutputPart]) -> dict[PieceName, PieceRows]:
+        """The pieces of one iteration that have rows."""
+        wanted: dict[int, list[tuple[int, int, int]]] = {}
+        for part in parts:
+            objects = self._candidates.runs["object"][part.pieces["run"]].tolist()
+            for number, piece in zip(objects, part.pieces.tolist(), strict=True):
+                wanted.setdefault(number, []).append(piece)
+        found: dict[PieceName, PieceRows] = {}
+        largest = max((int(self._candidates.objects["size_bytes"][number]) for number in wanted), default=1)
+        readers = max(1, min(READERS_MAX, IN_FLIGHT_BYTES // min(READ_BYTES_MAX, largest)))
+        with ThreadPoolExecutor(readers, thread_name_prefix="compaction-read") as pool:
+            for pieces in pool.map(lambda item: self._pieces_of(*item), wanted.items()):
+                found.update(pieces)
+        return found
+
+    def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> RowTable:
+        """All rows of a run of the candidates, without its blocks."""
+        self._check_run(index, run)
+        row = self._candidates.runs[run]
+        place = _Bounds(int(row["ordinal"]), 0, int(row["rows"]), None)
+        rows: RowTable = self._columns(index, keys, [place])(place)
+        return rows
+
+    # -- one source -----------------------------------------
+
+    def _pieces_of(self, number: int, pieces: list[tuple[int, int, int]]) -> dict[PieceName, PieceRows]:
+        index, keys, end = self.open(number)
+        runs = self._candidates.runs
+        bounds: dict[PieceName, _Bounds] = {}
+        for run, begin, piece_end in pieces:
+            self._check_run(index, run)
+            place = _bounds(index, int(runs["ordinal"][run]), begin, piece_end)
+            if place.end_row > place.first_row:
+                bounds[run, begin] = place
+        if not bounds:
+            return {}
+        columns = self._columns(index, keys, list(bounds.values()))
+        data = self._data(index, end, bounds.values())
+        taking = _Taking(index, data)
+        found = {}
+        for name, place in sorted(
+            bounds.items(), key=lambda item: item[1].first_row + index.first_row[item[1].run]
+        ):
+            rows = columns(place)
+            begin_byte = max(0, place.span.raw_offset) if place.span is not None else 0
+            chunks = [] if place.span is None else taking.chunks(place, place.span, rows.size)
+            found[name] = PieceRows(rows, begin_byte, chunks)
+        return found
+
+    def _check_run(self, index: SegmentIndex, run: int) -> None:
+        """The catalog and the object must agree on the run."""
+        row = self._candidates.runs[run]
+        queue, ordinal = self._candidates.queues[int(row["queue"])], int(row["ordinal"])
+        names = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
+        if ordinal >= len(index.runs) or index.queue_of(ordinal) != queue or any(
+            index.runs[name][ordinal] != row[name] for name in names
+        ):  # fmt: skip
+            raise CorruptionError(f"{index.key}: run {ordinal} is not the catalog's of {queue}")
+
+    def _columns(self, index: SegmentIndex, keys: KeySection, places: list[_Bounds]) -> Any:
+        """A function that returns the rows of each place."""
+        starts = [int(index.first_row[place.run]) + place.first_row for place in places]
+        ends = [int(index.first_row[place.run]) + place.end_row for place in places]
+        first, last = min(starts), max(ends)
+        size, tags, stamp, phys, inner, parent, parent_offset = (
+            np.array(column) for column in index.stored_columns(first, last)
+        )
+        if any(int(index.runs["kind"][place.run]) == RunKind.LMQ for place in places):
+            parent = self._parent_column(index.queues, parent)
+        counts = keys.counts[first:last]
+        hash_ends = np.cumsum(counts, dtype=np.int64)
+        before = int(keys.counts[:first].sum(dtype=np.int64))
+        hashes = np.array(keys.hashes[before : before + int(hash_ends[-1])])
+
+        def rows(place: _Bounds) -> RowTable:
+            begin = int(index.first_row[place.run]) + place.first_row - first
+            end = begin + place.end_row - place.first_row
+            part = slice(begin, end)
+            spans = inner[part].astype(np.int64)
+            offsets = _offset_at(index, place.run, place.first_row) + np.cumsum(spans) - spans
+            hash_begin = int(hash_ends[begin - 1]) if begin else 0
+            none = np.full(end - begin, -1, np.int64)
+            return RowTable(
+                none, size[part], tags[part], stamp[part], phys[part], offsets, inner[part], counts[part],
+                parent[part], parent_offset[part], hashes[hash_begin : int(hash_ends[end - 1])],
+            )  # fmt: skip
+
+        return rows
+
+    def _parent_column(self, queues: Sequence[QueueKey], parent: NDArray[Any]) -> NDArray[np.int32]:
+        if int(parent.max(initial=-1)) >= len(queues):
+            raise CorruptionError("the parent of an LMQ row is not in the footer")
+        with self._lock:
+            numbers = np.full(len(queues) + 1, -1, np.int32)
+            for local in np.unique(parent[parent >= 0]).tolist():
+                number = self._parent_numbers.setdefault(queues[local], len(self.parents))
+                if number == len(self.parents):
+                    self.parents.append(queues[local])
+                numbers[local] = number
+            found: NDArray[np.int32] = numbers[parent]
+        return found
+
+    # -- bytes -----------------------------------------
+
+    def _last_bytes(self, number: int, key: str, size: int, length: int) -> bytes:
+        with self._lock:
+            place = self._places.get(number)
+            if place is not None:
+                self._file.seek(place[0])
+                return self._file.read(place[1])
+        data = self._get(key, size - length, length)
+        with self._lock:
+            if number not in self._places and self._spool_bytes + length <= self._spool_bytes_max:
+                self._file.seek(self._spool_bytes)
+                self._file.write(data)
+                self._places[number] = (self._spool_bytes, length)
+                self._spool_bytes += length
+        return data
+
+    def _get(self, key: str, offset: int, length: int) -> bytes:
+        data = self._store.get_range(key, offset, length)
+        with self._lock:
+            self.gets += 1
+            self.bytes_read += length
+        return data
+
+    def _range(self, key: str, size: int, end: memoryview, offset: int, length: int) -> memoryview:
+        """Bytes of an object of which ``end`` is known."""
+        known = size - len(end)
+        if offset >= known:
+            return end[offset - known : offset - known + length]
+        return memoryview(self._get(key, offset, length)) if length else memoryview(b"")
+
+    def _data(
+        self, index: SegmentIndex, end: memoryview, places: Iterable[_Bounds]
+    ) -> list[tuple[int, memoryview]]:
+        """(offset, bytes) that cover all blocks of ``places``."""
+        spans = [
+            span
+            for place in places
+            if place.span is not None
+            for span in index.split_span(place.run, place.span, READ_BYTES_MAX)
+        ]
+        return [
+            (offset, self._range(index.key, index.size_bytes, end, offset, length))
+            for offset, length in joined_ranges([(span.offset, span.length) for span in spans])
+        ]
+
+
+class _Taking:
+    """Takes the chunks of pieces, in the order of the object, out of its bytes."""
+
+    def __init__(self, index: SegmentIndex, data: list[tuple[int, memoryview]]) -> None:
+        self._index = index
+        self._data = data
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._decoded = -1
+        self._raw: bytes | memoryview = b""
+
+    def chunks(
+        self, place: _Bounds, span: BlockSpan, sizes: NDArray[Any]
+    ) -> list[StoredBlocks | PieceRecords]:
+        """Stored blocks and records of one piece."""
+        found: list[StoredBlocks | PieceRecords] = []
+        rows, raw = self._index.bounds_of_blocks(place.run, span)
+        blocks = self._index.blocks[span.first_block : span.end_block]
+        offsets = span.offset + np.concatenate([[0], np.cumsum(blocks["stored_bytes"], dtype=np.int64)])
+        ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        at = 0
+        while at < len(blocks):
+            last = at
+            while last < len(blocks) and self._is_own(blocks[last], rows[last + 1] - rows[last]):
+                last += 1
+            if last > at:
+                stored = self._checked(blocks[at:last], offsets[at : last + 1])
+                found.append(StoredBlocks(blocks[at:last], stored))
+                at = last
+                continue
+            first_row, end_row = rows[at], rows[at + 1]
+            decoded = self._decode(span.first_block + at, blocks[at], int(offsets[at]))
+            # The block may begin with records of other runs: then the piece begins inside it.
+            begin = int(ends[first_row]) - (span.raw_offset + raw[at] - max(0, span.raw_offset))
+            records = bytes(memoryview(decoded)[begin : begin + int(ends[end_row] - ends[first_row])])
+            found.append(PieceRecords(records, sizes[first_row:end_row]))
+            at += 1
+        return found
+
+    def _is_own(self, block: Any, rows: int) -> bool:
+        return int(block["rows"]) == rows and int(block["raw_bytes"]) >= COPIED_RAW_BYTES_MIN
+
+    def _stored(self, offset: int, length: int) -> memoryview:
+        for begin, data in self._data:
+            if begin <= offset and offset + length <= begin + len(data):
+                return data[offset - begin : offset - begin + length]
+        raise CorruptionError(f"{self._index.key}: [{offset}, {offset + length}) was not read")
+
+    def _checked(self, blocks: Table, offsets: NDArray[Any]) -> bytes:
+        """Neighbouring blocks as stored, each with its CRC32C checked."""
+        pieces = []
+        for number, crc32c in enumerate(blocks["crc32c"].tolist()):
+            begin, end = int(offsets[number]), int(offsets[number + 1])
+            piece = self._stored(begin, end - begin)
+            if fastcrc.crc32.iscsi(piece) != crc32c:
+                raise CorruptionError(f"{self._index.key}: block [{begin}, {end}) fails its CRC32C")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _decode(self, number: int, block: Any, offset: int) -> bytes | memoryview:
+        if number != self._decoded:
+            length = int(block["stored_bytes"])
+            where = f"{self._index.key}: block {number} [{offset}, {offset + length})"
+            self._raw = expand_block(self._stored(offset, length), block, self._decompressor, where)
+            self._decoded = number
+        return self._raw
+
+
+def joined_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(offset, length) of GETs that cover ``ranges``: neighbours in one, up to READ_BYTES_MAX."""
+    found: list[list[int]] = []
+    for offset, length in sorted(ranges):
+        end = offset + length
+        is_near = bool(found) and offset - found[-1][1] <= HOLE_BYTES_MAX
+        if is_near and (end <= found[-1][1] or end - found[-1][0] <= READ_BYTES_MAX):
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([offset, end])
+    return [(begin, end - begin) for begin, end in found]
+
+
+def _bounds(index: SegmentIndex, run: int, begin: int, end: int) -> _Bounds:
+    """The rows of a piece: those of the blocks that begin inside [begin, end) of the run."""
+    rows = int(index.runs["rows"][run])
+    if int(index.runs["kind"][run]) == RunKind.LMQ:
+        return _Bounds(run, begin, min(end, rows), None)
+    whole = index.block_span(run, 0, rows)
+    if begin == 0 and end == int(index.runs["byte_count"][run]):
+        return _Bounds(run, 0, rows, whole)
+    block_rows, block_raw = index.bounds_of_blocks(run, whole)
+    starts = np.array(block_raw[:-1]) + whole.raw_offset
+    first_row = 0 if begin == 0 else _row_from(block_rows, starts, begin)
+    end_row = rows if end >= int(index.runs["byte_count"][run]) else _row_from(block_rows, starts, end)
+    if end_row <= first_row:
+        return _Bounds(run, first_row, first_row, None)
+    return _Bounds(run, first_row, end_row, index.block_span(run, first_row, end_row))
+
+
+def _row_from(block_rows: list[int], starts: NDArray[Any], position: int) -> int:
+    """The first row of the first block that begins at ``position`` of the run or behind it."""
+    return block_rows[int(np.searchsorted(starts, position, side="left"))]
+
+
+def _offset_at(index: SegmentIndex, run: int, row: int) -> int:
+    """The queue offset of a row of ``run``."""
+    base = int(index.runs["base_queue_offset"][run])
+    if row == 0:
+        return base
+    if int(index.runs["kind"][run]) != RunKind.BATCH:
+        return base + row
+    first = int(index.first_row[run])
+    return base + int(index.stored_columns(first, first + row)[4].sum(dtype=np.int64))
