@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from sidecar.archive_marker import ArchiveMarker
@@ -31,6 +32,7 @@ from tiered.catalog.state import CatalogState
 from tiered.console import RECORD_ATTRIBUTES
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
@@ -154,12 +156,19 @@ class UploaderJob:
 
 
 def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> Environment:
-    environment = Environment(log=_log, committed=writer.committed)
+    own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
+    environment = Environment(
+        log=_log, committed=writer.committed, refuse_empty=partial(require_exclusive_creates, own)
+    )
     if writer.state_dir is None or archive.url.startswith("memory:"):
         return environment
-    url = PrefixedStore(archive, archive_prefix(names.cluster, names.broker)).url
-    marker = ArchiveMarker(writer.state_dir, url)
-    return replace(environment, archive_exists=marker.create, refuse_empty=marker.refuse_empty)
+    marker = ArchiveMarker(writer.state_dir, own.url)
+
+    def refuse_empty() -> None:
+        marker.refuse_empty()
+        require_exclusive_creates(own)
+
+    return replace(environment, archive_exists=marker.create, refuse_empty=refuse_empty)
 
 
 def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> PinKeeper | None:

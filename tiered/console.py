@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,6 +51,19 @@ def print_lines(*lines: str, file: TextIO | None = None) -> None:
     """Each of ``lines`` as one line, to stdout unless ``file`` is given."""
     for line in lines:
         print(printable(line), file=file, flush=file is not None)
+
+
+_MARKS = {True: ("\u2714", "32", "ok  "), False: ("\u2718", "31", "FAIL"), None: ("-", "2", "-   ")}
+"""Result -> mark and color on a terminal, and word elsewhere."""
+
+
+def print_marked(is_good: bool | None, line: str) -> None:
+    """``line`` behind a mark: green or red on a terminal, a word elsewhere. None: neither good nor bad."""
+    mark, color, word = _MARKS[is_good]
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        print(f"\033[{color}m{mark}\033[0m {printable(line)}", flush=True)
+    else:
+        print(f"{word} {printable(line)}", flush=True)
 
 
 def print_fields(values: Iterable[str]) -> None:

@@ -34,4 +34,5 @@ class Environment:
     archive_exists: Callable[[], None] = lambda: None
     """Called once the archive is known to have commits."""
     refuse_empty: Callable[[], None] = lambda: None
-    """Called when the archive has no commits; raises UnavailableError if it had some before."""
+    """Called when the archive has no commits, before the first one. Raises UnavailableError if it had some before, and
+    RefusedRequestError if the object store cannot keep two writers apart."""

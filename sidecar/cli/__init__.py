@@ -30,6 +30,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("sidecar.cli.run", "follow a broker and archive its messages until stopped"),
     "backfill": ("sidecar.cli.backfill", "archive a store directory once"),
     "status": ("sidecar.cli.status", "show how far the archive is behind the broker"),
+    "doctor": (
+        "sidecar.cli.doctor",
+        "check host, broker and object store, and say how to correct each problem",
+    ),
     "ls": ("sidecar.cli.ls", "list the queues of an archive"),
     "cat": ("sidecar.cli.cat", "print archived messages"),
     "offset": ("sidecar.cli.offset", "find the queue offset of a point in time"),

@@ -32,6 +32,7 @@ from tiered.formats.keys import (
     state_key,
 )
 from tiered.model.queue import QueueKey
+from tiered.object_store.create_race import TRIAL_PREFIX, TRIAL_SUFFIX
 from tiered.settings.load import load_settings
 from tiered.settings.sections import AdminSettings
 
@@ -271,7 +272,10 @@ def test_policies_never_let_anyone_overwrite_and_only_some_delete() -> None:
         for statement in policy_of(role)["Statement"]:
             if statement["Effect"] == "Allow":
                 deletes = any("Delete" in action for action in statement["Action"])
-                assert not deletes or role in ("server", "collector")
+                of_checks = statement["Resource"] == [
+                    f"arn:aws:s3:::BUCKET/PREFIX/*{TRIAL_PREFIX}*{TRIAL_SUFFIX}"
+                ]
+                assert not deletes or role in ("server", "collector") or of_checks
                 assert not deletes or not any("catalog" in resource for resource in statement["Resource"])
                 assert "s3:PutObject" not in statement["Action"] or "Condition" in statement
 
@@ -298,6 +302,16 @@ def allowed(role: str, action: str, key: str) -> bool:
         if statement["Effect"] == "Allow"
         for resource in statement["Resource"]
     )
+
+
+def test_the_writer_may_delete_only_the_objects_of_its_checks() -> None:
+    """Also for a topic named like their folder."""
+    topic = data_key(QueueKey("doctor", 0, 0), 0, epoch=3, attempt=1)
+    for archive in ("cluster/broker", "doctor/doctor"):
+        assert allowed("writer", "s3:DeleteObject", f"{archive}/{TRIAL_PREFIX}0/small{TRIAL_SUFFIX}")
+        for key in (topic, catalog_key(9), state_key("topics", 3, 1, "digest"), f"{SERVE_PREFIX}{9:020}"):
+            assert not allowed("writer", "s3:DeleteObject", f"{archive}/{key}")
+    assert allowed("writer", "s3:DeleteObject", f"{TRIAL_PREFIX}0/small{TRIAL_SUFFIX}")
 
 
 def test_collector_may_delete_garbage_only() -> None:

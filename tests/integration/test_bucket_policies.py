@@ -327,6 +327,7 @@ TAKEN = [
     for role in ROLES
     for action in sorted(set(allowed_actions(policy_of(role))), reverse=True)
     if action.startswith("s3:") and action != "s3:AbortMultipartUpload"
+    if (role, action) != ("writer", "s3:DeleteObject")
 ]
 
 

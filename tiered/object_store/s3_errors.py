@@ -97,6 +97,8 @@ _ACTIONS = {
     "UploadPartCopy": "s3:PutObject or s3:GetObject",
     "CompleteMultipartUpload": "s3:PutObject",
     "DeleteObjects": "s3:DeleteObject",
+    "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+    "GetObjectLockConfiguration": "s3:GetBucketObjectLockConfiguration",
 }
 """What a policy calls the SDK's operations; the others have the same name."""
 

@@ -1,0 +1,132 @@
+"""A check, its finding, and how a list of checks is run. Checks depend on others by id."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tiered.errors import TieredError, UnavailableError
+
+
+class Outcome(Enum):
+    """What a check found."""
+
+    OK = "ok"
+    FAILED = "failed"
+    NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome in one line. ``fix``: what to do about a failure. ``is_temporary``: it may pass without a change."""
+
+    outcome: Outcome
+    detail: str
+    fix: str = ""
+    is_temporary: bool = False
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. ``id`` is stable, for programs. It runs only if none of ``needs`` failed or was skipped."""
+
+    id: str
+    title: str
+    run: Callable[[], Finding]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """A check that was run, or skipped."""
+
+    id: str
+    title: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class PolicyLines:
+    """Statements that a bucket's policy may lack. ``prefix``: of all keys, with a slash at its end, or empty."""
+
+    bucket: str
+    prefix: str = ""
+
+    def line(self, action: str) -> str:
+        """The statement that allows ``action``, as JSON on one line."""
+        statement: dict[str, object] = {"Effect": "Allow", "Action": action}
+        if action == "s3:ListBucket":
+            statement["Resource"] = f"arn:aws:s3:::{self.bucket}"
+            if self.prefix:
+                statement["Condition"] = {"StringLike": {"s3:prefix": [f"{self.prefix}*"]}}
+        else:
+            statement["Resource"] = f"arn:aws:s3:::{self.bucket}/{self.prefix}*"
+        return json.dumps(statement)
+
+
+_DENIED = re.compile(r"(s3:\w+)(?: or s3:\w+)?: AccessDenied")
+
+
+def denied_action(error: TieredError) -> str:
+    """The action that a bucket's policy lacks, such as ``s3:PutObject``; empty for other errors. Pure."""
+    found = _DENIED.search(error.message)
+    return found[1] if found else ""
+
+
+def ok(detail: str) -> Finding:
+    """A finding without a problem."""
+    return Finding(Outcome.OK, detail)
+
+
+def failed(detail: str, fix: str) -> Finding:
+    """A problem and its fix."""
+    return Finding(Outcome.FAILED, detail, fix)
+
+
+def not_checked(why: str) -> Finding:
+    """A check that does not apply or cannot be made."""
+    return Finding(Outcome.NOT_CHECKED, why)
+
+
+def failed_by(error: TieredError, policy: PolicyLines | None = None) -> Finding:
+    """The problem that ``error`` describes. A missing permission is fixed by the policy's statement."""
+    action = denied_action(error)
+    is_temporary = isinstance(error, UnavailableError)
+    fix = error.hint or ("try again" if is_temporary else "")
+    if action and policy is not None:
+        fix = f"add to the policy of this account: {policy.line(action)}"
+    return Finding(Outcome.FAILED, error.message, fix, is_temporary)
+
+
+def run_checks(checks: Sequence[Check], policy: PolicyLines | None = None) -> Iterator[Result]:
+    """Run ``checks`` in order. An error of a check is its finding."""
+    titles = {check.id: check.title for check in checks}
+    missing: dict[str, Outcome] = {}
+    for check in checks:
+        lacking = next((needed for needed in check.needs if needed in missing), None)
+        if lacking is not None:
+            why = "failed" if missing[lacking] is Outcome.FAILED else "was not checked"
+            finding = not_checked(f"{titles.get(lacking, lacking)} {why}")
+        else:
+            try:
+                finding = check.run()
+            except TieredError as error:
+                finding = failed_by(error, policy)
+            except OSError as error:
+                finding = failed(
+                    f"{error.filename or check.title}: {error.strerror or error}", "see the system's log"
+                )
+        if finding.outcome is not Outcome.OK:
+            missing[check.id] = finding.outcome
+        yield Result(check.id, check.title, finding)
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    """0 without failures, 4 if all failures are temporary, else 1."""
+    failures = [result.finding for result in results if result.finding.outcome is Outcome.FAILED]
+    if not failures:
+        return 0
+    return UnavailableError.exit_code if all(failure.is_temporary for failure in failures) else 1

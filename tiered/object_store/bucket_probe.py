@@ -1,0 +1,175 @@
+"""What only an S3 bucket has: versioning, Object Lock, lifecycle rules, checksums and uploads in parts, for diagnosis.
+
+One call is one or two requests. Errors are those of ObjectStore. Archives never depend on these answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tiered.errors import TieredError
+from tiered.object_store.body import crc32c_base64
+from tiered.object_store.open_store import StoreAddress, check_addresses
+from tiered.object_store.s3_client import connect
+from tiered.object_store.s3_errors import s3_error
+from tiered.object_store.store_options import StoreOptions
+
+_NOT_CONFIGURED = frozenset({"NoSuchLifecycleConfiguration", "ObjectLockConfigurationNotFoundError"})
+_DAY_TEXT_END = 10
+"""Length of a date in ISO 8601, without the time."""
+
+
+@dataclass(frozen=True)
+class LockRule:
+    """Object Lock's default retention; ``mode`` is empty if the bucket has none."""
+
+    mode: str
+    period: str
+
+
+@dataclass(frozen=True)
+class LifecycleRule:
+    """One enabled rule. Texts say when an action takes place, such as "30 days"; empty: never."""
+
+    name: str
+    prefix: str
+    is_for_all: bool
+    """Whether the rule applies to every object below ``prefix``, not only to some sizes or tags."""
+    expires: str = ""
+    noncurrent_expires: str = ""
+    moves: str = ""
+    """When and to which storage class objects are moved."""
+    aborts_uploads: str = ""
+
+
+class BucketProbe:
+    """One bucket, through a client of its own. Not thread-safe."""
+
+    def __init__(self, address: StoreAddress, options: StoreOptions) -> None:
+        self._address = address
+        self._options = options
+        self._opened: Any = None
+        self.is_aws = not options.settings.endpoint_url
+        """Whether the endpoint is AWS's; refined by the first request, which reads the SDK's configuration."""
+
+    def versioning(self) -> str:
+        """``Enabled``, ``Suspended``, or empty."""
+        with self._request("") as (client, bucket):
+            return str(client.get_bucket_versioning(**bucket).get("Status", ""))
+
+    def object_lock(self) -> LockRule | None:
+        """The bucket's Object Lock; None: disabled."""
+        with self._request("") as (client, bucket):
+            answer = _unless_absent(client.get_object_lock_configuration, bucket)
+        configuration = answer.get("ObjectLockConfiguration", {})
+        if configuration.get("ObjectLockEnabled") != "Enabled":
+            return None
+        retention = configuration.get("Rule", {}).get("DefaultRetention", {})
+        return LockRule(retention.get("Mode", ""), _period(retention))
+
+    def lifecycle(self) -> list[LifecycleRule]:
+        """The enabled rules."""
+        with self._request("") as (client, bucket):
+            answer = _unless_absent(client.get_bucket_lifecycle_configuration, bucket)
+        return [lifecycle_rule(rule) for rule in answer.get("Rules", ()) if rule.get("Status") == "Enabled"]
+
+    def accepts_damaged(self, key: str) -> bool:
+        """Whether the store keeps a body that does not match its CRC32C. The key may exist afterwards."""
+        with self._request(key) as (client, bucket):
+            sent, meant = b"damaged", crc32c_base64([memoryview(b"correct")])
+            try:
+                client.put_object(
+                    **bucket, Key=self._key(key), Body=sent, ChecksumCRC32C=meant, IfNoneMatch="*"
+                )
+            except client.exceptions.ClientError as error:
+                if 400 <= _status(error) < 500 and _status(error) != 403:
+                    return False
+                raise
+        return True
+
+    def start_and_abort_upload(self, key: str) -> None:
+        """Start an upload in parts and abort it."""
+        with self._request(key) as (client, bucket):
+            place = bucket | {"Key": self._key(key)}
+            upload = client.create_multipart_upload(**place)
+            client.abort_multipart_upload(**place, UploadId=upload["UploadId"])
+
+    def close(self) -> None:
+        """Release connections."""
+        if self._opened is not None:
+            client, transport = self._opened
+            client.close()
+            transport.close()
+            self._opened = None
+
+    def _key(self, key: str) -> str:
+        return f"{self._address.prefix}/{key}" if self._address.prefix else key
+
+    @contextmanager
+    def _request(self, key: str) -> Iterator[tuple[Any, dict[str, str]]]:
+        bucket = self._address.place
+        where = f"s3://{bucket}/{self._key(key)}" if key else f"s3://{bucket}"
+        try:
+            if self._opened is None:
+                self._opened = connect(self._options)
+                self.is_aws = self._opened[0].meta.endpoint_url.endswith(
+                    (".amazonaws.com", ".amazonaws.com.cn")
+                )
+            yield self._opened[0], {"Bucket": bucket}
+        except TieredError as error:
+            raise s3_error(error, where) from error.__cause__
+        except Exception as error:
+            raise s3_error(error, where) from error
+
+
+def open_probe(url: str, options: StoreOptions) -> BucketProbe | None:
+    """The bucket of an s3:// URL, with keys below its prefix; None for other URLs. The first request connects."""
+    address = check_addresses(url, options.settings.endpoint_url)
+    return BucketProbe(address, options) if address.scheme == "s3" else None
+
+
+def lifecycle_rule(rule: Mapping[str, Any]) -> LifecycleRule:
+    """A rule of GetBucketLifecycleConfiguration. Pure."""
+    condition = rule.get("Filter", {})
+    combined = condition.get("And", condition)
+    prefix = combined.get("Prefix", rule.get("Prefix", "")) or ""
+    some = set(combined) - {"Prefix"}
+    moves = [f"{_period(move)} to {move.get('StorageClass', '')}" for move in rule.get("Transitions", ())]
+    return LifecycleRule(
+        name=str(rule.get("ID", "")),
+        prefix=str(prefix),
+        is_for_all=not some,
+        expires=_period(rule.get("Expiration", {})),
+        noncurrent_expires=_period(rule.get("NoncurrentVersionExpiration", {})),
+        moves=", ".join(moves),
+        aborts_uploads=_period(rule.get("AbortIncompleteMultipartUpload", {})),
+    )
+
+
+def _period(action: Mapping[str, Any]) -> str:
+    """When an action takes place; empty: never."""
+    for name in ("Days", "NoncurrentDays", "DaysAfterInitiation"):
+        if name in action:
+            return f"{action[name]} days"
+    if "Years" in action:
+        return f"{action['Years']} years"
+    return str(action["Date"])[:_DAY_TEXT_END] if "Date" in action else ""
+
+
+def _unless_absent(request: Any, bucket: dict[str, str]) -> dict[str, Any]:
+    """The answer, or nothing if the bucket has no such configuration."""
+    try:
+        answer: dict[str, Any] = request(**bucket)
+    except Exception as error:
+        code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
+        if code in _NOT_CONFIGURED:
+            return {}
+        raise
+    return answer
+
+
+def _status(error: Any) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
