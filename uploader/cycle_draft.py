@@ -79,7 +79,7 @@ def cycle_draft(
         run_tables.append(runs)
         objects[number] = (
             number, segment.rows, segment.size_bytes, segment.tail_bytes, segment.tail_crc32c,
-            place.epoch, segment.min_phys, segment.end_phys, segment.raw_bytes,
+            place.epoch, segment.min_phys, segment.end_phys, segment.raw_bytes, 0,
         )  # fmt: skip
     gaps = np.zeros(len(plan.gaps), GAP_DTYPE)
     for i, gap in enumerate(plan.gaps):

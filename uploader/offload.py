@@ -437,7 +437,7 @@ class Offloader:
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
             unindexed_objects=len(state.unindexed),
-            pending_deletions=len(state.pending_deletions),
+            pending_deletions=state.pending_deletion_count,
             oldest_pending_deletion_ms=state.oldest_pending_deletion_ms,
             index_files_rebuilt=self._index_builder.counters.rebuilt,
         )

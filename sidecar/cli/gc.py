@@ -30,7 +30,12 @@ def execute(options: argparse.Namespace) -> int:
     settings = settings_of(options).settings
     with open_for_reading(options.url, settings) as archive:
         plan = run_gc(
-            archive.store, archive.state, apply=options.apply, grace_ms=settings.gc.grace_ms, clock=_now_ms
+            archive.store,
+            archive.state,
+            apply=options.apply,
+            grace_ms=settings.gc.grace_ms,
+            diverged_grace_ms=settings.gc.diverged_grace_ms,
+            clock=_now_ms,
         )
     document: dict[str, Any] = {
         "applied": options.apply,

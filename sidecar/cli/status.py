@@ -160,7 +160,7 @@ def _report(archive: Archive, lag: Lag | None, end_phys: int | None, margin_s: f
         bytes=sum(queue.bytes for queue in queues),
         queues=() if lag is None else lag.reports(now_ms),
         unindexed_objects=len(state.unindexed),
-        pending_deletions=len(state.pending_deletions),
+        pending_deletions=state.pending_deletion_count,
         oldest_pending_deletion_seconds=seconds_since(state.oldest_pending_deletion_ms, now_ms),
     )
 

@@ -222,7 +222,7 @@ SHORT_OF_MEMORY = """
         chunk = RunChunk(np.zeros(runs, RUN_DTYPE), np.zeros(1, OBJECT_DTYPE), ("k",))
         return encode_page(Page([QueueKey("t", 0, 0)], chunk))
 
-    large, small = page(1_000_000), page(1)
+    large, small = page(500_000), page(1)
     decode_page(large, source="large")
     pages = int(open("/proc/self/statm").read().split()[0])
     limit = pages * resource.getpagesize() + (64 << 20)

@@ -18,6 +18,7 @@ from tests.formats.golden_archive import GOLDEN
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, encode_list, list_of
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.index_refs import UNINDEXED, IndexChange, IndexRef
 from tiered.catalog.pages import RunIndex
@@ -25,14 +26,14 @@ from tiered.catalog.state import REMOVED_DTYPE
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import index_key, state_key
 from tiered.model.queue import QueueKey
-from tiered.model.tables import Table
+from tiered.model.tables import FLOOR_DTYPE, Table
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 
 DIRECTORY = GOLDEN / "catalog"
 LIMITS = {
-    "carried_pages": small_limits(),
-    "page_objects": small_limits(embedded_bytes_max=0, pack_bytes_max=1),
+    "embedded_pages_3.0": small_limits(spill_deletions=4),
+    "page_objects_3.0": small_limits(embedded_bytes_max=0, pack_bytes_max=1, spill_deletions=4),
 }
 A, B, BIG, LATE = queue("a"), queue("%RETRY%b/日", 3), queue("big", 2), queue("late", 1)
 HOUR_MS = 3_600_000
@@ -101,6 +102,18 @@ class _History:
         runs = RunIndex(self.store).runs_of(self.writer.state, key).runs
         self.maintain(queues=[key], removed=_removed(runs[:count]))
 
+    def expire_below(self, key: QueueKey, count: int) -> None:
+        """A floor above the oldest runs; a list of pending deletions."""
+        runs = RunIndex(self.store).runs_of(self.writer.state, key).runs[:count]
+        floors = np.array([(0, runs["end_queue_offset"][-1], runs["rows"].sum())], FLOOR_DTYPE)
+        version = self.writer.state.version + 1
+        gone = PendingDeletion(self.store.now_ms, version, Reason.EXPIRED)
+        entries = {f"sets/03/{number}-1-1.sso": gone for number in range(3)}
+        name, data = f"pages/deletions-{version:020d}-1-x", encode_list(entries)
+        self.store.put_if_absent(name, [data])
+        listed = list_of(name, entries, len(data))
+        self.maintain(queues=[key], floors=floors, deletions=DeletionChange(added=[listed]))
+
     def collect(self) -> None:
         """The grace period of 72 hours is over."""
         self.store.now_ms += 80 * HOUR_MS
@@ -150,6 +163,7 @@ def _written(limits: CatalogLimits) -> dict[str, bytes]:
     history.maintain(index=IndexChange([_index(1, 8, 1)], [one.key, two.key]), settings={UNINDEXED: {}})
     history.replace_run(A, 0)
     history.expire(B, 2)
+    history.expire_below(A, 3)
     for _ in range(8):
         history.append({A: 1, B: 1})
     history.replace_run(A, -1)

@@ -219,7 +219,7 @@ def test_once_a_retry_starts_the_older_attempt_can_never_be_committed(started: C
         "is a pending deletion",
     )
     state = step(started, replace(append_draft(started, {A: 1}), pending_deletions=[given_up]))
-    assert state.pending_deletions[given_up] == (NOW_MS, state.version)
+    assert state.pending_deletions[given_up] == (NOW_MS, state.version, "abandoned")
     refused(state, append_draft(state, {A: 1}, keys=[given_up]), "is a pending deletion")
 
 

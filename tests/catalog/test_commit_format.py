@@ -22,18 +22,26 @@ from tiered.catalog.commit import (
     decode_commit,
     encode_commit,
 )
+from tiered.catalog.deletions import DeletionChange, DeletionList, Reason
 from tiered.catalog.index_refs import IndexChange, IndexRef
 from tiered.catalog.snapshot import decode_root, describe, encode_root
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, Owner, PageRef, RootRef
 from tiered.errors import CorruptionError, UnsupportedFormatError
-from tiered.formats.container import decode_container, encode_container
+from tiered.formats.container import CATALOG_MAJOR, Container, decode_container, encode_container
 from tiered.model.queue import QueueKey
+from tiered.model.tables import FLOOR_DTYPE
 
 A, B = queue("a"), queue("ü %RETRY% b", -1, 3)
 INDEX = IndexRef(
     "index/0000000000001-0000000000002-3_x.idx", 1, 2, 5, 1, 2, 0, 9, 7, 0, (3, 4, 1, 0), 2, 999, 100
 )
-PLACE = CommitPlace(7, 3, "n-before", "w1", "c", "b", RootRef("pages/root", 4))
+LIST = DeletionList("pages/deletions", Reason.EXPIRED, 2, 3, 4, 5, 6)
+PLACE = CommitPlace(7, 3, "n-before", "w1", "c", "b", RootRef("pages/root", 4), RootRef("pages/kept", 2))
+
+
+def encoded(container: Container) -> bytes:
+    """A commit's container from its parts."""
+    return encode_container(COMMIT_KIND, container.header, container.tables, major=CATALOG_MAJOR)
 
 
 def full_draft() -> CommitDraft:
@@ -50,6 +58,9 @@ def full_draft() -> CommitDraft:
         pending_deletions=["x"],
         restored=["y"],
         purged=["z"],
+        reason=Reason.EXPIRED,
+        floors=np.array([(1, 2, 3)], FLOOR_DTYPE),
+        deletions=DeletionChange([LIST], [LIST], ["pages/deletions-x"]),
         owner=Owner("w1", "run", "h", 5, False),
         common_version=2,
         pages=PageChange(RootRef("pages/r", 6), 5, [page], ["pages/o"], 3),
@@ -121,20 +132,27 @@ def test_damage_is_a_corruption_error(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     ("table", "column"),
-    [("runs", "queue"), ("runs", "object"), ("gaps", "queue"), ("objects", "key"), ("removed", "queue")],
+    [
+        ("runs", "queue"),
+        ("runs", "object"),
+        ("gaps", "queue"),
+        ("objects", "key"),
+        ("removed", "queue"),
+        ("floors", "queue"),
+    ],
 )
 def test_an_index_outside_its_table_is_a_corruption_error(table: str, column: str) -> None:
     _, data = encode_commit(full_draft(), PLACE, "n")
-    container = decode_container(data, COMMIT_KIND, source="x")
+    container = decode_container(data, COMMIT_KIND, source="x", major_max=CATALOG_MAJOR)
     container.tables[table][column][0] = 99
     with pytest.raises(CorruptionError, match=f"{table}.{column}"):
-        decode_commit(encode_container(COMMIT_KIND, container.header, container.tables), source="x")
+        decode_commit(encoded(container), source="x")
 
 
 @pytest.mark.parametrize("name", ["kind", "version", "check", "pages", "owner"])
 def test_a_header_that_lacks_something_is_a_corruption_error(name: str) -> None:
     _, data = encode_commit(full_draft(), PLACE, "n")
-    container = decode_container(data, COMMIT_KIND, source="x")
+    container = decode_container(data, COMMIT_KIND, source="x", major_max=CATALOG_MAJOR)
     for wrong in (None, [7]):
         header = dict(container.header)
         if wrong is None:
@@ -142,12 +160,12 @@ def test_a_header_that_lacks_something_is_a_corruption_error(name: str) -> None:
         else:
             header[name] = wrong
         with pytest.raises(CorruptionError, match="does not parse"):
-            decode_commit(encode_container(COMMIT_KIND, header, container.tables), source="x")
+            decode_commit(encoded(replace(container, header=header)), source="x")
 
 
 def test_columns_of_a_newer_minor_format_are_ignored() -> None:
     made, data = encode_commit(full_draft(), PLACE, "n")
-    container = decode_container(data, COMMIT_KIND, source="x")
+    container = decode_container(data, COMMIT_KIND, source="x", major_max=CATALOG_MAJOR)
     runs = container.tables["runs"]
     wider = np.zeros(len(runs), [*runs.dtype.descr, ("invented", "<i8")])
     for name in runs.dtype.names or ():
@@ -155,7 +173,8 @@ def test_columns_of_a_newer_minor_format_are_ignored() -> None:
     container.tables["runs"] = wider
     container.header["invented"] = True
     assert same(
-        decode_commit(encode_container(COMMIT_KIND, container.header, container.tables), source="x"), made
+        decode_commit(encoded(container), source="x"),
+        made,
     )
 
 

@@ -192,8 +192,8 @@ class Overtaken(MemoryStore):
         self.before_commit: Callable[[], object] | None = None
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        overtake, self.before_commit = (self.before_commit, None) if "catalog/" in key else (None, None)
-        if overtake is not None:
+        if "catalog/" in key and self.before_commit is not None:
+            overtake, self.before_commit = self.before_commit, None
             overtake()
         super().put_if_absent(key, body, timeout_s=timeout_s)
 
@@ -201,7 +201,7 @@ class Overtaken(MemoryStore):
 def test_after_a_lost_commit_pages_wait_for_some_commits() -> None:
     """Another actor is busy: a page that is made for nothing costs more than one that comes later."""
     store = Overtaken()
-    made = writer(store, limits=small_limits(root_every=1, page_retry_commits=2))
+    made = writer(store, limits=small_limits(root_every=1, root_every_max=1, page_retry_commits=2))
     made.claim()
     made.append(append_draft(made.state, {A: 1}))
     other = writer(store, "gc", "maintenance", limits=small_limits(root_every=1))

@@ -216,7 +216,7 @@ class ArchiveBuilder:
         keys.append(key)
         objects[number] = (
             number, encoded.rows, encoded.size_bytes, encoded.tail_bytes, encoded.tail_crc32c,
-            self.state.epoch, encoded.min_phys, encoded.end_phys, encoded.raw_bytes,
+            self.state.epoch, encoded.min_phys, encoded.end_phys, encoded.raw_bytes, 0,
         )  # fmt: skip
         runs = segment.runs.astype(RUN_DTYPE)
         runs["queue"] = [_number(queues, queue) for queue, _ in group]

@@ -54,7 +54,7 @@ def _messages(cycle: int) -> list[Sent]:
 def write(directory: Path) -> None:
     """Build the archive and the file that says what is in it."""
     limits = CatalogLimits(
-        root_every=4, spill_runs=8, page_runs_max=8, merge_sequences=2, embedded_bytes_max=2_500
+        root_every=4, spill_runs=8, page_runs_max=8, merge_sequences=2, embedded_bytes_max=700
     )
     builder = ArchiveBuilder(
         FileStore(directory / "archive"), limits=limits, codec=BlockCodec(block_bytes=900)
@@ -71,6 +71,7 @@ def write(directory: Path) -> None:
         )
         if cycle in (2, 4, 6):
             index.run_to_end(threading.Event())
+    builder.writer.release()
     assert builder.state.pages and builder.state.root.key and builder.state.indexes
     (directory / "expected.json").write_text(json.dumps(_expected(builder), indent=1) + "\n")
 
@@ -95,4 +96,4 @@ def _expected(builder: ArchiveBuilder) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write(GOLDEN / "2.2")
+    write(GOLDEN / "3.0")

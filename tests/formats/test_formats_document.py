@@ -13,13 +13,16 @@ from tests.formats.golden_archive import GOLDEN, STATE_KIND
 from tiered.catalog import embedded_pages as embedded
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND
-from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, read_page_bytes
+from tiered.catalog.deletions import LIST_KIND
+from tiered.catalog.embedded_pages import container_in, read_page_bytes
 from tiered.catalog.index_refs import IndexRef
+from tiered.catalog.kept_roots import KEEP_EVERY, KEPT_MAX
 from tiered.catalog.pages import PAGE_KIND
 from tiered.catalog.snapshot import ROOT_KIND
 from tiered.catalog.state import REMOVED_DTYPE
 from tiered.formats import container, segment_layout
-from tiered.formats.container import decode_container
+from tiered.formats.catalog_dictionary import DICTIONARY
+from tiered.formats.container import CATALOG_MAJOR, decode_container
 from tiered.formats.fields import FIELD_TABLE, INNER_FIELD_TABLE
 from tiered.formats.keys import ESCAPED_CHARACTERS_MAX
 from tiered.formats.segment_layout import (
@@ -32,7 +35,14 @@ from tiered.formats.segment_layout import (
 from tiered.index import layout as index_layout
 from tiered.index.layout import COVERED_DTYPE
 from tiered.index.layout import FOOTER_KIND as INDEX_FOOTER_KIND
-from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_DTYPE, QUEUE_STATE_DTYPE, RUN_DTYPE
+from tiered.model.tables import (
+    FLOOR_DTYPE,
+    GAP_DTYPE,
+    OBJECT_DTYPE,
+    QUEUE_DTYPE,
+    QUEUE_STATE_DTYPE,
+    RUN_DTYPE,
+)
 from tiered.object_store.file import FileStore
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8")
@@ -40,7 +50,7 @@ TRAILERS = {FOOTER_KIND: TRAILER_BYTES, INDEX_FOOTER_KIND: index_layout.TRAILER_
 NAMES = {"u1": "u8", "u4": "u32", "i4": "i32", "i8": "i64"}
 SECTIONS = {
     "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE],
-    "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE],
+    "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE, FLOOR_DTYPE],
     "Root page": [QUEUE_STATE_DTYPE],
     "Index file": [COVERED_DTYPE],
 }
@@ -81,7 +91,7 @@ def test_headers_have_these_fields(prefix: str, kind: bytes, title: str) -> None
     data = container_in(read_page_bytes(store, key))
     if kind in TRAILERS:
         data = data[data.rindex(kind) : -TRAILERS[kind]]
-    found = decode_container(data, kind, source=key, major_max=PARTS_MAJOR)
+    found = decode_container(data, kind, source=key, major_max=CATALOG_MAJOR)
     missing = [name for name in (*found.header, *found.tables) if f"`{name}`" not in _section(title)]
     assert not missing
 
@@ -96,10 +106,24 @@ def test_message_fields_are_these() -> None:
 
 def test_constants_are_these() -> None:
     magics = (segment_layout.TRAILER_MAGIC, index_layout.TRAILER_MAGIC)
-    for kind in (COMMIT_KIND, ROOT_KIND, PAGE_KIND, STATE_KIND, FOOTER_KIND, INDEX_FOOTER_KIND, *magics):
+    for kind in (
+        COMMIT_KIND,
+        ROOT_KIND,
+        PAGE_KIND,
+        LIST_KIND,
+        STATE_KIND,
+        FOOTER_KIND,
+        INDEX_FOOTER_KIND,
+        *magics,
+    ):
         assert f"`{kind.decode()}`" in DOCUMENT
-    assert f"format version {container.FORMAT_MAJOR}.{container.FORMAT_MINOR}" in DOCUMENT
-    assert f"{PARTS_MAJOR}.0 where they name parts" in DOCUMENT
+    assert (
+        f"containers of format version {container.CATALOG_MAJOR}.0, other containers of version " in DOCUMENT
+    )
+    assert f"version {container.FORMAT_MAJOR}.{container.FORMAT_MINOR}, segments" in DOCUMENT
+    assert DICTIONARY.decode() in _section("Container").replace("\n", "")
+    assert f"{len(DICTIONARY):,} bytes" in _section("Container")
+    assert f"first of every {KEEP_EVERY:,}" in DOCUMENT and f"up to {KEPT_MAX};" in DOCUMENT
     assert f"`{embedded.MAGIC.decode()}`" in DOCUMENT
     assert f"last {embedded.TRAILER.size} bytes" in _section("Commit")
     assert f"from byte {embedded.EMBEDDED_BEGIN} on" in _section("Commit")

@@ -26,7 +26,6 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
 from tiered.catalog.embedded_pages import (
     EMBEDDED_BEGIN,
-    PARTS_MAJOR,
     container_in,
     read_page_bytes,
     with_embedded_pages,
@@ -35,7 +34,7 @@ from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import CorruptionError
 from tiered.flat_file.index_shape import shape_of
-from tiered.formats.container import decode_container, encode_container
+from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
 from tiered.formats.fastjson import loads
 from tiered.formats.record import SYS_INNER_BATCH, Record, decode_record, record_to_json
 from tiered.formats.segment_index import SegmentIndex
@@ -130,7 +129,7 @@ def _comparable(container: Any) -> Any:
 def _decode_container(_: int, data: bytes) -> Any:
     return _comparable(
         decode_container(
-            data, data[:8] if data[:8] in TABLE_KINDS else COMMIT_KIND, source="x", major_max=PARTS_MAJOR
+            data, data[:8] if data[:8] in TABLE_KINDS else COMMIT_KIND, source="x", major_max=CATALOG_MAJOR
         )
     )
 
@@ -138,7 +137,7 @@ def _decode_container(_: int, data: bytes) -> Any:
 def _resealed(samples: Sequence[bytes], number: int, mutations: Sequence[Mutation]) -> bytes:
     """Lies behind right checksums: the header's JSON or a table's bytes are changed, and sealed again."""
     sample = samples[number]
-    container = decode_container(sample, sample[:8], source="sample", major_max=PARTS_MAJOR)
+    container = decode_container(sample, sample[:8], source="sample", major_max=CATALOG_MAJOR)
     header, tables = container.header, dict(container.tables)
     plain = [mutation for mutation in mutations if mutation.kind % 2]
     header = changed_json(header, [mutation for mutation in mutations if mutation.kind % 2 == 0])

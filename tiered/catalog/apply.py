@@ -9,6 +9,7 @@ would refuse. Rules (each has a test of its name):
   offsets, or a new queue or generation begins;
 - a record below its queue's physical end was read before and is refused;
 - new objects carry the epoch of the commit, so an attempt of a fenced epoch can never become visible;
+- a floor rises, and stays within its queue;
 - a removed run exists; added runs cover the same offsets as removed ones, or the removed ones were the queue's oldest,
   or the added run is inside a recorded gap.
 
@@ -25,6 +26,7 @@ import numpy as np
 from tiered.catalog.append_runs import append_runs
 from tiered.catalog.apply_extras import with_extras
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind
+from tiered.catalog.floors import raise_floors
 from tiered.catalog.replace_runs import replace_runs
 from tiered.catalog.state import (
     CatalogState,
@@ -33,6 +35,7 @@ from tiered.catalog.state import (
     RunChunk,
     joined,
 )
+from tiered.formats.container import CATALOG_MAJOR
 
 CHUNKS_MAX = 64
 """Chunks in memory are joined above this number: lookups touch few arrays at a low average cost."""
@@ -49,6 +52,8 @@ def apply(state: CatalogState, commit: Commit, history_state: CatalogState | Non
     next_state = replace(
         state,
         version=commit.version,
+        major=commit.place.major,
+        major_version=_major_version(state, commit),
         epoch=commit.place.epoch,
         put_id=commit.put_id,
         cluster=commit.place.cluster or state.cluster,
@@ -67,8 +72,15 @@ def apply(state: CatalogState, commit: Commit, history_state: CatalogState | Non
     return with_extras(state, next_state, commit)
 
 
+def _major_version(state: CatalogState, commit: Commit) -> int:
+    is_first = commit.place.major >= CATALOG_MAJOR > state.major
+    return commit.version if is_first else state.major_version
+
+
 def _check_chain(state: CatalogState, commit: Commit) -> None:
     draft, place = commit.draft, commit.place
+    if place.major < CATALOG_MAJOR <= state.major:
+        raise CommitInvalidError(f"commit {place.version} of format {place.major} after format {state.major}")
     if place.version != state.version + 1:
         raise CommitInvalidError(f"commit {place.version} does not follow version {state.version}")
     if place.predecessor_put_id != state.put_id:
@@ -109,7 +121,7 @@ def _append(state: CatalogState, commit: Commit) -> CatalogState:
         raise CommitInvalidError(f"append begins at {draft.from_phys}, but the cursor is at {cursor.phys}")
     if draft.to_phys < draft.from_phys or draft.check.end_phys > draft.to_phys:
         raise CommitInvalidError(f"append of [{draft.from_phys}, {draft.to_phys}) checked by {draft.check}")
-    if len(draft.removed) or draft.restored or draft.purged:
+    if len(draft.removed) or len(draft.floors) or draft.restored or draft.purged:
         raise CommitInvalidError("an append removes nothing")
     _check_objects(state, commit)
     directory, table, gaps, chunk = append_runs(state, draft, commit.version)
@@ -129,6 +141,9 @@ def _maintain(state: CatalogState, commit: Commit) -> CatalogState:
     draft = commit.draft
     if len(draft.gaps):
         raise CommitInvalidError("only an append records gaps")
+    if len(draft.floors):
+        table, gaps, chunks = raise_floors(state, draft)
+        state = replace(state, table=table, gaps=gaps, chunks=chunks)
     if not len(draft.runs) and not len(draft.removed):
         return state
     _check_objects(state, commit)
@@ -151,7 +166,7 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
             f"log history {draft.history} from version {draft.common_version} after history {state.cursor.history} "
             f"at version {state.version}"
         )
-    if len(draft.runs) or len(draft.gaps) or len(draft.removed):
+    if len(draft.runs) or len(draft.gaps) or len(draft.removed) or len(draft.floors):
         raise CommitInvalidError("a commit that starts a log history carries no data")
     root = draft.pages.root
     history = LogHistory(draft.history, draft.to_phys, draft.common_version, commit.version, root.key)
@@ -162,7 +177,7 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
              cursor.check, history_state.created_ms)  # fmt: skip
     if wanted != found or (cursor.history, cursor.phys) != (draft.history, draft.to_phys):
         raise CommitInvalidError(f"root page of the new log history is {found}, expected {wanted}")
-    return replace(history_state, put_id=commit.put_id)
+    return replace(history_state, put_id=commit.put_id, major=commit.place.major)
 
 
 def _check_objects(state: CatalogState, commit: Commit) -> None:

@@ -8,8 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.deletions import PendingDeletion, Reason
+from tiered.catalog.deletions import after_change as after_deletion_change
 from tiered.catalog.index_refs import after_change
-from tiered.catalog.state import CatalogState, PendingDeletion, RootRef, RunChunk, selected
+from tiered.catalog.kept_roots import with_root
+from tiered.catalog.state import CatalogState, RootRef, RunChunk, selected
+from tiered.formats.container import CATALOG_MAJOR
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, object_of
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
@@ -25,7 +29,9 @@ def with_extras(before: CatalogState, state: CatalogState, commit: Commit) -> Ca
 
 
 def _with_marks(state: CatalogState, draft: CommitDraft) -> CatalogState:
-    if draft.kind in _MOVES_NOTHING and (len(draft.runs) or len(draft.gaps) or len(draft.removed)):
+    if draft.kind in _MOVES_NOTHING and (
+        len(draft.runs) or len(draft.gaps) or len(draft.removed) or len(draft.floors)
+    ):
         raise CommitInvalidError(f"a {draft.kind} carries no data")
     table = state.table
     for keys, hidden in ((draft.hide, True), (draft.unhide, False)):
@@ -59,7 +65,10 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
     if change.root.key:
         if change.root.version != state.version - 1:
             raise CommitInvalidError(f"root of version {change.root.version} named by commit {state.version}")
-        state = replace(state, root=change.root)
+        kept = state.kept_roots
+        if state.major >= CATALOG_MAJOR:
+            kept = with_root(kept, change.root)
+        state = replace(state, root=change.root, kept_roots=kept)
     elif commit.place.root != state.root:
         raise CommitInvalidError(f"commit points to root {commit.place.root}, the state to {state.root}")
     if change.spilled_version >= state.version:
@@ -117,11 +126,19 @@ def _without_older(chunk: RunChunk, version: int) -> RunChunk:
 def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
     """Objects that the catalog no longer references become pending deletions in the same commit."""
     draft = commit.draft
-    garbage = list(draft.pending_deletions)
+    if draft.deletions:
+        try:
+            left, lists = after_deletion_change(
+                state.pending_deletions, state.deletion_lists, draft.deletions
+            )
+        except ValueError as error:
+            raise CommitInvalidError(str(error)) from error
+        state = replace(state, pending_deletions=left, deletion_lists=lists)
+    replaced: list[str] = []
     if _named(before) != _named(state):
-        garbage += sorted(before.catalog_keys() - state.catalog_keys())
+        replaced = sorted(before.catalog_keys() - state.catalog_keys())
     taken_back = {*draft.restored, *draft.purged}
-    if not garbage and not taken_back:
+    if not draft.pending_deletions and not replaced and not taken_back:
         return state
     if not taken_back <= state.pending_deletions.keys():
         raise CommitInvalidError(
@@ -130,11 +147,14 @@ def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> 
     pending_deletions = {
         key: pending for key, pending in state.pending_deletions.items() if key not in taken_back
     }
-    for key in garbage:
-        pending_deletions.setdefault(key, PendingDeletion(draft.created_ms, commit.version))
+    has_reason = commit.place.major >= CATALOG_MAJOR
+    for keys, reason in ((draft.pending_deletions, draft.reason), (replaced, Reason.REPLACED)):
+        pending = PendingDeletion(draft.created_ms, commit.version, str(reason) if has_reason else "")
+        for key in keys:
+            pending_deletions.setdefault(key, pending)
     return replace(state, pending_deletions=pending_deletions)
 
 
-def _named(state: CatalogState) -> tuple[int, RootRef, int, int]:
+def _named(state: CatalogState) -> tuple[int, RootRef, int, int, int]:
     """Identities of the parts that reference catalog objects; equal ones skip comparing all keys."""
-    return id(state.pages), state.root, id(state.state_objects), id(state.indexes)
+    return id(state.pages), state.root, id(state.state_objects), id(state.indexes), id(state.deletion_lists)

@@ -16,7 +16,7 @@ from tiered.catalog.apply import apply
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_commit
 from tiered.catalog.embedded_pages import read_commit_bytes, read_page_bytes
 from tiered.catalog.snapshot import decode_root
-from tiered.catalog.state import CatalogState, LogCheck, RootRef
+from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, RootRef
 from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
 from tiered.object_store.interface import ObjectStore
@@ -65,7 +65,7 @@ def load(
     if wanted == 0:
         raise NotFoundError(f"{store.url} holds no archive")
     commit = read_commit(store, wanted)
-    state, unread = _start(store, commit.root, known or CatalogState())
+    state, unread = _start(store, commit.root, commit.place.kept_root, known or CatalogState())
     if unread is None:
         return replay(store, state, wanted)
     try:
@@ -143,8 +143,11 @@ def read_root(store: ObjectStore, root: RootRef) -> CatalogState:
     return state
 
 
-def _start(store: ObjectStore, root: RootRef, known: CatalogState) -> tuple[CatalogState, TieredError | None]:
-    """The state of ``root``, else of the newest readable one before it, else ``known``; and the error of ``root``."""
+def _start(
+    store: ObjectStore, root: RootRef, kept: RootRef, known: CatalogState
+) -> tuple[CatalogState, TieredError | None]:
+    """The state of ``root``, else of the root ``kept`` when roots were replaced, else of the newest readable one before
+    it, else ``known``; and the error of ``root``."""
     unread: TieredError | None = None
     while root.key and root.version > known.version:
         try:
@@ -153,8 +156,9 @@ def _start(store: ObjectStore, root: RootRef, known: CatalogState) -> tuple[Cata
             # Old roots are collected as garbage: a missing one is not worth a warning.
             if isinstance(error, CorruptionError):
                 logger.warning("root page unreadable, reading more commits instead: %s", error)
+            is_collected = isinstance(error, NotFoundError) and kept.version < root.version and bool(kept.key)
             unread = unread or error
-            root = _root_before(store, root, unread)
+            root, kept = (kept, NO_ROOT) if is_collected else (_root_before(store, root, unread), kept)
             continue
         if not state.put_id:
             state = replace(state, put_id=_commit_of(store, root, unread).put_id)

@@ -34,13 +34,14 @@ from tiered.catalog.commit_attempt import CommitAttempt
 from tiered.catalog.log_histories import Divergence, begin_history
 from tiered.catalog.page_writer import PageWriter
 from tiered.catalog.snapshot import encode_root
-from tiered.catalog.state import CatalogState, Owner, RootRef
+from tiered.catalog.state import NO_ROOT, CatalogState, Owner, RootRef
 from tiered.catalog.store_retry import StoreRetry
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import (
     FencedError,
     UsageError,
 )
+from tiered.formats.container import CATALOG_MAJOR
 from tiered.object_store.interface import Body, ObjectStore
 
 T = TypeVar("T")
@@ -233,9 +234,7 @@ class CatalogWriter:
                 draft = build(state)
                 if draft is None:
                     return None
-                # Appends have roots. Without any, as while an old archive is indexed, the owner's maintenance has them.
-                is_long = state.version - state.root.version >= 2 * self._limits.root_every
-                return (self._pages.with_pages(state, draft) if is_long and self.is_claimed else draft), None
+                return (self._pages.with_pages(state, draft) if self.is_claimed else draft), None
 
             if self._state.version == 0:
                 self._retry.call(self.load)
@@ -296,9 +295,10 @@ class CatalogWriter:
         while (built := build(self._state)) is not None:
             draft, history_state = built
             state = self._state
+            major = CATALOG_MAJOR if epoch_step else state.major
             place = CommitPlace(
-                state.version + 1, state.epoch + epoch_step, state.put_id,
-                self._instance, self._cluster, self._broker, state.root,
+                state.version + 1, state.epoch + epoch_step, state.put_id, self._instance, self._cluster, self._broker,
+                state.root, state.kept_roots[-1] if state.kept_roots else NO_ROOT, major,
             )  # fmt: skip
             commit, container = encode_commit(draft, place, self._nonce)
             body = commit_object(commit, container)
@@ -318,7 +318,8 @@ class CatalogWriter:
             self._move_to(pending.next_state)
             self._pending = None
             self._pages.settled(
-                pending.next_state.catalog_keys() | set(pending.commit.draft.pending_deletions)
+                pending.next_state.catalog_keys() | set(pending.commit.draft.pending_deletions),
+                sum(map(len, pending.body)),
             )
             return pending
         self._move_to(self._retry.call(lambda: refresh(self._store, self._state)))

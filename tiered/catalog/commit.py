@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tiered.catalog.deletions import NO_DELETION_CHANGE, DeletionChange, DeletionList, Reason
 from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, with_embedded_pages
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange, index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
@@ -27,15 +28,26 @@ from tiered.catalog.state import (
     PageRef,
     RootRef,
 )
-from tiered.errors import CorruptionError, TieredError
-from tiered.formats.container import Container, decode_container, encode_container
+from tiered.errors import CorruptionError, TieredError, UnsupportedFormatError
+from tiered.formats.container import CATALOG_MAJOR, Container, decode_container, encode_container
 from tiered.formats.keys import parse_part_key
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
-from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_DTYPE, RUN_DTYPE, Table
+from tiered.model.tables import (
+    FLOOR_DTYPE,
+    GAP_DTYPE,
+    OBJECT_DTYPE,
+    QUEUE_DTYPE,
+    RUN_DTYPE,
+    RunKind,
+    Table,
+)
 from tiered.object_store.interface import Body
 
 COMMIT_KIND = b"RMQTCMIT"
+_TABLES = {"queues", "runs", "removed", "objects", "gaps", "floors"}
+_RESERVED_COLUMN = "first_row"
+"""Of runs: the first of their object's rows that they hold, if they do not hold all. Not supported yet."""
 
 
 class CommitKind(StrEnum):
@@ -81,8 +93,9 @@ class CommitDraft:
     """The content of a commit. Table columns ``queue`` index ``queues``; ``runs.object`` indexes ``objects``.
 
     ``queues`` may contain queues without runs. ``kind`` is a CommitKind. ``removed``: runs removed (maintenance).
-    ``pending_deletions`` become garbage, ``restored`` ones are used again, ``purged`` ones may be deleted once this is
-    committed. A replaced state object becomes garbage automatically.
+    ``floors`` expire the runs below them. ``pending_deletions`` become garbage, for ``reason``; ``restored`` ones are
+    used again, ``purged`` ones may be deleted once this is committed; ``deletions`` changes the lists of more. A
+    replaced state object becomes garbage automatically.
     """
 
     kind: str
@@ -103,6 +116,9 @@ class CommitDraft:
     pending_deletions: Sequence[str] = ()
     restored: Sequence[str] = ()
     purged: Sequence[str] = ()
+    reason: str = Reason.ABANDONED
+    floors: Table = field(default_factory=lambda: np.zeros(0, FLOOR_DTYPE))
+    deletions: DeletionChange = NO_DELETION_CHANGE
     created_ms: int = 0
     owner: Owner | None = None
     common_version: int = 0
@@ -121,6 +137,10 @@ class CommitPlace:
     cluster: str
     broker: str
     root: RootRef
+    kept_root: RootRef = NO_ROOT
+    """The newest of the roots that are kept, if ``root`` is no longer there."""
+    major: int = CATALOG_MAJOR
+    """Major format version: that of the version before, except that a claim begins the newest one."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +173,10 @@ def encode_commit(draft: CommitDraft, place: CommitPlace, nonce: str) -> tuple[C
         digest.update(page)
     put_id = f"{nonce}-{digest.hexdigest()}"
     header["put_id"] = put_id
-    major = major_of([draft.pages.root.key, place.root.key, *(page.key for page in draft.pages.added)])
+    major: int | None = CATALOG_MAJOR
+    if place.major < CATALOG_MAJOR:
+        header, tables = _older(draft, header, tables)
+        major = major_of([place.root.key])
     container = encode_container(COMMIT_KIND, header, tables, major=major)
     return Commit(draft, place, put_id), container
 
@@ -172,9 +195,11 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
     """Check and parse a commit's object, or its end from the container on; raises CorruptionError naming ``source``,
     or UnsupportedFormatError."""
     container = decode_container(
-        container_in(data, source=source), COMMIT_KIND, source=source, major_max=PARTS_MAJOR
+        container_in(data, source=source), COMMIT_KIND, source=source, major_max=CATALOG_MAJOR
     )
     header = container.header
+    refuse_unknown(container, header.get("kind"), source)
+    is_new = container.major >= CATALOG_MAJOR
     try:
         pages = header["pages"]
         draft = CommitDraft(
@@ -196,13 +221,16 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
             pending_deletions=texts(header["doomed"]),
             restored=texts(header["undoomed"]),
             purged=texts(header["purged"]),
+            reason=str(Reason(text(header["reason"]))) if is_new else "",
+            floors=container.table("floors", FLOOR_DTYPE) if is_new else np.zeros(0, FLOOR_DTYPE),
+            deletions=_deletion_change(header) if is_new else NO_DELETION_CHANGE,
             created_ms=whole(header["created_ms"]),
             owner=row(Owner, header["owner"]) if header["owner"] else None,
             common_version=whole(header["common_version"]),
             pages=PageChange(
                 root=row(RootRef, pages["root"]),
                 spilled_version=whole(pages["spilled_version"]),
-                added=[row(PageRef, item) for item in items(pages["added"])],
+                added=[page_ref(item) for item in items(pages["added"])],
                 removed=texts(pages["removed"]),
                 resolved_version=whole(pages["resolved_version"]),
             ),
@@ -216,6 +244,8 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
             cluster=text(header["cluster"]),
             broker=text(header["broker"]),
             root=row(RootRef, header["root"]),
+            kept_root=row(RootRef, header["kept_root"]) if is_new else NO_ROOT,
+            major=container.major,
         )
         commit = Commit(draft, place, text(header["put_id"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -231,10 +261,43 @@ def check_indexes(draft: CommitDraft, source: str) -> None:
         ("runs", draft.runs, "object", len(draft.objects)),
         ("removed", draft.removed, "queue", len(draft.queues)),
         ("gaps", draft.gaps, "queue", len(draft.queues)),
+        ("floors", draft.floors, "queue", len(draft.queues)),
         ("objects", draft.objects, "key", len(draft.object_keys)),
     ):
         if len(table) and int(table[column].max()) >= size:
             raise CorruptionError(f"{source}: {name}.{column} is outside its table of {size}")
+
+
+def refuse_unknown(container: Container, kind: object, source: str) -> None:
+    """Raises UnsupportedFormatError for what later programs may add to format 3 and no reader may ignore."""
+    if container.major < CATALOG_MAJOR:
+        return
+    unknown = {name for name, table in container.tables.items() if len(table)} - _TABLES - {"tombstones"}
+    if unknown:
+        what = f"table {sorted(unknown)[0]}"
+    elif isinstance(kind, str) and kind not in list(CommitKind):
+        what = f"kind {kind}"
+    else:
+        what = _unknown_runs(container.tables.get("runs"))
+    if what:
+        raise UnsupportedFormatError(
+            f"{source}: has {what}, which this program does not support", hint="upgrade this program"
+        )
+
+
+def _unknown_runs(runs: Table | None) -> str:
+    names = () if runs is None else runs.dtype.names or ()
+    if runs is not None and _RESERVED_COLUMN in names and bool(runs[_RESERVED_COLUMN].any()):
+        return f"runs with {_RESERVED_COLUMN}"
+    if runs is not None and "kind" in names and bool((runs["kind"] > max(RunKind)).any()):
+        return "runs of an unknown kind"
+    return ""
+
+
+def page_ref(item: Any) -> PageRef:
+    """From a stored list, which has two values less before format 3.0."""
+    found = items(item)
+    return row(PageRef, [*found, *PageRef._field_defaults.values()] if len(found) == 8 else found)
 
 
 def queue_keys(container: Container) -> list[QueueKey]:
@@ -256,6 +319,29 @@ def _index_change(header: Mapping[str, Any]) -> IndexChange:
     return IndexChange([index_ref(item) for item in items(index["added"])], texts(index["removed"]))
 
 
+def _deletion_change(header: Mapping[str, Any]) -> DeletionChange:
+    change = fields(header["deletions"])
+    return DeletionChange(
+        spilled=[row(DeletionList, item) for item in items(change["spilled"])],
+        added=[row(DeletionList, item) for item in items(change["added"])],
+        removed=texts(change["removed"]),
+    )
+
+
+def _older(
+    draft: CommitDraft, header: dict[str, Any], tables: dict[str, Table]
+) -> tuple[dict[str, Any], dict[str, Table]]:
+    """Header and tables in the format of an owner that has not been upgraded."""
+    if len(draft.floors) or draft.deletions or draft.pages is not NO_PAGES:
+        raise CommitInvalidError(
+            "the archive's owner writes an older format",
+            hint="restart `tiered run` with this version first",
+        )
+    newer = {"reason", "deletions", "kept_root"}
+    header = {name: value for name, value in header.items() if name not in newer}
+    return header, {name: table for name, table in tables.items() if name != "floors"}
+
+
 def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], dict[str, Table]]:
     topics, queues = queue_table(draft.queues)
     pages = draft.pages
@@ -264,7 +350,12 @@ def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], di
         "check": draft.check, "topics": topics, "object_keys": list(draft.object_keys),
         "hide": list(draft.hide), "unhide": list(draft.unhide), "state_objects": dict(draft.state_objects),
         "settings": dict(draft.settings), "doomed": list(draft.pending_deletions), "undoomed": list(draft.restored),
-        "purged": list(draft.purged), "created_ms": draft.created_ms, "owner": draft.owner,
+        "purged": list(draft.purged), "reason": draft.reason,
+        "deletions": {
+            "spilled": list(draft.deletions.spilled), "added": list(draft.deletions.added),
+            "removed": list(draft.deletions.removed),
+        },
+        "created_ms": draft.created_ms, "owner": draft.owner,
         "common_version": draft.common_version,
         "pages": {
             "root": pages.root, "spilled_version": pages.spilled_version, "added": list(pages.added),
@@ -273,9 +364,10 @@ def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], di
         "index": {"added": list(draft.index.added), "removed": list(draft.index.removed)},
         "version": place.version, "epoch": place.epoch, "predecessor_put_id": place.predecessor_put_id,
         "actor": place.actor, "cluster": place.cluster, "broker": place.broker, "root": place.root,
+        "kept_root": place.kept_root,
     }  # fmt: skip
     tables = {
         "queues": queues, "runs": draft.runs, "removed": draft.removed,
-        "objects": draft.objects, "gaps": draft.gaps,
+        "objects": draft.objects, "gaps": draft.gaps, "floors": draft.floors,
     }  # fmt: skip
     return header, tables

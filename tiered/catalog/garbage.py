@@ -2,7 +2,8 @@
 
 Deleted are pending deletions of committed versions after the grace period, and uncommitted objects of fenced epochs:
 an object carries its epoch, and no commit can refer to one of an older epoch. Age alone never makes an object garbage.
-Commits and everything the head references are never deleted.
+Commits and everything the head references are never deleted. The grace period depends on the reason: objects of a
+truncated log wait longer. Lists of pending deletions are collected as a whole.
 
 The age of a pending deletion is by the writer's clock or the bucket's timestamp of the commit, whichever is later: a
 wrong writer clock cannot shorten the grace period.
@@ -16,8 +17,9 @@ from __future__ import annotations
 import hashlib
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -25,6 +27,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.deletions import NO_DELETION_CHANGE, DeletionChange, DeletionList, Reason, read_list
 from tiered.catalog.pages import RunIndex, referenced_keys
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
@@ -68,15 +71,32 @@ def _digest(key: str) -> int:
 
 @dataclass
 class GcPlan:
-    """``delete``: existing objects to delete; ``purge``: pending deletions after their grace period, existing or not.
+    """``delete``: existing objects to delete; ``purge``: pending deletions after their grace period, existing or not,
+    and ``lists`` of such.
 
     ``kept`` counts the remaining objects by reason; ``delete_bytes`` is the size of ``delete``.
     """
 
     delete: list[str] = field(default_factory=list)
     purge: list[str] = field(default_factory=list)
+    lists: list[DeletionList] = field(default_factory=list)
     kept: dict[str, int] = field(default_factory=dict)
     delete_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Grace:
+    """Grace periods by reason."""
+
+    ms: int
+    diverged_ms: int
+
+    def of(self, reason: str) -> int:
+        """Grace period of a pending deletion."""
+        return self.diverged_ms if reason == Reason.DIVERGED else self.ms
+
+
+KeysOf = Callable[[DeletionList], Iterable[str]]
 
 
 def plan_gc(
@@ -85,19 +105,31 @@ def plan_gc(
     references: KeySet,
     *,
     now_ms: int,
-    grace_ms: int,
-    settled_version: int,
+    grace: Grace,
+    settled_version: Callable[[int], int],
+    keys_of: KeysOf,
 ) -> GcPlan:
     """Plan for the listed objects. ``references``: all keys that the head references, including pages.
-    ``settled_version``: see ``settled_version``."""
+    ``settled_version``: by grace period, see ``settled_version``. ``keys_of``: the entries of a deletion list."""
     plan = GcPlan()
+
+    def is_over(reason: str, since_ms: int, version: int) -> bool:
+        grace_ms = grace.of(reason)
+        return now_ms - since_ms >= grace_ms and version <= settled_version(grace_ms)
+
     for key, pending in state.pending_deletions.items():
-        is_over = now_ms - pending.since_ms >= grace_ms and pending.version <= settled_version
-        if is_over and key not in references:
+        if is_over(pending.reason, pending.since_ms, pending.version) and key not in references:
             plan.purge.append(key)
-    due = set(plan.purge)
+    plan.lists = [
+        listed for listed in state.deletion_lists if is_over(listed.reason, listed.newest_ms, listed.version)
+    ]
+    due = _Either(set(plan.purge), KeySet(key for listed in plan.lists for key in keys_of(listed)))
+    waiting_lists = [listed for listed in state.deletion_lists if listed not in plan.lists]
+    waiting = _Either(
+        state.pending_deletions.keys(), KeySet(key for listed in waiting_lists for key in keys_of(listed))
+    )
     for info in listing:
-        reason = _reason_to_keep(info.key, state, references, due)
+        reason = _reason_to_keep(info.key, state.epoch, references, due, waiting)
         if reason:
             plan.kept[reason] = plan.kept.get(reason, 0) + 1
         else:
@@ -106,17 +138,29 @@ def plan_gc(
     return plan
 
 
-def _reason_to_keep(key: str, state: CatalogState, references: KeySet, due: set[str]) -> str:
+class _Either:
+    """Keys in one of two collections."""
+
+    def __init__(self, one: Container[object], other: Container[object]) -> None:
+        self._one, self._other = one, other
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._one or key in self._other
+
+
+def _reason_to_keep(
+    key: str, epoch_now: int, references: KeySet, due: Container[str], waiting: Container[str]
+) -> str:
     if key in references:
         return "referenced by the head"
     if key in due:
         return ""
-    if key in state.pending_deletions:
+    if key in waiting:
         return "pending deletion, within the grace period"
     epoch = epoch_of(key)
     if epoch is None:
         return "unknown object"
-    return "of the current epoch" if epoch >= state.epoch else ""
+    return "of the current epoch" if epoch >= epoch_now else ""
 
 
 def referenced_by(store: ObjectStore, state: CatalogState) -> KeySet:
@@ -126,6 +170,17 @@ def referenced_by(store: ObjectStore, state: CatalogState) -> KeySet:
         yield from state.catalog_keys()
         for page in RunIndex(store).all_runs(state):
             yield from referenced_keys(page)
+
+    return KeySet(keys())
+
+
+def pending_keys(store: ObjectStore, state: CatalogState) -> KeySet:
+    """Keys of all pending deletions; reads the lists of them."""
+
+    def keys() -> Iterator[str]:
+        yield from state.pending_deletions
+        for listed in state.deletion_lists:
+            yield from read_list(store, listed)
 
     return KeySet(keys())
 
@@ -142,9 +197,16 @@ def settled_version(store: ObjectStore, version: int, before_ms: int) -> int:
 
 
 def run_gc(
-    store: ObjectStore, state: CatalogState, *, apply: bool, grace_ms: int, clock: Callable[[], int]
+    store: ObjectStore,
+    state: CatalogState,
+    *,
+    apply: bool,
+    grace_ms: int,
+    clock: Callable[[], int],
+    diverged_grace_ms: int | None = None,
 ) -> GcPlan:
     """Plan, and with ``apply`` delete. ``store`` is below the archive's prefix; ``clock`` gives ms since the epoch.
+    ``diverged_grace_ms``: grace period of objects of a truncated log, by default ``grace_ms``.
 
     Raises UsageError when the local clock and the store's differ by more than five minutes.
     """
@@ -158,26 +220,37 @@ def run_gc(
         )
     listing = (info for prefix in COLLECTED for info in store.list(prefix))
     # Some buckets have timestamps in whole seconds.
-    before_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS) - grace_ms
-    settled = settled_version(store, state.version, before_ms) if state.pending_deletions else 0
+    latest_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS)
     plan = plan_gc(
         listing,
         state,
         referenced_by(store, state),
         now_ms=now_ms,
-        grace_ms=grace_ms,
-        settled_version=settled,
+        grace=Grace(grace_ms, grace_ms if diverged_grace_ms is None else diverged_grace_ms),
+        settled_version=cache(lambda grace: settled_version(store, state.version, latest_ms - grace)),
+        keys_of=lambda listed: read_list(store, listed),
     )
     if apply:
-        purged = _purge(store, state, plan, clock) if plan.purge else frozenset()
-        plan.delete = [key for key in plan.delete if key not in state.pending_deletions or key in purged]
+        purged, lists = _purge(store, state, plan, clock)
+        waiting = KeySet(
+            key for listed in plan.lists if listed.key not in lists for key in read_list(store, listed)
+        )
+        plan.delete = [
+            key
+            for key in plan.delete
+            if (key not in state.pending_deletions or key in purged) and key not in waiting
+        ]
         for first in range(0, len(plan.delete), DELETE_BATCH):
             store.delete(plan.delete[first : first + DELETE_BATCH])
     return plan
 
 
-def _purge(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]) -> frozenset[str]:
-    """Commit the purge of the plan's pending deletions, except those restored since."""
+def _purge(
+    store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Commit the purge of the plan's pending deletions and lists, except those restored or replaced since."""
+    if not plan.purge and not plan.lists:
+        return frozenset(), frozenset()
     nonce = random.SystemRandom().getrandbits(48)
     writer = CatalogWriter(
         store,
@@ -188,12 +261,19 @@ def _purge(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callabl
         clock_ms=clock,
     )
     purged: list[str] = []
+    lists: list[str] = []
 
     def build(newest: CatalogState) -> CommitDraft | None:
         purged[:] = [key for key in plan.purge if key in newest.pending_deletions]
-        if not purged:
+        lists[:] = [listed.key for listed in plan.lists if listed in newest.deletion_lists]
+        if not purged and not lists:
             return None
-        return CommitDraft(CommitKind.MAINTENANCE, purged=tuple(purged), created_ms=clock())
+        return CommitDraft(
+            CommitKind.MAINTENANCE,
+            purged=tuple(purged),
+            deletions=DeletionChange(removed=tuple(lists)) if lists else NO_DELETION_CHANGE,
+            created_ms=clock(),
+        )
 
     writer.maintain(build)
-    return frozenset(purged)
+    return frozenset(purged), frozenset(lists)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.commit import CommitInvalidError
+from tiered.catalog.deletions import PendingDeletion, Reason
 from tiered.catalog.pages import Page, PutPage, RunIndex, cut, referenced_keys, write_pages
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
@@ -25,12 +26,11 @@ from tiered.catalog.state import (
     LogCursor,
     LogHistory,
     PageRef,
-    PendingDeletion,
     RootRef,
     RunChunk,
     selected,
 )
-from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
+from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
 Ints = NDArray[Any]
 
@@ -78,10 +78,11 @@ def begin_history(
         superseded: list[str] = []
     else:
         after, superseded = _walked_back(base, state, start.common, _Cut(index, put, runs_max, start.phys))
-    garbage = [*superseded, *sorted(state.catalog_keys() - after.catalog_keys())]
+    replaced = sorted(state.catalog_keys() - after.catalog_keys())
     pending_deletions = dict(state.pending_deletions)
-    for key in garbage:
-        pending_deletions.setdefault(key, PendingDeletion(start.now_ms, version))
+    for keys, reason in ((superseded, Reason.DIVERGED), (replaced, Reason.REPLACED)):
+        for key in keys:
+            pending_deletions.setdefault(key, PendingDeletion(start.now_ms, version, reason))
     return replace(after, pending_deletions=pending_deletions)
 
 
@@ -230,5 +231,5 @@ def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int
             now[name] = before[name]
         now["end_byte"] = max(int(before["end_byte"]), since.end_byte.get(row, 0))
         now["min_queue_offset"] = min(int(now["min_queue_offset"]), int(before["end_queue_offset"]))
-        now["flags"] = int(before["flags"]) | hidden
+        now["flags"] = int(before["flags"]) | hidden | (int(now["flags"]) & QUEUE_EXPIRED)
     return table

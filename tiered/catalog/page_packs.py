@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tiered.catalog.commit import PageChange
 from tiered.catalog.embedded_pages import EMBEDDED_BEGIN
-from tiered.catalog.state import PageRef, RootRef
+from tiered.catalog.state import PageRef
 from tiered.formats.keys import catalog_key, parse_part_key, part_key
 
 PutPack = Callable[[int, Sequence[bytes]], str]
@@ -55,11 +55,6 @@ class PagePacks:
         """Whether all pages are in memory, and at most ``bytes_max``."""
         return not self._keys and self._bytes <= bytes_max
 
-    def extend(self, other: PagePacks) -> None:
-        """Add the pages of ``other``, none of which is put yet, under the same names. This one must be empty."""
-        assert not self._keys and not self._pages and not other._keys
-        self._pages, self._bytes, self._version = [*other._pages], other._bytes, other._version
-
     def _close(self) -> None:
         self._keys.append(self._put(self._version, self._pages))
         self._pages, self._bytes = [], 0
@@ -74,5 +69,4 @@ def _renamed(
         return part_key(objects[int(part.key)], begin + part.offset, part.length)
 
     added: list[PageRef] = [page._replace(key=name(page.key)) for page in change.added]
-    root = RootRef(name(change.root.key), change.root.version) if change.root.key else change.root
-    return replace(change, added=tuple(added), root=root, embedded=embedded)
+    return replace(change, added=tuple(added), embedded=embedded)

@@ -1,8 +1,8 @@
-"""Schedules the pages of a catalog writer: spills, roots, merges. A page never delays a commit.
+"""Schedules the pages of a catalog writer: spills, roots, merges, deletion lists. A page never delays a commit.
 
-Pages are embedded in the commit that names them, so that a cycle is one PUT; large ones (a merge of a high level) are
-put before it as an object. Until a commit names such an object its key is recorded as garbage. A page that cannot be
-written is retried some commits later.
+Spilled pages are embedded in the commit that names them. Roots, merged pages and deletion lists are objects, which are
+collected when newer ones replace them. Until a commit names such an object its key is recorded as garbage. A page that
+cannot be written is retried some commits later.
 
 A merge runs beside commits: it reads immutable pages only, and the next commit names its result if the pages it
 replaces still exist.
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tiered.catalog.commit import NO_PAGES, CommitDraft, PageChange
+from tiered.catalog.deletions import DeletionChange, due_to_spill, encode_list, list_of
 from tiered.catalog.page_merge import merge, sequence_to_merge
 from tiered.catalog.page_packs import PagePacks
 from tiered.catalog.pages import PutPage, RunIndex, spill
@@ -42,10 +43,8 @@ class _Merged:
 
     epoch: int
     change: PageChange
-    packs: PagePacks | None
-    """Its pages, to be embedded in a commit; None: they are objects."""
     keys: Sequence[str]
-    """Those objects."""
+    """The objects of its pages."""
 
     def is_valid(self, state: CatalogState) -> bool:
         return state.epoch == self.epoch and set(self.change.removed) <= {page.key for page in state.pages}
@@ -64,6 +63,9 @@ class PageWriter:
         self._nonce = nonce
         self._made = 0
         self._after_version = 0
+        self._committed_bytes = self._root_bytes = 0
+        """Bytes of commits since the last root, and of that root; 0: unknown."""
+        self._spilled_version = -1
         self._lock = threading.RLock()
         """Guards what ``merge`` shares with commits; never held during a request of a merge."""
         self._merging = threading.Lock()
@@ -83,7 +85,10 @@ class PageWriter:
             if state.version < self._after_version or draft.pages is not NO_PAGES:
                 return draft
             try:
-                change = self._due(state, merged)
+                is_root_due = self._is_root_due(state)
+                change = self._due(state, merged, is_root_due)
+                if is_root_due and not draft.deletions:
+                    draft = replace(draft, deletions=self._spilled_deletions(state))
             except UnavailableError:
                 self.postpone(state)
                 return draft
@@ -121,9 +126,10 @@ class PageWriter:
         with self._lock:
             self._after_version = state.version + self._limits.page_retry_commits
 
-    def settled(self, keys: Collection[str]) -> None:
-        """A commit referenced these keys, or made them pending deletions."""
+    def settled(self, keys: Collection[str], size_bytes: int = 0) -> None:
+        """A commit of ``size_bytes`` referenced these keys, or made them pending deletions."""
         with self._lock:
+            self._committed_bytes += size_bytes
             self.garbage[:] = [key for key in self.garbage if key not in keys]
             if self._merged and any(key in keys for key in self._merged.keys):
                 self._merged = None
@@ -164,11 +170,8 @@ class PageWriter:
             added = merge(self.index, state, sequences, self._limits.page_runs_max, add)
             gone = [page.key for sequence in sequences for page in sequence]
             change = PageChange(added=tuple(added), removed=gone, resolved_version=state.version)
-            if packs.fit(self._limits.embedded_bytes_max):
-                merged = _Merged(state.epoch, change, packs, ())
-            else:
-                change = packs.put(change)
-                merged = _Merged(state.epoch, change, None, [object_of(page.key) for page in change.added])
+            change = packs.put(change)
+            merged = _Merged(state.epoch, change, [object_of(page.key) for page in change.added])
         except _CancelledError:
             pass
         except (UnavailableError, CorruptionError, NotFoundError) as error:
@@ -181,21 +184,42 @@ class PageWriter:
                 self.garbage += [key for key in keys if key not in named]
                 self._merged = merged
 
-    def _due(self, state: CatalogState, merged: _Merged | None) -> PageChange | None:
+    def _is_root_due(self, state: CatalogState) -> bool:
+        since = state.version - state.root.version
+        if state.needs_root or since >= self._limits.root_every_max:
+            return True
+        return since >= self._limits.root_every and self._committed_bytes >= self._root_bytes
+
+    def _spilled_deletions(self, state: CatalogState) -> DeletionChange:
+        """The lists of pending deletions to be named by the commit after ``state``, which are put."""
+        lists = []
+        for entries in due_to_spill(state.pending_deletions, self._limits.spill_deletions):
+            data = encode_list(entries)
+            key = self.new_key("deletions", state.version, state.epoch)
+            self.put(key, [data])
+            lists.append(list_of(key, entries, len(data)))
+        return DeletionChange(spilled=tuple(lists))
+
+    def _due(self, state: CatalogState, merged: _Merged | None, is_root_due: bool) -> PageChange | None:
         """The page change of the commit after ``state``; pages that are not embedded are put."""
         packs = PagePacks(partial(self._put_pages, state.epoch, self.garbage), self._limits.pack_bytes_max)
-        if merged and merged.packs:
-            packs.extend(merged.packs)
-        change = merged.change if merged and merged.packs else NO_PAGES
-        if state.memory_runs >= self._limits.spill_runs:
+        change = NO_PAGES
+        # A root repeats the runs in memory, so they are spilled by the commit before it.
+        is_spill_due = is_root_due and state.memory_runs > self._limits.root_runs_max
+        is_spill_due = is_spill_due and self._spilled_version != state.version
+        if is_spill_due or state.memory_runs >= self._limits.spill_runs:
             added = spill(state, self._limits.page_runs_max, packs.add)
             change = replace(change, spilled_version=state.version, added=(*change.added, *added))
-        if state.needs_root or state.version - state.root.version >= self._limits.root_every:
-            key = packs.add(state.version, encode_root(state))
-            change = replace(change, root=RootRef(key, state.version))
+            self._spilled_version = state.version + 1
         if change is not NO_PAGES:
             change = packs.placed(change, state.version + 1, self._limits.embedded_bytes_max)
-        if merged and not merged.packs:
+        if is_root_due and not is_spill_due:
+            data = encode_root(state)
+            key = self.new_key("root", state.version, state.epoch)
+            self.put(key, [data])
+            change = replace(change, root=RootRef(key, state.version))
+            self._committed_bytes, self._root_bytes = 0, len(data)
+        if merged:
             change = replace(
                 change,
                 added=(*merged.change.added, *change.added),

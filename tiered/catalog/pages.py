@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.commit import queue_keys
+from tiered.catalog.commit import queue_keys, refuse_unknown
 from tiered.catalog.embedded_pages import read_page_bytes
+from tiered.catalog.floors import is_expired
 from tiered.catalog.json_fields import texts
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, renumbered, selected
 from tiered.errors import CorruptionError
-from tiered.formats.container import decode_container, encode_container
+from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
@@ -63,14 +64,14 @@ def encode_page(page: Page) -> bytes:
     """The page as one container."""
     topics, queues = queue_table(page.queues)
     header = {"topics": topics, "object_keys": list(page.chunk.object_keys)}
-    return encode_container(
-        PAGE_KIND, header, {"queues": queues, "runs": page.chunk.runs, "objects": page.chunk.objects}
-    )
+    tables = {"queues": queues, "runs": page.chunk.runs, "objects": page.chunk.objects}
+    return encode_container(PAGE_KIND, header, tables, major=CATALOG_MAJOR)
 
 
 def decode_page(data: bytes, *, source: str) -> Page:
     """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
-    container = decode_container(data, PAGE_KIND, source=source, allowance=LARGE)
+    container = decode_container(data, PAGE_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE)
+    refuse_unknown(container, None, source)
     try:
         queues = queue_keys(container)
         chunk = RunChunk(
@@ -129,9 +130,13 @@ def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], pu
     for page in pages:
         data = encode_page(page)
         key = put(versions[1], data)
+        base = page.chunk.runs["base_queue_offset"]
         refs.append(
-            PageRef(key, level, *versions, len(page.chunk.runs), len(data), page.queues[0], page.queues[-1])
-        )
+            PageRef(
+                key, level, *versions, len(page.chunk.runs), len(data), page.queues[0], page.queues[-1],
+                int(base[0]), int(base[-1]),
+            )
+        )  # fmt: skip
     return refs
 
 
@@ -181,7 +186,8 @@ class RunIndex:
         return page
 
     def living(self, state: CatalogState, page: Page) -> Page:
-        """``page`` without the runs that later commits removed."""
+        """``page`` without the runs that later commits removed or expired."""
+        page = _unexpired(state, page)
         if not len(state.tombstones):
             return page
         dead = {
@@ -230,6 +236,17 @@ class RunIndex:
             yield self.living(state, self.read_page(ref))
         if state.memory_runs:
             yield sorted_page(state.directory.keys, state.memory)
+
+
+def _unexpired(state: CatalogState, page: Page) -> Page:
+    if not state.has_expired_runs:
+        return page
+    rows = state.directory.rows(page.queues, len(state.table))
+    minimum = np.where(rows < 0, 0, state.table["min_queue_offset"][rows])
+    expired = is_expired(page.chunk.runs, minimum[page.chunk.runs["queue"]])
+    if not expired.any():
+        return page
+    return Page(page.queues, replace(page.chunk, runs=page.chunk.runs[~expired]))
 
 
 def referenced_keys(page: Page) -> list[str]:

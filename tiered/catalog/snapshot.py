@@ -6,9 +6,10 @@ The put id of a state that starts a log history is not included: its commit name
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from tiered.catalog.commit import major_of, queue_keys
-from tiered.catalog.embedded_pages import PARTS_MAJOR
+from tiered.catalog.commit import page_ref, queue_keys, refuse_unknown
+from tiered.catalog.deletions import DeletionList, PendingDeletion
 from tiered.catalog.index_refs import index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.queue_directory import QueueDirectory
@@ -19,13 +20,11 @@ from tiered.catalog.state import (
     LogCursor,
     LogHistory,
     Owner,
-    PageRef,
-    PendingDeletion,
     RootRef,
     RunChunk,
 )
 from tiered.errors import CorruptionError
-from tiered.formats.container import decode_container, encode_container
+from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
@@ -42,27 +41,30 @@ def encode_root(state: CatalogState) -> bytes:
     table["topic"] = queues["topic"]
     memory = state.memory
     header = {
-        "version": state.version, "epoch": state.epoch, "put_id": state.put_id, "owner": state.owner,
-        "cluster": state.cluster, "broker": state.broker,
+        "version": state.version, "major_version": state.major_version, "epoch": state.epoch, "put_id": state.put_id,
+        "owner": state.owner, "cluster": state.cluster, "broker": state.broker,
         "line": state.cursor.history, "phys": state.cursor.phys, "check": state.cursor.check,
         "started": state.started, "advanced_ms": state.advanced_ms, "created_ms": state.created_ms,
         "topics": topics, "object_keys": list(memory.object_keys),
-        "pages": list(state.pages), "root": state.root, "lines": list(state.log_histories),
+        "pages": list(state.pages), "root": state.root, "kept_roots": list(state.kept_roots),
+        "lines": list(state.log_histories),
         "state_objects": dict(state.state_objects), "settings": dict(state.settings),
-        "doomed": dict(state.pending_deletions), "indexes": list(state.indexes),
+        "doomed": dict(state.pending_deletions), "deletion_lists": list(state.deletion_lists),
+        "indexes": list(state.indexes),
     }  # fmt: skip
     tables = {
         "queues": table, "gaps": state.gaps, "tombstones": state.tombstones,
         "runs": memory.runs, "objects": memory.objects,
     }  # fmt: skip
-    major = major_of([state.root.key, *(page.key for page in state.pages)])
-    return encode_container(ROOT_KIND, header, tables, major=major)
+    return encode_container(ROOT_KIND, header, tables, major=CATALOG_MAJOR)
 
 
 def decode_root(data: bytes, *, source: str) -> CatalogState:
     """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
-    container = decode_container(data, ROOT_KIND, source=source, major_max=PARTS_MAJOR, allowance=LARGE)
+    container = decode_container(data, ROOT_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE)
     header = container.header
+    refuse_unknown(container, None, source)
+    is_new = container.major >= CATALOG_MAJOR
     try:
         table = container.table("queues", QUEUE_STATE_DTYPE)
         keys = queue_keys(container)
@@ -76,6 +78,8 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
         cursor = LogCursor(whole(header["line"]), whole(header["phys"]), row(LogCheck, header["check"]))
         return CatalogState(
             version=whole(header["version"]),
+            major=container.major,
+            major_version=whole(header["major_version"]) if is_new else 0,
             epoch=whole(header["epoch"]),
             put_id=text(header["put_id"]),
             owner=row(Owner, header["owner"]) if header["owner"] else None,
@@ -89,21 +93,29 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             table=table,
             gaps=container.table("gaps", GAP_DTYPE),
             chunks=(memory,) if len(memory.runs) else (),
-            pages=tuple(row(PageRef, item) for item in items(header["pages"])),
+            pages=tuple(page_ref(item) for item in items(header["pages"])),
             tombstones=container.table("tombstones", REMOVED_DTYPE),
             root=row(RootRef, header["root"]),
+            kept_roots=tuple(row(RootRef, item) for item in items(header.get("kept_roots", []))),
             log_histories=tuple(row(LogHistory, item) for item in items(header["lines"])),
             state_objects=text_fields(header["state_objects"]),
             settings=fields(header["settings"]),
             pending_deletions={
-                key: row(PendingDeletion, item) for key, item in fields(header["doomed"]).items()
+                key: _pending_deletion(item) for key, item in fields(header["doomed"]).items()
             },
+            deletion_lists=tuple(row(DeletionList, item) for item in items(header.get("deletion_lists", []))),
             indexes=tuple(
                 index_ref(item) for item in items(header.get("indexes", []))
             ),  # absent in format 1.0
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CorruptionError(f"{source}: root page does not parse: {error!r}") from error
+
+
+def _pending_deletion(item: Any) -> PendingDeletion:
+    """From a stored list, which has no reason before format 3.0."""
+    found = items(item)
+    return row(PendingDeletion, [*found, ""] if len(found) == 2 else found)
 
 
 def _check_chunk(chunk: RunChunk, queues: int) -> None:
@@ -129,10 +141,11 @@ def describe(state: CatalogState) -> dict[str, object]:
     gaps = sorted((*state.key_of(int(gap["queue"])), *gap.tolist()[1:]) for gap in state.gaps)
     tombstones = sorted((*state.key_of(int(run["queue"])), *run.tolist()[1:]) for run in state.tombstones)
     plain = (state.version, state.epoch, state.put_id, state.owner, state.cluster, state.broker, state.cursor,
-             state.started, state.advanced_ms, state.created_ms, state.root, state.log_histories)  # fmt: skip
+             state.started, state.advanced_ms, state.created_ms, state.root, state.kept_roots, state.log_histories,
+             state.major_version)  # fmt: skip
     return {
         "plain": plain, "queues": queues, "runs": runs, "gaps": gaps, "tombstones": tombstones,
         "pages": sorted(state.pages), "state_objects": dict(state.state_objects),
         "settings": json.loads(json.dumps(state.settings)), "doomed": dict(state.pending_deletions),
-        "indexes": state.indexes,
+        "deletion_lists": state.deletion_lists, "indexes": state.indexes,
     }  # fmt: skip

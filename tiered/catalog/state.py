@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.deletions import DeletionList, PendingDeletion
 from tiered.catalog.index_refs import IndexRef, indexed_version, unindexed
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.formats.keys import CATALOG_PREFIX, object_of
@@ -21,6 +22,7 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import (
     GAP_DTYPE,
     OBJECT_DTYPE,
+    QUEUE_EXPIRED,
     QUEUE_HIDDEN,
     QUEUE_STATE_DTYPE,
     QUEUE_SUPERSEDED,
@@ -84,6 +86,10 @@ class PageRef(NamedTuple):
     size_bytes: int
     first: QueueKey
     last: QueueKey
+    first_offset: int = UNKNOWN_OFFSET
+    """Base offset of the first run, of queue ``first``; unknown in pages of format 1."""
+    last_offset: int = UNKNOWN_OFFSET
+    """Base offset of the last run, of queue ``last``."""
 
     def overlaps(self, first_version: int, last_version: int) -> bool:
         """Whether it may contain runs that these versions added."""
@@ -111,13 +117,6 @@ class LogHistory(NamedTuple):
     root: str
 
 
-class PendingDeletion(NamedTuple):
-    """When and by which version an object became garbage."""
-
-    since_ms: int
-    version: int
-
-
 @dataclass(frozen=True)
 class RunChunk:
     """Runs with their objects. ``runs.queue`` is a row of the state, or of a page's queue list."""
@@ -139,6 +138,10 @@ class CatalogState:
     """
 
     version: int = 0
+    major: int = 0
+    """Major format version of the newest commit."""
+    major_version: int = 0
+    """The first version of that format."""
     epoch: int = 0
     put_id: str = ""
     owner: Owner | None = None
@@ -157,10 +160,14 @@ class CatalogState:
     pages: tuple[PageRef, ...] = ()
     tombstones: Table = field(default_factory=lambda: np.zeros(0, REMOVED_DTYPE))
     root: RootRef = NO_ROOT
+    kept_roots: tuple[RootRef, ...] = ()
+    """Older roots from which earlier versions are read; others become garbage when the next root is named."""
     log_histories: tuple[LogHistory, ...] = ()
     state_objects: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     pending_deletions: Mapping[str, PendingDeletion] = field(default_factory=dict)
+    """The newest ones; others are in ``deletion_lists``."""
+    deletion_lists: tuple[DeletionList, ...] = ()
     indexes: tuple[IndexRef, ...] = ()
     """Index files, by version."""
     unread_root: RootRef = NO_ROOT
@@ -169,7 +176,13 @@ class CatalogState:
     @cached_property
     def oldest_pending_deletion_ms(self) -> int | None:
         """When the oldest pending deletion became garbage."""
-        return min((pending.since_ms for pending in self.pending_deletions.values()), default=None)
+        oldest = [pending.since_ms for pending in self.pending_deletions.values()]
+        return min(oldest + [listed.oldest_ms for listed in self.deletion_lists], default=None)
+
+    @property
+    def pending_deletion_count(self) -> int:
+        """Pending deletions, including listed ones."""
+        return len(self.pending_deletions) + sum(listed.entries for listed in self.deletion_lists)
 
     # -- queues -----------------------------------------------------------------------------------------------
 
@@ -229,6 +242,11 @@ class CatalogState:
         found: Table = mine[np.argsort(mine["begin_queue_offset"])]
         return found
 
+    @cached_property
+    def has_expired_runs(self) -> bool:
+        """Whether pages may contain runs below the floor of their queue."""
+        return bool((self.table["flags"] & QUEUE_EXPIRED).any())
+
     # -- runs since the last spill ----------------------------------------------------------------------------
 
     @cached_property
@@ -269,10 +287,12 @@ class CatalogState:
 
     @property
     def needs_root(self) -> bool:
-        """Whether the next root is due early: the newest was unreadable, or it starts a log history, of which no
-        commit has the state."""
+        """Whether the next root is due early: the newest was unreadable or is of an older format, or it starts a log
+        history, of which no commit has the state."""
+        if not self.root.key:
+            return False
         began_history = bool(self.log_histories) and self.log_histories[-1].root == self.root.key
-        return began_history or bool(self.root.key and self.root == self.unread_root)
+        return began_history or self.root == self.unread_root or self.root.version < self.major_version
 
     # -- keys -------------------------------------------------------------------------------------------------
 
@@ -281,8 +301,8 @@ class CatalogState:
         pages. Commits, which may embed pages, are excluded: they are never garbage."""
         keys = {object_of(page.key) for page in self.pages} | {history.root for history in self.log_histories}
         keys |= set(self.state_objects.values()) | {index.key for index in self.indexes}
-        if self.root.key:
-            keys.add(object_of(self.root.key))
+        keys |= {listed.key for listed in self.deletion_lists}
+        keys |= {object_of(root.key) for root in (self.root, *self.kept_roots) if root.key}
         return {key for key in keys if not key.startswith(CATALOG_PREFIX)}
 
 

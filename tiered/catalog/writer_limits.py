@@ -10,11 +10,19 @@ class CatalogLimits:
     """``spill_runs`` of 112 bytes each are kept in memory."""
 
     root_every: int = 64
+    """Commits between two roots, at least."""
+    root_every_max: int = 256
+    """Commits between two roots, at most. In between, a root is due when as many bytes were committed as it has."""
+    root_runs_max: int = 1024
+    """More runs in memory are spilled before a root: roots must not repeat them."""
     spill_runs: int = 65_536
-    page_runs_max: int = 32_768
-    merge_sequences: int = 8
-    embedded_bytes_max: int = 4 << 20
-    """Up to this many bytes of pages are embedded in a commit; more become objects."""
+    page_runs_max: int = 16_384
+    merge_sequences: int = 16
+    embedded_bytes_max: int = 256 << 10
+    """Up to this many bytes of spilled pages are embedded in a commit; more, and merged ones, become objects, which
+    are collected when they are replaced."""
+    spill_deletions: int = 512
+    """As many pending deletions of one reason move from the state into a list."""
     pack_bytes_max: int = 8 << 20
     """Approximate size of an object of pages."""
     put_timeout_s: float = 15.0

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, read_root, refresh
 from tiered.catalog.commit import Commit
+from tiered.catalog.garbage import pending_keys
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import NO_ROOT, CatalogState, RootRef
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
@@ -178,6 +179,7 @@ class _Objects:
 
     def __init__(self, runs: LivingRuns, checker: SegmentChecker) -> None:
         self._runs, self._checker = runs, checker
+        self._pending = pending_keys(runs.store, runs.state)
         self._hashes: list[NDArray[np.uint64]] = []
         self.count = 0
 
@@ -199,7 +201,7 @@ class _Objects:
         report.counts |= counts
 
     def _note(self, objects: WindowObjects, report: VerifyReport) -> None:
-        for key in sorted(self._runs.state.pending_deletions.keys() & objects.keys()):
+        for key in sorted(key for key in objects if key in self._pending):
             report.add(AnomalyKind.PENDING_DELETION, key, "is a pending deletion, but still referenced")
         self.count += len(objects)
         self._hashes.append(np.fromiter(map(_hash, objects), np.uint64, len(objects)))
@@ -269,16 +271,16 @@ def _check_named(
 ) -> None:
     wanted = state.catalog_keys()
     missing = set(wanted)
-    pending_deletions = 0
+    pending, pending_deletions = pending_keys(store, state), 0
     for info in (info for prefix in _PREFIXES for info in store.list(prefix)):
         missing.discard(info.key)
-        if info.key in state.pending_deletions:
+        if info.key in pending:
             pending_deletions += 1
         elif not (info.key in wanted or info.key.startswith(SERVE_PREFIX) or is_referenced(info.key)):
             report.leftovers.append(info.key)
     for key in sorted(missing):
         report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
-    for key in sorted(state.pending_deletions.keys() & wanted):
+    for key in sorted(key for key in wanted if key in pending):
         report.add(AnomalyKind.PENDING_DELETION, key, "is a pending deletion, but still referenced")
     report.counts["pending_deletions"] = pending_deletions
     report.leftovers.sort()

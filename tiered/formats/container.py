@@ -9,6 +9,9 @@ checks them all, and versions are decided in one place.
     payload: header length u32, header (UTF-8 JSON); table count u32; per table:
              name length u16, name, dtype length u16, dtype (JSON list of [field, type]), rows u64,
              then every field's column in turn, little-endian, contiguous
+
+Containers of the catalog, of major version CATALOG_MAJOR, are smaller: the frame has the dictionary of
+catalog_dictionary.py, and tables are byte planes of differences (byte_planes.py).
 """
 
 from __future__ import annotations
@@ -24,11 +27,15 @@ import numpy as np
 import zstandard
 
 from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.formats import byte_planes
+from tiered.formats.catalog_dictionary import DICTIONARY
 from tiered.formats.memory_bound import SMALL, Allowance, MemoryBound, out_of_memory
 from tiered.model.tables import Table
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 1
+CATALOG_MAJOR = 3
+"""Of commits, roots, run pages and deletion lists."""
 HEADER = struct.Struct("<8sHHIQQII")
 _FIELDS = struct.Struct("<8sHHIQQI")
 PAYLOAD_BYTES_MAX = 1 << 31
@@ -36,6 +43,8 @@ TABLES_MAX = 64
 QUEUE_COST_BYTES = 160
 """A queue's key in memory, without its topic."""
 _FLAG_ZSTD = 1
+_CATALOG_LEVEL = 6
+_DICTIONARY = zstandard.ZstdCompressionDict(DICTIONARY, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class Container:
     header: dict[str, Any]
     tables: dict[str, Table]
     memory: MemoryBound = field(compare=False)
+    major: int = FORMAT_MAJOR
 
     def table(self, name: str, dtype: np.dtype[Any]) -> Table:
         """A table as this program's ``dtype``: columns of a newer minor format are dropped, missing ones are zero.
@@ -70,11 +80,13 @@ def encode_container(
     header: Mapping[str, Any],
     tables: Mapping[str, Table],
     *,
-    level: int = 1,
+    level: int | None = None,
     major: int | None = None,
 ) -> bytes:
     """The bytes of a container; equal input gives equal bytes, so that a CRC identifies the content."""
     assert len(kind) == 8
+    major = FORMAT_MAJOR if major is None else major
+    is_packed = major >= CATALOG_MAJOR
     head = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
     parts = [struct.pack("<I", len(head)), head, struct.pack("<I", len(tables))]
     for name, table in tables.items():
@@ -84,12 +96,18 @@ def encode_container(
         encoded_name = name.encode()
         parts += [struct.pack("<H", len(encoded_name)), encoded_name, struct.pack("<H", len(descr)), descr]
         parts.append(struct.pack("<Q", len(table)))
-        parts += [np.ascontiguousarray(table[field]).tobytes() for field in table.dtype.names or ()]
+        if is_packed:
+            parts.append(byte_planes.encode(table))
+        else:
+            parts += [np.ascontiguousarray(table[field]).tobytes() for field in table.dtype.names or ()]
     raw = b"".join(parts)
-    stored, flags = zstandard.ZstdCompressor(level=level).compress(raw), _FLAG_ZSTD
+    if level is None:
+        level = _CATALOG_LEVEL if is_packed else 1
+    compressor = zstandard.ZstdCompressor(level=level, dict_data=_DICTIONARY if is_packed else None)
+    stored, flags = compressor.compress(raw), _FLAG_ZSTD
     if len(stored) >= len(raw):
         stored, flags = raw, 0
-    return _envelope(kind, FORMAT_MAJOR if major is None else major, flags, len(raw), stored) + stored
+    return _envelope(kind, major, flags, len(raw), stored) + stored
 
 
 def empty_container(kind: bytes, major: int) -> bytes:
@@ -139,8 +157,8 @@ def decode_container(
     try:
         memory = MemoryBound(stored_length, allowance, source)
         memory.charge(2 * raw_length, "payload")  # once inflated, once as tables
-        raw = _inflated(stored, raw_length) if flags & _FLAG_ZSTD else bytes(stored)
-        return _parse_payload(raw, raw_length, memory)
+        raw = _inflated(stored, raw_length, major) if flags & _FLAG_ZSTD else bytes(stored)
+        return _parse_payload(raw, raw_length, memory, major)
     except MemoryError:
         raise out_of_memory(source) from None
     except (zstandard.ZstdError, struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -151,15 +169,18 @@ def _text(kind: bytes) -> str:
     return kind.decode("ascii", "backslashreplace").strip()
 
 
-def _inflated(stored: memoryview, raw_length: int) -> bytes:
+def _inflated(stored: memoryview, raw_length: int, major: int) -> bytes:
     """The payload. Nothing is allocated for a frame whose length differs from the header's."""
     if zstandard.frame_content_size(stored) != raw_length:
         raise ValueError("payload does not have the length recorded")
-    raw: bytes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_length)
+    dictionary = _DICTIONARY if major >= CATALOG_MAJOR else None
+    raw: bytes = zstandard.ZstdDecompressor(dict_data=dictionary).decompress(
+        stored, max_output_size=raw_length
+    )
     return raw
 
 
-def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound) -> Container:
+def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, major: int) -> Container:
     if len(raw) != raw_length:
         raise ValueError(f"payload has {len(raw)} bytes, not {raw_length}")
     (head_length,) = struct.unpack_from("<I", raw)
@@ -180,14 +201,25 @@ def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound) -> Containe
         dtype = np.dtype([(field, kind) for field, kind in json.loads(descr)])
         (rows,) = struct.unpack_from("<Q", raw, position)
         position += 8
-        if dtype.itemsize == 0 or rows * dtype.itemsize > len(raw) - position:
+        is_packed = major >= CATALOG_MAJOR
+        stored_bytes = rows * (byte_planes.row_bytes(dtype) if is_packed else dtype.itemsize)
+        if dtype.itemsize == 0 or stored_bytes > len(raw) - position:
             raise ValueError(f"table {name} claims {rows} rows")
-        table = np.empty(rows, dtype)
-        for column in dtype.names or ():
-            table[column] = np.frombuffer(raw, dtype[column], rows, position)
-            position += rows * dtype[column].itemsize
-        tables[name] = table
-    return Container(header, tables, memory)
+        if is_packed:
+            memory.charge(2 * stored_bytes, f"table {name}")
+            tables[name] = byte_planes.decode(raw, position, rows, dtype)
+        else:
+            tables[name] = _columns(raw, position, rows, dtype)
+        position += stored_bytes
+    return Container(header, tables, memory, major)
+
+
+def _columns(raw: bytes, position: int, rows: int, dtype: np.dtype[Any]) -> Table:
+    table = np.empty(rows, dtype)
+    for column in dtype.names or ():
+        table[column] = np.frombuffer(raw, dtype[column], rows, position)
+        position += rows * dtype[column].itemsize
+    return table
 
 
 def _refuse(constant: str) -> None:

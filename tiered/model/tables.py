@@ -65,6 +65,14 @@ QUEUE_HIDDEN = 1  # deleted at the broker, or an earlier generation: archived, n
 QUEUE_LMQ = 2
 QUEUE_BATCH = 4
 QUEUE_SUPERSEDED = 8  # of an earlier log history; its next record starts a new generation
+QUEUE_EXPIRED = 16  # a floor was set: runs in pages may lie below ``min_queue_offset``
+
+FLOOR_DTYPE = np.dtype([
+    ("queue", "<u4"),
+    ("min_queue_offset", "<i8"),     # the queue's new minimum; older runs have expired
+    ("rows", "<i8"),                 # consume-queue rows that expire with this
+])  # fmt: skip
+"""The floor of a queue, which only rises."""
 
 OBJECT_DTYPE = np.dtype([
     ("key", "<u4"),                  # index into the container's string list ``object_keys``
@@ -74,6 +82,7 @@ OBJECT_DTYPE = np.dtype([
     ("tail_crc32c", "<u4"), ("epoch", "<u4"),
     ("min_phys", "<i8"), ("end_phys", "<i8"),
     ("raw_bytes", "<i8"),            # message bytes before compression
+    ("ttl_class_days", "<u4"),       # its messages expire after at most so many days; 0: unknown, or never
 ])  # fmt: skip
 """One data object named by a commit."""
 

@@ -231,6 +231,11 @@ class GcSettings:
     grace_ms: int = setting(
         72 * HOUR_MS, "grace period: how long garbage is kept before gc deletes it", minimum=0
     )
+    diverged_grace_ms: int = setting(
+        30 * 24 * HOUR_MS,
+        "grace period of messages that are no longer in the broker's log because it was truncated or replaced",
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True)

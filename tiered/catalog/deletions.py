@@ -1,0 +1,148 @@
+"""Pending deletions: objects that no state references any more, and lists of them in objects of their own.
+
+Recent ones are part of the state. When there are many of one reason, they move into a list, so that roots stay small.
+A list is collected as a whole, when the grace period of its newest entry is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from tiered.catalog.json_fields import texts
+from tiered.errors import CorruptionError
+from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
+from tiered.formats.memory_bound import LARGE
+from tiered.object_store.interface import ObjectStore
+
+LIST_KIND = b"RMQTDELS"
+ENTRY_DTYPE = np.dtype([("since_ms", "<i8"), ("version", "<i8")])
+LISTED_BYTES_MAX = 256 << 20
+
+
+class Reason(StrEnum):
+    """Why an object is garbage. It decides the grace period."""
+
+    ABANDONED = "abandoned"
+    """An upload attempt that no commit named."""
+    REPLACED = "replaced"
+    """A root, page, index file or table of the broker that a newer one replaces."""
+    COMPACTED = "compacted"
+    """Its messages are in a larger object."""
+    EXPIRED = "expired"
+    """All its messages expired."""
+    DIVERGED = "diverged"
+    """Its messages are not in the broker's log any more: the log was truncated or replaced."""
+    INTENT = "intent"
+    """The output of a compaction in progress."""
+
+
+class PendingDeletion(NamedTuple):
+    """When, by which version and why an object became garbage. ``reason`` is empty in formats before 3.0."""
+
+    since_ms: int
+    version: int
+    reason: str = ""
+
+
+class DeletionList(NamedTuple):
+    """A list of ``entries`` pending deletions of one reason; ``version`` and the times are of its newest and oldest."""
+
+    key: str
+    reason: str
+    entries: int
+    version: int
+    oldest_ms: int
+    newest_ms: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class DeletionChange:
+    """Change of the lists by a commit. ``spilled``: the state's entries of that reason up to that version move into
+    the list. ``added``: entries that become garbage with this commit. ``removed``: keys of lists that are collected,
+    or replaced by ``added``."""
+
+    spilled: Sequence[DeletionList] = ()
+    added: Sequence[DeletionList] = ()
+    removed: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.spilled or self.added or self.removed)
+
+
+NO_DELETION_CHANGE = DeletionChange()
+
+
+def encode_list(entries: Mapping[str, PendingDeletion]) -> bytes:
+    """The entries of one list."""
+    keys = sorted(entries)
+    table = np.zeros(len(keys), ENTRY_DTYPE)
+    for name in ENTRY_DTYPE.names or ():
+        table[name] = [getattr(entries[key], name) for key in keys]
+    return encode_container(LIST_KIND, {"keys": keys}, {"entries": table}, major=CATALOG_MAJOR)
+
+
+def list_of(key: str, entries: Mapping[str, PendingDeletion], size_bytes: int) -> DeletionList:
+    """The description of a list, whose entries have one reason."""
+    (reason,) = {pending.reason for pending in entries.values()}
+    times = [pending.since_ms for pending in entries.values()]
+    version = max(pending.version for pending in entries.values())
+    return DeletionList(key, reason, len(entries), version, min(times), max(times), size_bytes)
+
+
+def read_list(store: ObjectStore, listed: DeletionList) -> dict[str, PendingDeletion]:
+    """The entries of one list. Raises CorruptionError, NotFoundError, or what the store raises."""
+    source = f"{store.url}/{listed.key}"
+    container = decode_container(
+        store.get(listed.key), LIST_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE
+    )
+    try:
+        keys, table = texts(container.header["keys"]), container.table("entries", ENTRY_DTYPE)
+        if not len(keys) == len(table) == listed.entries:
+            raise ValueError(f"{len(keys)} keys and {len(table)} entries, expected {listed.entries}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"{source}: deletion list does not parse: {error!r}") from error
+    entries = zip(table["since_ms"].tolist(), table["version"].tolist(), strict=True)
+    return {
+        key: PendingDeletion(since, version, listed.reason)
+        for key, (since, version) in zip(keys, entries, strict=True)
+    }
+
+
+def due_to_spill(pending: Mapping[str, PendingDeletion], count_min: int) -> list[dict[str, PendingDeletion]]:
+    """The entries of each reason that has at least ``count_min``. Intents stay: they are taken back or end soon."""
+    by_reason: dict[str, dict[str, PendingDeletion]] = {}
+    for key, entry in pending.items():
+        if entry.reason != Reason.INTENT:
+            by_reason.setdefault(entry.reason, {})[key] = entry
+    return [entries for entries in by_reason.values() if len(entries) >= count_min]
+
+
+def after_change(
+    pending: Mapping[str, PendingDeletion],
+    lists: Iterable[DeletionList],
+    change: DeletionChange,
+) -> tuple[dict[str, PendingDeletion], tuple[DeletionList, ...]]:
+    """Entries and lists after ``change``. Raises ValueError for a change that does not fit."""
+    lists = tuple(lists)
+    if not set(change.removed) <= {listed.key for listed in lists}:
+        raise ValueError("a deletion list to be removed does not exist")
+    left = dict(pending)
+    for listed in change.spilled:
+        gone = [
+            key
+            for key, entry in left.items()
+            if entry.reason == listed.reason and entry.version <= listed.version
+        ]
+        if len(gone) != listed.entries:
+            raise ValueError(f"{listed.key} lists {listed.entries} pending deletions, not {len(gone)}")
+        for key in gone:
+            del left[key]
+    removed = set(change.removed)
+    kept = (listed for listed in lists if listed.key not in removed)
+    return left, (*kept, *change.spilled, *change.added)
