@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pipeline.options.source_options import Mode, Source, SourceOptions, parse_options
 from pipeline.source.session import session
 from tiered.errors import UsageError
+from tiered.object_store.open_store import check_addresses
 from tiered.settings.load import flag_assignments, load_settings
 from tiered.settings.sections import ObjectStoreSettings, Settings
 
@@ -132,7 +133,10 @@ def session_of(options: argparse.Namespace, verb: str, **conf: str) -> SparkSess
 def source_of(
     options: argparse.Namespace, url: str, store: ObjectStoreSettings, *, source: Source = Source.ARCHIVE
 ) -> SourceOptions:
-    """What the command line selects at ``url``. Keys come from the SDK's own chain, here and on executors."""
+    """What the command line selects at ``url``. Keys come from the SDK's own chain, here and on executors. Raises
+    UsageError for an impossible address, before Spark starts."""
+    if source is Source.ARCHIVE:
+        check_addresses(url, store.endpoint_url)
     given = {
         "path": url,
         "source": source.value,

@@ -22,7 +22,7 @@ from tiered.errors import (
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectRange
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.open_store import StoreAddress, open_store, parse_url
+from tiered.object_store.open_store import StoreAddress, check_addresses, open_store, parse_url
 from tiered.object_store.own_name import compose_own
 from tiered.object_store.request_metrics import MetricsStore, StoreMetrics
 from tiered.object_store.retrying import ATTEMPTS_MAX, RetryingStore
@@ -316,7 +316,7 @@ def test_addresses(url: str, address: StoreAddress) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "/tmp/x", "http://bucket", "s3://", "s3:///x", "file://host/x", "file://x", "s3://b/ü", "s3://b/../x",
-     "s3://b?x=1"],
+     "s3://b?x=1", "s4://a[", "s3://a]", "s3://a℀"],
 )  # fmt: skip
 def test_impossible_addresses(url: str) -> None:
     with pytest.raises(UsageError):
@@ -324,10 +324,17 @@ def test_impossible_addresses(url: str) -> None:
 
 
 def test_a_secret_in_an_address_is_refused_and_not_repeated() -> None:
-    with pytest.raises(UsageError) as raised:
-        parse_url("s3://AKIDEXAMPLE:secret@bucket/prefix")
-    assert "secret" not in str(raised.value)
-    assert "AKID" not in str(raised.value)
+    for url in ("s3://AKIDEXAMPLE:secret@bucket/prefix", "s3://AKIDEXAMPLE:secret@bucket℀/prefix"):
+        with pytest.raises(UsageError) as raised:
+            parse_url(url)
+        assert "secret" not in str(raised.value)
+        assert "AKID" not in str(raised.value)
+        assert raised.value.__cause__ is None
+
+
+def test_an_impossible_endpoint_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match=r"object_store\.endpoint_url is not a valid URL"):
+        check_addresses("s3://b", "http://[1")
 
 
 def test_open_store(tmp_path: Path) -> None:

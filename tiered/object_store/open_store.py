@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from tiered.errors import UsageError
@@ -42,7 +42,7 @@ class StoreAddress:
 
 def parse_url(url: str) -> StoreAddress:
     """The parts of ``url``, or UsageError. Never repeats a URL that may contain a secret."""
-    split = urlsplit(url)
+    split = _split(url, "archive URL", FORMS)
     if "@" in split.netloc:
         raise UsageError("archive URL contains credentials", hint="leave them to the SDK's credential chain")
     if split.query or split.fragment:
@@ -60,6 +60,14 @@ def parse_url(url: str) -> StoreAddress:
     return StoreAddress(split.scheme, split.netloc, check_key(prefix) if prefix else "")
 
 
+def _split(url: str, what: str, hint: str) -> SplitResult:
+    """The parts of ``url``. Raises UsageError without it, as it may contain a secret; so may urllib's reason."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise UsageError(f"{what} is not a valid URL", hint=hint) from None
+
+
 def url_of(place: str | os.PathLike[str]) -> str:
     """The URL of a local directory given as a path; text is a URL already."""
     return place if isinstance(place, str) else Path(place).absolute().as_uri()
@@ -67,7 +75,7 @@ def url_of(place: str | os.PathLike[str]) -> str:
 
 def check_addresses(url: str, endpoint_url: str) -> StoreAddress:
     """The parts of ``url``, or UsageError, also if the endpoint contains a secret: both are logged."""
-    if "@" in urlsplit(endpoint_url).netloc:
+    if "@" in _split(endpoint_url, "object_store.endpoint_url", "use https://host:port").netloc:
         raise UsageError(
             "object_store.endpoint_url contains credentials", hint="leave them to the SDK's credential chain"
         )

@@ -92,6 +92,16 @@ def test_wrong_usage_is_one_line_and_starts_no_spark(
     assert SECRET not in said.err
 
 
+@pytest.mark.parametrize("verb", ["stats", "verify", "search"])
+@pytest.mark.parametrize("url", ["s4://a[", "s3://a]/b", "/no/url"])
+def test_an_impossible_address_is_wrong_usage(
+    verb: str, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.cli.arguments.session", lambda *_, **__: pytest.fail("Spark was started"))
+    assert main([verb, url, *(["--sql", "1 = 1"] if verb == "search" else [])]) == 2
+    assert "URL" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["search", URL, "--limit", "-1"], ["diff", URL, "/store", "--limit", "x"], ["nonsense"], []],
