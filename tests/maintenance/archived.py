@@ -33,7 +33,9 @@ def archived_candidates(store: ObjectStore) -> Candidates:
     indexes = []
     for prefix in ("data/", "sets/"):
         for info in store.list(prefix):
-            indexes.append(SegmentIndex(info.key, info.size_bytes, store.get(info.key)))
+            indexes.append(
+                SegmentIndex(info.key, info.size_bytes, store.get_range(info.key, 0, info.size_bytes))
+            )
     cycles = sorted({index.meta.from_phys for index in indexes})
     queues = sorted({index.queue_of(run) for index in indexes for run in range(len(index.runs))})
     tables = []
