@@ -18,6 +18,7 @@ from typing import Any
 
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.policy.broker_files import BrokerFiles
+from fetcher.policy.read_policy import ReadPolicies
 from fetcher.policy.read_router import ReadRouter
 from server.backend.pull_handlers import PullLimits
 from server.backend.served_archive import ServedArchive
@@ -45,7 +46,7 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageError
 from tiered.model.queue import TopicFilter
 from tiered.settings.load import FIELDS, changed_keys
-from tiered.settings.sections import ReadSettings, Settings
+from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,6 @@ FIXED_AT_START = ("read", "serve", "broker.address", "broker.conf_path")
 """Sections and keys that serving reads at the start only, except for live settings."""
 FIXED_AT_OPEN = ("object_store", "fetch", "prefetch")
 """Sections that serving reads when it opens the archive."""
-DISABLE, FORCE = "DISABLE", "FORCE"
 
 
 # -- addresses ------------------------------------------------------------------------------------------------
@@ -133,7 +133,9 @@ def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames)
     services: list[RelayService[Any]] = []
     if settings.serve.advertise:
         services.append(
-            ProxyService(proxy_config(settings, conf, names.broker), settings.serve, settings.read)
+            ProxyService(
+                proxy_config(settings, conf, names.broker), settings.serve, ReadPolicies.of(settings)
+            )
         )
     if settings.slave.advertise:
         options = SlaveOptions(
@@ -166,16 +168,6 @@ def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames)
     return services
 
 
-def slave_policies(read: ReadSettings) -> ReadSettings:
-    """Read policies of slave mode: archived messages come from the archive, because redirected consumers load the
-    broker; topics with DISABLE stay at the broker."""
-    patterns = tuple(
-        f"{pattern}={DISABLE if name == DISABLE else FORCE}" for pattern, name in read.patterns()
-    )
-    policy = DISABLE if read.default_policy() == DISABLE else FORCE
-    return replace(read, policy=policy, topic_policies=patterns)
-
-
 def checks_clients(conf: BrokerConf | None) -> bool:
     """Whether the broker has access control; assumed if there is no configuration file."""
     if conf is None:
@@ -204,7 +196,7 @@ class MergedHandlers:
         self._archive, self._access, self._store = archive, access, store
         self._is_slave = redirect is not None
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
-        self.line = line = ReadRouter(access.catalog, self._policies(read), self._topics(settings))
+        self.line = line = ReadRouter(access.catalog, self._policies(settings), self._topics(settings))
         views = BrokerViews(BrokerFiles(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
         context = PullContext(archive, views, clients, accepted)
         limits = PullLimits(count_max=serve.pull_messages_max, bytes_max=serve.pull_bytes_max)
@@ -237,10 +229,11 @@ class MergedHandlers:
 
     def apply(self, settings: Settings) -> None:
         """Use other read policies and topic filters, from the next request on."""
-        self.line.apply(self._policies(settings.read), self._topics(settings))
+        self.line.apply(self._policies(settings), self._topics(settings))
 
-    def _policies(self, read: ReadSettings) -> ReadSettings:
-        return slave_policies(read) if self._is_slave else read
+    def _policies(self, settings: Settings) -> ReadPolicies:
+        policies = ReadPolicies.of(settings)
+        return policies.for_slave() if self._is_slave else policies
 
     def _topics(self, settings: Settings) -> TopicFilter:
         access = self._access
@@ -322,7 +315,7 @@ class ServingThread:
         if fixed:
             logger.warning("restart needed to apply these settings to serving", extra={"keys": fixed})
         for service in self._services:
-            service.apply(settings.read)
+            service.apply(ReadPolicies.of(settings))
         for handlers in self._handlers:
             handlers.apply(settings)
 

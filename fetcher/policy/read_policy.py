@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from fetcher.rows.pull import PullResult, PullStatus
-from tiered.settings.sections import ReadSettings
+from tiered.settings.sections import Settings
 
 
 class ReadPolicy(Enum):
@@ -42,16 +42,39 @@ class ReadPolicies:
     patterns: Sequence[tuple[str, ReadPolicy]] = ()
 
     @staticmethod
-    def of(settings: ReadSettings) -> ReadPolicies:
-        """From checked settings."""
-        patterns = tuple((pattern, ReadPolicy(name)) for pattern, name in settings.patterns())
-        return ReadPolicies(ReadPolicy(settings.default_policy()), patterns)
+    def of(settings: Settings) -> ReadPolicies:
+        """From checked settings: a rule without a policy leaves its topics at the default."""
+        default = settings.read.default_policy()
+        rules = settings.topics.rules
+        return ReadPolicies(
+            ReadPolicy(default),
+            tuple((rule.pattern, ReadPolicy(rule.read_policy or default)) for rule in rules),
+        )
 
     def of_topic(self, topic: str) -> ReadPolicy:
         """The policy of ``topic``."""
         return next(
             (policy for pattern, policy in self.patterns if fnmatchcase(topic, pattern)), self.default
         )
+
+    def for_slave(self) -> ReadPolicies:
+        """In slave mode archived messages come from the archive, because redirected consumers load the broker; topics
+        with DISABLE stay at the broker."""
+        return ReadPolicies(
+            _for_slave(self.default),
+            tuple((pattern, _for_slave(policy)) for pattern, policy in self.patterns),
+        )
+
+    @property
+    def reads_anything(self) -> bool:
+        """Whether any topic may be read from the archive. Routes are not per topic: clients keep one address table per
+        broker, so pulls of other topics arrive there too and are relayed."""
+        policies = (self.default, *(policy for _, policy in self.patterns))
+        return any(policy is not ReadPolicy.DISABLE for policy in policies)
+
+
+def _for_slave(policy: ReadPolicy) -> ReadPolicy:
+    return policy if policy is ReadPolicy.DISABLE else ReadPolicy.FORCE
 
 
 @dataclass(frozen=True)

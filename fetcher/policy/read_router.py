@@ -30,7 +30,6 @@ from fetcher.policy.read_policy import (
 from fetcher.rows.pull import PullResult, PullStatus
 from tiered.errors import TieredError
 from tiered.model.queue import TopicFilter
-from tiered.settings.sections import ReadSettings
 
 logger = logging.getLogger(__name__)
 
@@ -111,18 +110,18 @@ class ReadRouter:
     """Routes pulls of one broker and its archive."""
 
     def __init__(
-        self, catalog: KnownCatalog, settings: ReadSettings | None = None, topics: TopicFilter | None = None
+        self, catalog: KnownCatalog, policies: ReadPolicies | None = None, topics: TopicFilter | None = None
     ) -> None:
         """``topics``: those the uploader archives."""
         self._queues = ArchivedQueues(catalog)
         self._topics = topics or TopicFilter()
-        self._policies = ReadPolicies.of(settings or ReadSettings())
+        self._policies = policies or ReadPolicies()
         self._warned_of_residency = False
         self.counters = ReadCounters()
 
-    def apply(self, settings: ReadSettings, topics: TopicFilter | None = None) -> None:
+    def apply(self, policies: ReadPolicies, topics: TopicFilter | None = None) -> None:
         """Use other policies from the next pull on, and other ``topics`` unless None. Thread-safe."""
-        self._policies = ReadPolicies.of(settings)
+        self._policies = policies
         self._topics = topics or self._topics
 
     def policy_of(self, topic: str) -> ReadPolicy:

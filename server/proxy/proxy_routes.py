@@ -19,9 +19,7 @@ from server.listen.own_address import is_loopback
 from server.proxy.proxy_handlers import REAL_BROKER_ID, SIDECAR_ID
 from server.security.addresses import host_of
 from tiered.formats import fastjson
-from tiered.settings.sections import ReadSettings
 
-DISABLE = "DISABLE"
 _NUMBERED_KEYS = frozenset({"brokerAddrs", "currIdMap"})
 """Java maps with numeric keys, which older name servers write without quotes."""
 
@@ -32,15 +30,6 @@ class Published:
 
     broker: str
     address: str
-
-
-def reads_anything(settings: ReadSettings) -> bool:
-    """Whether any topic may be read from the archive. Routes are not per topic: clients keep one address table per
-    broker, so pulls of other topics come here too and are relayed."""
-    return any(
-        policy != DISABLE
-        for policy in (settings.default_policy(), *(name for _, name in settings.patterns()))
-    )
 
 
 def may_dial(advertised: str, client_address: str) -> bool:

@@ -16,12 +16,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fetcher.policy.read_policy import ReadPolicies
 from server.listen.options import parse_address
 from server.proxy.accepted_accounts import JUDGED
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.name_servers import NameServers
 from server.proxy.proxy_handlers import relayed
-from server.proxy.proxy_routes import Published, may_dial, reads_anything, rewritten
+from server.proxy.proxy_routes import Published, may_dial, rewritten
 from server.proxy.relay import Relay
 from server.proxy.relay_client import ProxyClient
 from server.proxy.relay_rules import Destination, destination_of
@@ -34,7 +35,7 @@ from server.wire.connection import Connection
 from server.wire.request import Request, Response
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
 from tiered.remoting.tls import ClientTls
-from tiered.settings.sections import ReadSettings, ServeSettings
+from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class ProxyService(RelayService[ProxyClient]):
 
     section = "serve"
 
-    def __init__(self, config: ProxyConfig, settings: ServeSettings, policies: ReadSettings) -> None:
+    def __init__(self, config: ProxyConfig, settings: ServeSettings, policies: ReadPolicies) -> None:
         self.counters: ProxyCounters = ProxyCounters()
         super().__init__(
             settings,
@@ -96,7 +97,7 @@ class ProxyService(RelayService[ProxyClient]):
         parse_address(self._config.advertise, "serve.advertise")
         return await super().start()
 
-    def apply(self, policies: ReadSettings) -> None:
+    def apply(self, policies: ReadPolicies) -> None:
         """Use other read policies, in routes from the next request on. On the event loop's thread."""
         self._policies = policies
 
@@ -141,7 +142,7 @@ class ProxyService(RelayService[ProxyClient]):
         return Response(found.code, found.ext, (body,), found.remark, found.version)
 
     def _may_publish(self, client_address: str) -> bool:
-        if not reads_anything(self._policies):
+        if not self._policies.reads_anything:
             return False
         if may_dial(self._config.advertise, client_address):
             return True

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
+from fetcher.policy.read_policy import ReadPolicies
 from server.listen.options import server_options
 from server.listen.service import Service
 from server.proxy.accepted_accounts import JUDGED, AcceptedAccounts, is_refusal
@@ -23,7 +24,7 @@ from server.wire.connection import Connection
 from server.wire.request import HandlerTable, Request, Response
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
-from tiered.settings.sections import ReadSettings, ServeSettings
+from tiered.settings.sections import ServeSettings
 
 LOCKS = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 ClientT = TypeVar("ClientT", bound=RelayClient)
@@ -69,7 +70,7 @@ class RelayService(Service, Generic[ClientT]):
         """From now on ``handlers`` answer their codes."""
         self._handlers = handlers
 
-    def apply(self, policies: ReadSettings) -> None:
+    def apply(self, policies: ReadPolicies) -> None:
         """Use other read policies; handlers have their own."""
 
     async def close(self, drain_s: float = 5.0) -> None:

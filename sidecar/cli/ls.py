@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+from collections.abc import Callable
 
 from fetcher.queries.queue_listing import QueueListing, list_queues
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.topic_rules import rules_of
 from tiered.console import print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
+from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the queues in order of name."""
-    with open_for_reading(options.url, settings_of(options).settings) as archive:
+    settings = settings_of(options).settings
+    with open_for_reading(options.url, settings) as archive:
         found = [
             queue
             for queue in list_queues(archive.state, hidden=options.hidden)
@@ -34,23 +38,24 @@ def execute(options: argparse.Namespace) -> int:
             raise NotFoundError(
                 f"no topic matches {options.topic}", hint="tiered ls without --topic lists all"
             )
+        rules = rules_of(archive, settings)
         if options.json:
             print_json({
                 "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
                 "epoch": archive.state.epoch, "committedPhys": archive.state.cursor.phys,
-                "queues": [queue.to_json() for queue in found],
+                "queues": [queue.to_json() | rules(queue.topic).to_json() for queue in found],
             })  # fmt: skip
         else:
-            _print(archive.title, found)
+            _print(archive.title, found, rules)
     return 0
 
 
-def _print(title: str, queues: list[QueueListing]) -> None:
+def _print(title: str, queues: list[QueueListing], rules: Callable[[str], TopicRule]) -> None:
     print_table(
-        ["topic", "queue", "generation", "min", "max", "messages", "bytes", "newest", "kind"],
+        ["topic", "queue", "generation", "min", "max", "messages", "bytes", "newest", "kind", "ttl", "policy"],
         [
             [q.topic, q.queue_id, q.generation, q.min_offset, q.max_offset, q.messages, size_text(q.bytes),
-             time_text(q.newest_ms), q.kind]
+             time_text(q.newest_ms), q.kind, *_rule_cells(rules(q.topic))]
             for q in queues
         ],
     )  # fmt: skip
@@ -69,3 +74,9 @@ def _print(title: str, queues: list[QueueListing]) -> None:
         print_lines("")
     and_gaps = f", {len(gaps):,} gaps" if gaps else ""
     print_lines(f"{title}: {len(queues)} queues, {total:,} messages, {size} of messages{and_gaps}")
+
+
+def _rule_cells(rule: TopicRule) -> list[str]:
+    """Time to live and read policy; in brackets what set them, unless it is the setting for all topics."""
+    cells = ((rule.ttl, rule.ttl_from), (rule.read_policy, rule.read_policy_from))
+    return [value if source in (TTL_KEY, POLICY_KEY) else f"{value} ({source})" for value, source in cells]

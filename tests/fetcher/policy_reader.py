@@ -11,14 +11,13 @@ import numpy as np
 
 from fetcher.io.waiting import Executor, InlineExecutor, Wait
 from fetcher.policy.archived_queues import KnownCatalog
-from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
+from fetcher.policy.read_policy import LocalView, OffsetRange, ReadPolicies, Residency, Source
 from fetcher.policy.read_router import ReadCounters, ReadRouter
 from fetcher.rows.pull import PullResult
 from fetcher.rows.tag_filter import MessageFilter
 from tests.fetcher.hot_reader import HotReader
 from tiered.errors import NotFoundError
 from tiered.model.queue import TopicFilter
-from tiered.settings.sections import ReadSettings
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ class PolicyReader:
         catalog: KnownCatalog,
         hot: HotReader | None,
         *,
-        settings: ReadSettings | None = None,
+        settings: ReadPolicies | None = None,
         topics: TopicFilter | None = None,
         executor: Executor | None = None,
     ) -> None:
@@ -64,7 +63,7 @@ class PolicyReader:
         """How pulls were answered so far."""
         return self._router.counters
 
-    def apply(self, settings: ReadSettings) -> None:
+    def apply(self, settings: ReadPolicies) -> None:
         """Put other policies in force from the next pull on. Callable from any thread."""
         self._router.apply(settings)
 

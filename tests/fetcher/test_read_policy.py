@@ -26,7 +26,7 @@ from fetcher.policy.read_policy import (
 from fetcher.rows.pull import PullStatus
 from tiered.errors import UsageError
 from tiered.settings.load import load_settings
-from tiered.settings.sections import ReadSettings
+from tiered.settings.sections import Settings
 
 ARCHIVED, LOCAL = OffsetRange(0, 100), OffsetRange(50, 150)
 BOTH = Situation(60, archived=ARCHIVED, local=LOCAL, is_local_record=True)
@@ -383,15 +383,20 @@ def test_policies_by_topic() -> None:
     loaded = load_settings(
         flags={
             "read.policy": ("--set", "not_in_mem"),
-            "read.topic_policies": ("--set", "orders-*=FORCE, *-hot=0,%RETRY%g=1"),
+            "topics.rules": (
+                "--set",
+                '[{"pattern": "orders-*", "read_policy": "FORCE"}, {"pattern": "*-hot", "read_policy": 0},'
+                ' {"pattern": "kept", "ttl": "7d"}, {"pattern": "%RETRY%g", "read_policy": "1"}]',
+            ),
         }
     )
-    policies = ReadPolicies.of(loaded.settings.read)
+    policies = ReadPolicies.of(loaded.settings)
     assert policies.of_topic("x") is ReadPolicy.NOT_IN_MEM
     assert policies.of_topic("orders-hot") is ReadPolicy.FORCE
     assert policies.of_topic("news-hot") is ReadPolicy.DISABLE
     assert policies.of_topic("%RETRY%g") is ReadPolicy.NOT_IN_DISK
-    assert ReadPolicies.of(ReadSettings()).of_topic("x") is ReadPolicy.NOT_IN_DISK
+    assert policies.of_topic("kept") is ReadPolicy.NOT_IN_MEM, "its rule has no read policy"
+    assert ReadPolicies.of(Settings()).of_topic("x") is ReadPolicy.NOT_IN_DISK
 
 
 @pytest.mark.parametrize(
@@ -399,8 +404,8 @@ def test_policies_by_topic() -> None:
     [
         ("read.policy", "4"),
         ("read.policy", ""),
-        ("read.topic_policies", "FORCE"),
-        ("read.topic_policies", "a=b"),
+        ("topics.rules", '[{"pattern": "a", "read_policy": "b"}]'),
+        ("topics.rules", '[{"pattern": "a", "read_policy": 4}]'),
     ],
 )
 def test_a_policy_nobody_knows_is_refused_by_name(key: str, value: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from fetcher.io.waiting import run_sync
 from fetcher.policy.page_residency import PageResidency
-from fetcher.policy.read_policy import ReadPolicy, Residency
+from fetcher.policy.read_policy import ReadPolicies, ReadPolicy, Residency
 from fetcher.rows.pull import PullResult, PullStatus
 from tests.broker_store.page_cache import resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged
@@ -29,7 +29,6 @@ from tiered.broker_store.store import open_broker_store
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
-from tiered.settings.sections import ReadSettings
 
 S = PullStatus
 POLICIES = [policy.value for policy in ReadPolicy]
@@ -55,7 +54,7 @@ class Scene:
         return result
 
     def policy(self, name: str) -> None:
-        self.reader.apply(ReadSettings(policy=name))
+        self.reader.apply(ReadPolicies(ReadPolicy(name)))
 
     def expire(self, offset: int) -> int:
         """Delete the commitlog files below the record at ``offset``; the broker's new minimum."""
@@ -213,7 +212,7 @@ def test_as_nobody_who_may_only_read(scene: Scene) -> None:
 
     def pull() -> str:
         hot = HotReader(open_broker_store(scene.store.path))
-        reader = PolicyReader(scene.archive, scene.archive, hot, settings=ReadSettings(policy="NOT_IN_MEM"))
+        reader = PolicyReader(scene.archive, scene.archive, hot, settings=ReadPolicies(ReadPolicy.NOT_IN_MEM))
         result = run_sync(reader.get("t", 0, 0, count=8, max_bytes=1 << 20))
         return f"{len(result.batch)} {result.max_offset} {reader.counters.residency_unknown}"
 
@@ -475,9 +474,9 @@ def test_a_file_that_is_missing_in_the_middle_leads_nobody_past_what_is_behind_i
 
 
 def test_policies_by_topic_change_without_a_restart(scene: Scene) -> None:
-    scene.reader.apply(ReadSettings(topic_policies=("t=FORCE",)))
+    scene.reader.apply(ReadPolicies(patterns=(("t", ReadPolicy.FORCE),)))
     assert scene.pull(0).max_offset == ARCHIVED
-    scene.reader.apply(ReadSettings(policy="FORCE", topic_policies=("t=1",)))
+    scene.reader.apply(ReadPolicies(ReadPolicy.FORCE, (("t", ReadPolicy.NOT_IN_DISK),)))
     assert scene.pull(0).max_offset == STORED
 
 
@@ -520,7 +519,7 @@ def test_pulls_at_and_beyond_the_ends_are_answered_as_by_the_broker(
     archive = Backend(root)
     with open_broker_store(directory / "store") as store:
         reader = PolicyReader(
-            archive, archive, HotReader(store), topics=FILTER, settings=ReadSettings(policy=policy)
+            archive, archive, HotReader(store), topics=FILTER, settings=ReadPolicies(ReadPolicy(policy))
         )
         answers = 0
         for line in read_jsonl(truth / "pull_edges.jsonl.zst"):

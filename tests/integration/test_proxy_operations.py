@@ -52,7 +52,8 @@ def test_a_reload_while_groups_read_costs_nothing(tiered_proxy: ProxyScene) -> N
     assert pulls(tiered_proxy, "G-forced")[1] == 0, "the archive answers what the broker has"
     with tiered_proxy.produce(10**6, per_second=200) as producer:
         consumer.wait_for(len(before) + 300)
-        reload(tiered_proxy, '[read]\npolicy = "FORCE"\ntopic_policies = ["live1=DISABLE"]\n', 2)
+        rule = '[[topics.rules]]\npattern = "live1"\nread_policy = "DISABLE"\n'
+        reload(tiered_proxy, f'{rule}[read]\npolicy = "FORCE"\n', 2)
         consumer.wait_for(len(before) + 600)
         reload(tiered_proxy, "", 3)
         consumer.wait_for(len(before) + 900)

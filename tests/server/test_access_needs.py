@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fetcher.policy.read_policy import ReadPolicies
 from server.proxy.proxy_service import MERGED_CODES, ProxyConfig, ProxyService
 from server.security.permissions import NEEDS
 from server.slave.registration import SlaveConfig
@@ -14,7 +15,7 @@ from server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
 from server.slave.slave_service import SlaveOptions, SlaveService
 from server.wire.codes import RequestCode
 from tests.server.small_archive import small_service
-from tiered.settings.sections import ReadSettings, ServeSettings
+from tiered.settings.sections import ServeSettings
 
 PUSHED = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONSUMER_CLIENT_OFFSET}
 """Sent to clients only."""
@@ -32,7 +33,7 @@ def archive_codes() -> set[int]:
 
 def proxy_codes() -> set[int]:
     config = ProxyConfig("b", "127.0.0.1:1", ("127.0.0.1:2",), "127.0.0.1:3")
-    return {*ProxyService(config, ServeSettings(), ReadSettings())._table.codes(), *MERGED_CODES}
+    return {*ProxyService(config, ServeSettings(), ReadPolicies())._table.codes(), *MERGED_CODES}
 
 
 def slave_codes() -> set[int]:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from fetcher.policy.read_policy import ReadPolicies
 from server.proxy.proxy_service import ProxyConfig, ProxyService
 from server.slave.registration import RegistrationState, SlaveConfig
 from server.slave.slave_service import SlaveOptions, SlaveService
@@ -23,7 +24,7 @@ from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDou
 from tests.server.slave.until import until
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
-from tiered.settings.sections import ReadSettings, ServeSettings
+from tiered.settings.sections import ServeSettings
 
 GET_ROUTE, SEND, QUERY_OFFSET, OWN_ID = 105, 10, 14, 7
 
@@ -115,7 +116,7 @@ async def told_by_a_proxy(
     """What a plain client hears about a route and about a send (None: it is hung up on), and what the broker saw."""
     names, broker = Server(context, json.dumps(ROUTE).encode()), Server(context)
     place = ProxyConfig("b", await broker.start(), [await names.start()], ADVERTISED, tls)
-    service = ProxyService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
+    service = ProxyService(place, ServeSettings(bind="127.0.0.1:0"), ReadPolicies())
     host, port = await service.start()
     client = Client(*await asyncio.open_connection(host, port))
     try:

@@ -120,6 +120,23 @@ def test_lists_may_be_text(text: str) -> None:
         ("process.log_level", "loud", "debug, info, warning, error"),
         ("topics.include", [1], "list of strings"),
         ("archive.url", 5, "use text"),
+        ("retention.ttl", "7", "12h"),
+        ("retention.ttl", "0d", "12h"),
+        ("retention.ttl", "200000d", "forever"),
+        ("retention.min_archived", "forever", "3d"),
+        ("retention.max_share", 1.5, "from 0 to 1"),
+        ("topics.rules", "orders-*=7d", "[[topics.rules]]"),
+        ("topics.rules", {"pattern": "a"}, "[[topics.rules]]"),
+        ("topics.rules", [{"ttl": "7d"}], "rule 1: set pattern"),
+        ("topics.rules", [{"pattern": "a"}], "rule 1 sets nothing"),
+        (
+            "topics.rules",
+            [{"pattern": "a", "ttl": "7d"}, {"pattern": "b", "tll": "7d"}],
+            "did you mean ttl?",
+        ),
+        ("topics.rules", [{"pattern": "a", "ttl": 7}], "rule 1, ttl: use a time with its unit"),
+        ("topics.rules", [{"pattern": "a", "max_bytes": 0}], "rule 1, max_bytes: use a whole number"),
+        ("topics.rules", [{"pattern": "a", "read_policy": "x"}], "rule 1, read_policy: use one of"),
         ("broker.tls_verify", "some", "full, ca, none"),
         ("broker.tls_ca", "/ca.pem", "requires broker.tls = true"),
         ("broker.tls_key", "/own.key", "requires broker.tls = true"),
@@ -175,12 +192,15 @@ def test_unknown_settings_are_refused_with_a_suggestion(key: str, hint: str) -> 
     assert hint in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "key", ["retention.ttl", "retention.ttl_ms", "compaction.size", "offload.dictionary"]
-)
+@pytest.mark.parametrize("key", ["compaction.size", "encryption.key", "offload.dictionary"])
 def test_unsupported_settings_are_refused(key: str) -> None:
     with pytest.raises(UsageError, match="is not supported"):
         load_settings(flags={key: ("flag", "30d")})
+
+
+def test_a_replaced_setting_names_the_new_one() -> None:
+    with pytest.raises(UsageError, match=r"read\.topic_policies .* no longer.*topics\.rules.*read_policy"):
+        load_settings(environment={"TIERED_READ__TOPIC_POLICIES": "a=FORCE"})
 
 
 def test_unsupported_settings_do_not_exist() -> None:
@@ -196,7 +216,7 @@ def test_an_unknown_section_and_variable_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not in a section"):
         load_settings(_file(tmp_path, 'url = "x"\n'))
     with pytest.raises(UsageError, match="not supported"):
-        load_settings(_file(tmp_path, "[retention]\n"))
+        load_settings(_file(tmp_path, "[compaction]\n"))
 
 
 def test_a_variable_with_one_underscore_is_not_ignored() -> None:

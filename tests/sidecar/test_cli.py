@@ -138,7 +138,8 @@ def test_config_check_tells_a_wrong_address(url: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("retention.ttl=30d", "retention.ttl (--set retention.ttl) is not supported"),
+        ("compaction.size=1", "compaction.size (--set compaction.size) is not supported"),
+        ("retention.ttl=soon", "retention.ttl = soon (--set retention.ttl) is invalid"),
         ("offload.batch_byte=1", "did you mean offload.batch_bytes?"),
         ("offload.batch_bytes=-1", "use a whole number of bytes"),
     ],

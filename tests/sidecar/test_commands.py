@@ -154,6 +154,55 @@ def test_ls_lists_every_queue(run: Run, archive: str) -> None:
     assert code == 3 and "nothing-*" in _one_line(error)
 
 
+RULE = 'topics.rules=[{"pattern": "t_k_o*", "ttl": "7d", "read_policy": 3}]'
+
+
+def test_ls_shows_the_rules_of_topics_and_what_set_them(run: Run, archive: str) -> None:
+    code, out, _ = run("ls", archive, "--set", RULE)
+    lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("t_k_")}
+    assert (
+        code == 0
+        and "7d (rule 1: t_k_o*)" in lines["t_k_one"]
+        and "FORCE (rule 1: t_k_o*)" in lines["t_k_one"]
+    )
+    assert lines["t_k_keys"].split()[-2:] == ["forever", "NOT_IN_DISK"]
+    (queue,) = json.loads(run("ls", archive, "--json", "--topic", "t_k_one", "--set", RULE)[1])["queues"]
+    assert (queue["ttlMs"], queue["ttlFrom"]) == (7 * 86_400_000, "rule 1: t_k_o*")
+    assert (queue["maxBytes"], queue["maxBytesFrom"]) == (None, "default")
+    assert (queue["readPolicy"], queue["readPolicyFrom"]) == ("FORCE", "rule 1: t_k_o*")
+
+
+def test_config_check_explains_a_topic(run: Run, archive: str, killed: Path) -> None:
+    topic = ("config", "check", "--topic", "t_k_one")
+    code, out, _ = run(*topic, "--set", RULE, "--set", "retention.min_archived=1h")
+    assert code == 0
+    assert [
+        line.split(maxsplit=2) for line in out.splitlines() if line.startswith(("ttl ", "min", "read"))
+    ] == [
+        ["ttl", "7d", "rule 1: t_k_o*"],
+        ["minArchived", "1h", "retention.min_archived (--set retention.min_archived)"],
+        ["readPolicy", "FORCE", "rule 1: t_k_o*"],
+    ]
+    assert "not read, because neither --store nor --url is given" in out
+    for place, name in ((("--url", archive), "FxCluster/fx-a"), (("--store", killed / "store"), str(killed))):
+        found = json.loads(run(*topic, *place, "--json")[1])
+        assert name in found["topicTable"]
+        assert found["ttl"] == {"value": "forever", "from": "retention.ttl (default)"}
+        assert found["ttlClass"]["value"] == "forever"
+
+
+def test_the_attribute_of_a_topic_is_read_from_the_store(run: Run, killed: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(killed / "store" / "config", store / "config")
+    path = store / "config" / "topics.json"
+    document = json.loads(path.read_text())
+    document["topicConfigTable"]["t_k_one"]["attributes"] = {"reserve.time": "24"}
+    path.write_text(json.dumps(document))
+    found = json.loads(run("config", "check", "--topic", "t_k_one", "--store", store, "--json")[1])
+    assert found["ttl"] == {"value": "1d", "from": "topic attribute reserve.time"}
+    assert found["minArchived"]["value"] == "1d" and found["ttlClass"]["value"] == "1d"
+
+
 def test_cat_prints_what_was_asked_for(run: Run, archive: str) -> None:
     code, out, _ = run("cat", archive, "t_k_keys", "--queue", 3, "--from", 100, "--limit", 2)
     messages: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
@@ -208,7 +257,7 @@ def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, caps
         (("ls", "ftp://x/y"), 2, "file:///"),
         (("ls", "file:relative"), 2, "use file:///directory"),
         (("gc", "ARCHIVE", "--grace", "soon"), 2, "gc.grace_ms"),
-        (("ls", "ARCHIVE", "--set", "retention.ttl=30d"), 2, "not supported"),
+        (("ls", "ARCHIVE", "--set", "compaction.size=1"), 2, "not supported"),
         (("backfill", "/nowhere", "ARCHIVE"), 3, "/nowhere"),
         (("backfill", "/", "file:///tmp/unused-archive"), 2, "commitlog"),
         (("status",), 3, "no instance"),

@@ -188,9 +188,7 @@ def test_reload_of_what_the_uploader_does_not_use_leaves_it_running() -> None:
     harness = Harness(_until_stopped)
     harness.service._on_reload = reloaded.append
     harness.wait_for(lambda: len(harness.seen) == 1)
-    harness.next_loaded = _loaded(
-        read__policy="FORCE", read__topic_policies="orders-*=DISABLE", admin__port=0
-    )
+    harness.next_loaded = _loaded(read__policy="FORCE", admin__port=0)
     harness.service.post(Event.RELOAD)
     harness.wait_for(lambda: len(reloaded) == 1)
     assert reloaded[0].read.policy == "FORCE"
@@ -199,6 +197,19 @@ def test_reload_of_what_the_uploader_does_not_use_leaves_it_running() -> None:
     harness.wait_for(lambda: len(harness.seen) == 2)
     assert [settings.read.policy for settings in (harness.seen[1], reloaded[1])] == ["FORCE", "FORCE"]
     assert harness.stop() == 0 and len(harness.seen) == 2
+
+
+def test_reloaded_rules_of_topics_reach_the_uploader_and_readers() -> None:
+    reloaded: list[Settings] = []
+    harness = Harness(_until_stopped)
+    harness.service._on_reload = reloaded.append
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    rules = '[{"pattern": "orders-*", "ttl": "7d", "read_policy": "DISABLE"}]'
+    harness.next_loaded = _loaded(topics__rules=rules, admin__port=0)
+    harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: len(harness.seen) == 2)
+    assert [one.topics.rules[0].ttl for one in (harness.seen[1], reloaded[0])] == ["7d", "7d"]
+    assert harness.stop() == 0
 
 
 def test_what_needs_a_restart_stays_as_it_was_whatever_else_is_reloaded() -> None:

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from fetcher.access import ArchiveAccess
+from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.proxy_service import ProxyService
 from server.proxy.relay_service import RelayService
@@ -21,7 +22,7 @@ from server.slave.registration import SlaveConfig
 from server.slave.slave_service import SlaveOptions, SlaveService
 from sidecar.cli import status as status_command
 from sidecar.report import decode_report, encode_report
-from sidecar.serving import ServingThread, handlers_with, services_of, slave_config, slave_policies
+from sidecar.serving import ServingThread, handlers_with, services_of, slave_config
 from sidecar.serving_metrics import ServingCollector
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.server.slave.master_double import MasterDouble
@@ -38,7 +39,6 @@ from tiered.settings.contradictions import contradictions
 from tiered.settings.sections import (
     ArchiveSettings,
     BrokerSettings,
-    ReadSettings,
     ServeSettings,
     Settings,
     SlaveSettings,
@@ -115,11 +115,15 @@ def test_an_id_without_an_address_and_an_address_without_an_id_are_contradiction
 
 
 def test_archived_messages_come_from_the_archive_unless_disabled() -> None:
-    read = ReadSettings(policy="NOT_IN_MEM", topic_policies=("a*=DISABLE", "b=3", "c=NOT_IN_DISK"))
-    found = slave_policies(read)
-    assert found.default_policy() == "FORCE"
-    assert found.patterns() == (("a*", "DISABLE"), ("b", "FORCE"), ("c", "FORCE"))
-    assert slave_policies(ReadSettings(policy="0")).default_policy() == "DISABLE"
+    patterns = (
+        ("a*", ReadPolicy.DISABLE), ("b", ReadPolicy.FORCE), ("c", ReadPolicy.NOT_IN_DISK),
+    )  # fmt: skip
+    found = ReadPolicies(ReadPolicy.NOT_IN_MEM, patterns).for_slave()
+    assert found.default is ReadPolicy.FORCE
+    assert found.patterns == (
+        ("a*", ReadPolicy.DISABLE), ("b", ReadPolicy.FORCE), ("c", ReadPolicy.FORCE),
+    )  # fmt: skip
+    assert ReadPolicies(ReadPolicy.DISABLE).for_slave().default is ReadPolicy.DISABLE
 
 
 def test_it_is_part_of_the_status_document_and_of_the_metrics(

@@ -29,7 +29,7 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
     found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]
-    for section in (settings.serve, settings.broker, settings.read, settings.slave):
+    for section in (settings.serve, settings.broker, settings.read, settings.retention, settings.slave):
         found += section.complaints()
     return found
 

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from tiered.settings.declaration import SettingField, declared
+from tiered.settings.rule_entries import RuleEntry
 from tiered.settings.sections import SECTIONS, UNSUPPORTED
 from tiered.settings.values import limits
 
@@ -25,6 +26,7 @@ Settings marked ↻ require a restart; SIGHUP applies all others after the runni
 
 _TYPE_NAMES: dict[Any, str] = {
     int: "integer", float: "number", bool: "boolean", str: "text", tuple[str, ...]: "list",
+    tuple[RuleEntry, ...]: "tables",
 }  # fmt: skip
 
 

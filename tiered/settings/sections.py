@@ -12,11 +12,14 @@ from typing import Any
 
 from tiered.model.queue import TopicFilter
 from tiered.settings.declaration import setting
+from tiered.settings.quantities import BadValueError, duration_ms
+from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_name
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 HOUR_MS = 3_600_000
+MIN_ARCHIVED_MS = 72 * HOUR_MS
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,17 @@ class ArchiveSettings:
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """Topics to archive, as shell patterns."""
+    """Topics to archive, and rules by topic. Patterns are shell patterns."""
 
     include: tuple[str, ...] = setting(("*",), "patterns of topics to archive")
     exclude: tuple[str, ...] = setting((), "patterns of topics not to archive; takes precedence over include")
     include_system: bool = setting(False, "also archive RocketMQ's system topics")
+    rules: tuple[RuleEntry, ...] = setting(
+        (),
+        "`[[topics.rules]]` tables with `pattern` and any of `ttl` (12h, 7d, forever), `max_bytes` (stored message "
+        "bytes of the topic) and `read_policy`; the first that matches a topic applies alone "
+        "([RETENTION.md](RETENTION.md))",
+    )
 
     def topic_filter(self, cluster: str, broker: str, trace_topic: str = "") -> TopicFilter:
         """The filter for one broker. ``trace_topic``: see TopicFilter."""
@@ -239,6 +248,50 @@ class GcSettings:
 
 
 @dataclass(frozen=True)
+class RetentionSettings:
+    """How long messages stay, for topics without a rule in `topics.rules` ([RETENTION.md](RETENTION.md))."""
+
+    ttl: str = setting("forever", "time to live of messages after the broker stored them, such as 12h or 7d")
+    from_broker: bool = setting(
+        True, "a topic's attribute reserve.time (hours) overrides retention.ttl where it is positive"
+    )
+    min_archived: str = setting(
+        "",
+        "messages expire no earlier than this after their upload, whatever the broker's clock was; empty: the smaller "
+        "of the time to live and 72h",
+    )
+    max_share: float = setting(
+        0.2, "a pass that would expire a larger share of the archive stops", minimum=0.0, maximum=1.0
+    )
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """None: forever. Raises BadValueError unless checked."""
+        return duration_ms(self.ttl)
+
+    def min_archived_ms(self, ttl_ms: int | None) -> int:
+        """``min_archived`` for a topic with this time to live."""
+        if self.min_archived:
+            return duration_ms(self.min_archived) or 0
+        return MIN_ARCHIVED_MS if ttl_ms is None else min(ttl_ms, MIN_ARCHIVED_MS)
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(key, complaint) pairs, as in ``contradictions``."""
+        found = []
+        try:
+            duration_ms(self.ttl)
+        except BadValueError as error:
+            found.append(("retention.ttl", str(error)))
+        try:
+            is_time = not self.min_archived or duration_ms(self.min_archived) is not None
+        except BadValueError:
+            is_time = False
+        if not is_time:
+            found.append(("retention.min_archived", 'use a time with its unit, such as "12h" or "3d", or ""'))
+        return found
+
+
+@dataclass(frozen=True)
 class IndexSettings:
     """The message index: building and merging of index files."""
 
@@ -262,10 +315,6 @@ class IndexSettings:
     """Wait after a failure."""
 
 
-READ_POLICIES = ("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE")
-"""By RocketMQ's level, 0 to 3."""
-
-
 @dataclass(frozen=True)
 class ReadSettings:
     """When clients read from the archive instead of the broker. A reload applies to the next read."""
@@ -276,9 +325,6 @@ class ReadSettings:
         "NOT_IN_MEM also when it is not in the page cache; FORCE always (tieredStorageLevel; also 0 to 3)",
         live=True,
     )
-    topic_policies: tuple[str, ...] = setting(
-        (), 'policies by topic, as "pattern=policy"; the first match applies', live=True
-    )
     local_threads: int = 4
     """Threads that read the broker's files."""
     local_refresh_ms: int = 1_000
@@ -286,30 +332,12 @@ class ReadSettings:
 
     def default_policy(self) -> str:
         """One of READ_POLICIES."""
-        return _read_policy(self.policy) or self.policy
-
-    def patterns(self) -> tuple[tuple[str, str], ...]:
-        """(topic pattern, one of READ_POLICIES), in order."""
-        pairs = (text.rpartition("=") for text in self.topic_policies)
-        return tuple((pattern, _read_policy(name) or name) for pattern, _, name in pairs)
+        return read_policy_name(self.policy) or self.policy
 
     def complaints(self) -> list[tuple[str, str]]:
         """(key, complaint) pairs, as in ``contradictions``."""
-        found = []
-        wanted = f"use one of {', '.join(READ_POLICIES)}"
-        if _read_policy(self.policy) is None:
-            found.append(("read.policy", wanted))
-        for pattern, name in self.patterns():
-            if not pattern or name not in READ_POLICIES:
-                found.append(("read.topic_policies", f'write "pattern=policy"; {wanted}'))
-        return found
-
-
-def _read_policy(text: str) -> str | None:
-    text = text.strip().upper()
-    if text in ("0", "1", "2", "3"):
-        return READ_POLICIES[int(text)]
-    return text if text in READ_POLICIES else None
+        known = read_policy_name(self.policy) is not None
+        return [] if known else [("read.policy", f"use one of {', '.join(READ_POLICIES)}")]
 
 
 @dataclass(frozen=True)
@@ -519,6 +547,7 @@ class Settings:
     pins: PinSettings = field(default_factory=PinSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
     process: ProcessSettings = field(default_factory=ProcessSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
     read: ReadSettings = field(default_factory=ReadSettings)
@@ -537,6 +566,7 @@ SECTIONS: dict[str, type[Any]] = {
     "pins": PinSettings,
     "admin": AdminSettings,
     "process": ProcessSettings,
+    "retention": RetentionSettings,
     "gc": GcSettings,
     "index": IndexSettings,
     "read": ReadSettings,
@@ -547,10 +577,13 @@ SECTIONS: dict[str, type[Any]] = {
 }
 
 UNSUPPORTED: dict[str, str] = {
-    "retention": "messages do not expire: they stay until the archive is deleted",
-    "retention.ttl": "messages do not expire: they stay until the archive is deleted",
     "compaction": "segments are not merged",
     "encryption": "objects are not encrypted by this program: use bucket encryption",
     "offload.dictionary": "blocks are compressed without a dictionary",
 }
 """Reserved names of planned settings, and what applies instead. They are refused."""
+
+REPLACED: dict[str, str] = {
+    "read.topic_policies": "write [[topics.rules]] with pattern and read_policy instead",
+}
+"""Former settings, and what to write instead. They are refused."""

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from tiered.settings.declaration import SettingField
+from tiered.settings.quantities import (
+    SIZE_UNITS,
+    TIME_MS_MAX,
+    TIME_UNITS_MS,
+    WHOLE_MAX,
+    BadValueError,
+    whole_amount,
+)
+from tiered.settings.rule_entries import RuleEntry, parse_rules
 
-_SIZE_UNITS = {
-    "": 1, "b": 1,
-    "k": 1024, "kib": 1024, "m": 1024**2, "mib": 1024**2, "g": 1024**3, "gib": 1024**3,
-    "t": 1024**4, "tib": 1024**4,
-    "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4,
-}  # fmt: skip
-_TIME_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
-WHOLE_MAX = 1 << 53
-"""Larger integers are not exact in metrics."""
-TIME_MS_MAX = 100 * 366 * 86_400_000
-"""A century, for times without a limit of their own: the system's clocks and waits overflow at about three."""
-
-
-class BadValueError(ValueError):
-    """An invalid value. The text is the hint to the user."""
 
 
 def parse_value(item: SettingField, raw: Any) -> Any:
@@ -39,20 +31,16 @@ def _integer(item: SettingField, raw: Any) -> int:
         raise BadValueError(_expectation(item))
     if isinstance(raw, int):
         return raw
-    match = _QUANTITY.match(raw)
-    units = _units_of(item.name)
-    if match is None or match[2].lower() not in units:
+    amount = whole_amount(raw, _units_of(item.name))
+    if amount is None:
         raise BadValueError(_expectation(item))
-    amount = float(match[1].replace("_", "")) * units[match[2].lower()]
-    if not amount.is_integer():  # also when too large for a float
-        raise BadValueError(_expectation(item))
-    return int(amount)
+    return amount
 
 
 def _units_of(name: str) -> dict[str, int]:
     if name.endswith(("_bytes", "_bytes_per_s")):
-        return _SIZE_UNITS
-    return _TIME_UNITS_MS if name.endswith("_ms") else {"": 1}
+        return SIZE_UNITS
+    return TIME_UNITS_MS if name.endswith("_ms") else {"": 1}
 
 
 def _number(item: SettingField, raw: Any) -> float:
@@ -98,6 +86,7 @@ def _split_list(item: SettingField, raw: str) -> Any:
 
 _CONVERTERS: dict[Any, Any] = {
     int: _integer, float: _number, bool: _boolean, str: _text, tuple[str, ...]: _texts,
+    tuple[RuleEntry, ...]: lambda _, raw: parse_rules(raw),
 }  # fmt: skip
 
 
@@ -134,9 +123,9 @@ def limits(item: SettingField) -> str:
 
 def _expectation(item: SettingField) -> str:
     if item.type is int:
-        if _units_of(item.name) is _SIZE_UNITS:
+        if _units_of(item.name) is SIZE_UNITS:
             return 'use a whole number of bytes, or text such as "32MiB"'
-        if _units_of(item.name) is _TIME_UNITS_MS:
+        if _units_of(item.name) is TIME_UNITS_MS:
             return 'use a whole number of milliseconds, or text such as "5s"'
         return "use a whole number"
     words = {

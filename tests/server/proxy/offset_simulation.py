@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from fetcher.policy.read_router import ReadRouter
 from server.backend.pull_handlers import SUSPEND, PullLimits
 from server.groups.client_table import Subscription
@@ -24,7 +25,6 @@ from tests.server.proxy.simulated_broker import World
 from tests.server.proxy.simulated_sides import Inline, PlayedArchive, PlayedBroker, PlayedFiles
 from tests.server.serving_peer import request
 from tiered.errors import UnavailableError
-from tiered.settings.sections import ReadSettings
 
 COUNT = 6
 
@@ -48,7 +48,7 @@ class Simulation:
     def __post_init__(self) -> None:
         world = self.world
         expression = "a" if self.is_filtered else "*"
-        self._line = ReadRouter(world, ReadSettings(policy=self.policy), FILTER)  # type: ignore[arg-type]
+        self._line = ReadRouter(world, ReadPolicies(ReadPolicy(self.policy)), FILTER)  # type: ignore[arg-type]
         views = BrokerViews(
             PlayedFiles(world) if self.with_files else None,  # type: ignore[arg-type]
             executor=Inline(),

@@ -11,6 +11,7 @@ from typing import Any
 
 from fetcher.access import open_access
 from fetcher.policy.broker_files import BrokerFiles
+from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from fetcher.policy.read_router import ReadRouter
 from server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, PullLimits
 from server.backend.served_archive import ServedArchive
@@ -30,7 +31,7 @@ from tests.server.proxy.scripted_broker import ScriptedBroker, phys_of
 from tests.server.serving_peer import request
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
-from tiered.settings.sections import ReadSettings, Settings
+from tiered.settings.sections import Settings
 
 ARCHIVED, STORED = 300, 400
 BODY = b"x" * 900
@@ -100,7 +101,7 @@ class Scene:
 
     def policy(self, name: str) -> None:
         """Another policy for all topics."""
-        self.line.apply(ReadSettings(policy=name))
+        self.line.apply(ReadPolicies(ReadPolicy(name)))
 
     def expire(self, offset: int, *, quietly: bool = False, topic: str = "t") -> int:
         """The broker deletes the files below the record of ``topic`` at ``offset``; its new minimum there.
@@ -164,7 +165,7 @@ async def beside_a_broker(
     archive = ServedArchive(access)
     await archive.load()
     hot = BrokerFiles(open_broker_store(store.path)) if with_files else None
-    line = ReadRouter(access.catalog, ReadSettings(policy=policy), FILTER)
+    line = ReadRouter(access.catalog, ReadPolicies(ReadPolicy(policy)), FILTER)
     views, subscriptions = BrokerViews(hot), Subscriptions()
     context = PullContext(archive, views, subscriptions)
     upstream = RemotingUpstream(broker.address, InflightLimit())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from server.proxy.accepted_accounts import AcceptedAccounts
 from server.proxy.merged_lookups import ANSWER_BYTES_MAX, MergedLookups, merged, records_in
 from server.wire.codes import RequestCode as R
@@ -18,7 +19,6 @@ from tests.server.proxy.scripted_broker import phys_of, stored_ms_of
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.command import FRAME_BYTES_MAX, RemotingCommand
-from tiered.settings.sections import ReadSettings
 
 WAYS = pytest.mark.parametrize("with_files", [True, False], ids=["files", "word"])
 
@@ -200,10 +200,10 @@ def test_a_message_by_id_wherever_it_is(tmp_path: Path) -> None:
         for named in ({"topic": "t"}, {"topic": "another"}, {}):
             response = await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)
             assert (response.code, list(response.body)) == (1, []), "the broker alone answers for the topic"
-        scene.line.apply(ReadSettings(topic_policies=("t=DISABLE",)))
+        scene.line.apply(ReadPolicies(patterns=(("t", ReadPolicy.DISABLE),)))
         for named in ({"topic": "another"}, {}):
             assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)).code == 1
-        scene.line.apply(ReadSettings())
+        scene.line.apply(ReadPolicies())
         await scene.broker.kill()
         response = await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[0]))
         assert b"".join(map(bytes, response.body)) == records[0]

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fetcher.policy.archived_queues import ArchivedQueue
-from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, ReadPolicy, Residency, Source
+from fetcher.policy.read_policy import (
+    BrokerSide,
+    LocalView,
+    OffsetRange,
+    ReadPolicies,
+    ReadPolicy,
+    Residency,
+    Source,
+)
 from fetcher.policy.read_router import ReadRouter
 from fetcher.rows.pull import PullResult, PullStatus
 from server.proxy.offset_merge import (
@@ -25,7 +33,6 @@ from server.proxy.offset_merge import (
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
-from tiered.settings.sections import ReadSettings
 
 S = PullStatus
 
@@ -288,7 +295,7 @@ def worlds(draw: st.DrawFn) -> World:
 )
 def test_no_walk_passes_what_somebody_has(world: World, policy: ReadPolicy, is_pull_api: bool) -> None:
     async def walk() -> None:
-        line = ReadRouter(NoCatalog(), ReadSettings(policy=policy.value))
+        line = ReadRouter(NoCatalog(), ReadPolicies(policy))
         offset, at_rest = 0, 0
         for _ in range(120):
             sides = WorldSides(world, offset)

@@ -13,6 +13,7 @@ import pytest
 
 from fetcher.access import open_access
 from fetcher.policy.broker_files import BrokerFiles
+from fetcher.policy.read_policy import ReadPolicies
 from fetcher.policy.read_router import ReadRouter
 from server.backend.pull_handlers import PullLimits
 from server.backend.served_archive import ServedArchive
@@ -31,7 +32,7 @@ from tests.sweeps import sweep
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
-from tiered.settings.sections import ReadSettings, Settings
+from tiered.settings.sections import Settings
 
 Queue = tuple[str, int]
 
@@ -85,7 +86,7 @@ async def consume(
     served = ServedArchive(access)
     hot = BrokerFiles(open_broker_store(store)) if with_files else None
     context = PullContext(served, BrokerViews(hot), Subscriptions())
-    line = ReadRouter(access.catalog, ReadSettings(), FILTER)
+    line = ReadRouter(access.catalog, ReadPolicies(), FILTER)
     pulls = ProxyPulls(line, context, PullLimits(hold_s_max=0.2))
     upstream = RemotingUpstream(broker.address, InflightLimit())
     consumed: dict[Queue, list[bytes]] = {}

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from server.proxy.proxy_handlers import REAL_BROKER_ID
 from server.proxy.proxy_routes import (
     Published,
     may_dial,
     published_addresses,
-    reads_anything,
     rewritten,
 )
 from tiered.errors import CorruptionError
 from tiered.formats import fastjson
-from tiered.settings.sections import ReadSettings
 
 SIDECAR = "192.0.2.9:9876"
 OURS = Published("broker-a", SIDECAR)
@@ -136,8 +135,8 @@ def test_a_loopback_address_goes_to_this_host_only() -> None:
 
 
 def test_routes_are_left_alone_only_when_no_topic_is_read_from_the_archive() -> None:
-    assert reads_anything(ReadSettings())
-    assert not reads_anything(ReadSettings(policy="DISABLE"))
-    assert not reads_anything(ReadSettings(policy="0", topic_policies=("a*=DISABLE",)))
-    assert reads_anything(ReadSettings(policy="DISABLE", topic_policies=("a*=FORCE",)))
-    assert reads_anything(ReadSettings(topic_policies=("a*=DISABLE",)))
+    assert ReadPolicies().reads_anything
+    assert not ReadPolicies(ReadPolicy.DISABLE).reads_anything
+    assert not ReadPolicies(ReadPolicy.DISABLE, (("a*", ReadPolicy.DISABLE),)).reads_anything
+    assert ReadPolicies(ReadPolicy.DISABLE, (("a*", ReadPolicy.FORCE),)).reads_anything
+    assert ReadPolicies(patterns=(("a*", ReadPolicy.DISABLE),)).reads_anything

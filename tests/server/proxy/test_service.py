@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from server.proxy import proxy_service, relay_service
 from server.proxy.accepted_accounts import READS
 from server.proxy.inflight_limit import InflightLimit
@@ -23,7 +24,7 @@ from server.wire.request import BadRequestError, HandlerTable, Request, Response
 from tests.server.proxy.proxy_client import ADVERTISED, ROUTE, Client
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.remoting.command import RemotingCommand, SerializeType
-from tiered.settings.sections import ReadSettings, ServeSettings
+from tiered.settings.sections import ServeSettings
 
 BROKER_VERSION = 479
 
@@ -93,7 +94,7 @@ async def scene(advertise: str = ADVERTISED, waits: frozenset[int] = frozenset()
     names = [Peer({105: route}) for _ in range(name_servers)]
     place = ProxyConfig("b", await broker.start(), [await name.start() for name in names], advertise,
                         checks_clients=checks_clients, judges_locks=judges_locks)  # fmt: skip
-    service = ProxyService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
+    service = ProxyService(place, ServeSettings(bind="127.0.0.1:0"), ReadPolicies())
     _, port = await service.start()
     if handlers is not None:
         service.open_archive(handlers)
@@ -254,7 +255,7 @@ def test_routes_name_us_until_nothing_is_read_from_the_archive() -> None:
         async with scene() as made:
             client = await made.client()
             assert addresses(await client.ask(105, topic="T")) == {"0": ADVERTISED, "1": "127.0.0.1:10911"}
-            made.service.apply(ReadSettings(policy="DISABLE"))
+            made.service.apply(ReadPolicies(ReadPolicy.DISABLE))
             assert addresses(await client.ask(105, topic="T")) == {"0": "127.0.0.1:10911"}
             made.names[0].answers[105] = Response(17, remark="No topic route info")
             missing = await client.ask(105, topic="U")
@@ -268,7 +269,7 @@ def test_a_loopback_address_is_not_given_to_other_hosts() -> None:
         settings = ServeSettings(bind="127.0.0.1:0", proxy_from=("127.0.0.1",))
         names = Peer({105: Response(body=(json.dumps(ROUTE).encode(),))})
         place = ProxyConfig("b", "127.0.0.1:1", [await names.start()], ADVERTISED)
-        service = ProxyService(place, settings, ReadSettings())
+        service = ProxyService(place, settings, ReadPolicies())
         _, port = await service.start()
         client = Client(*await asyncio.open_connection("127.0.0.1", port))
         client.writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
@@ -293,7 +294,7 @@ def test_accounts_without_tls_are_a_warning_unless_clients_are_on_this_host(
     async def story() -> None:
         settings = ServeSettings(bind=f"{host}:0", acl_file=str(rules) if acl_file else "")
         service = ProxyService(
-            ProxyConfig("b", "127.0.0.1:1", ["127.0.0.1:2"], ADVERTISED), settings, ReadSettings()
+            ProxyConfig("b", "127.0.0.1:1", ["127.0.0.1:2"], ADVERTISED), settings, ReadPolicies()
         )
         await service.start()
         assert service.status().has_plain_accounts is has_plain_accounts
@@ -388,7 +389,7 @@ def test_heartbeats_of_consumers_are_noted_those_of_producers_relayed() -> None:
 def test_groups_and_members_have_the_memory_that_is_set() -> None:
     place = ProxyConfig("b", "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED)
     settings = ServeSettings(memory_bytes=10_000)
-    clients = ProxyService(place, settings, ReadSettings()).clients
+    clients = ProxyService(place, settings, ReadPolicies()).clients
     body = {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]}
     with pytest.raises(BadRequestError, match=r"serve\.memory_bytes"):
         clients.heartbeat(request(34, RecordingPeer(), body=body))

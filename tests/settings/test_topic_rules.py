@@ -1,0 +1,128 @@
+"""Rules of topics: what applies to a topic, and what set it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiered.broker_store.config import read_broker_state
+from tiered.settings.load import load_settings
+from tiered.settings.quantities import BadValueError, duration_ms, duration_text
+from tiered.settings.topic_rules import TopicRule, TopicRules
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+GIB = 1 << 30
+FILE = """
+[retention]
+ttl = "30d"
+
+[[topics.rules]]
+pattern = "orders-*"
+ttl = "7d"
+max_bytes = "10GiB"
+
+[[topics.rules]]
+pattern = "*-audit"
+ttl = "forever"
+read_policy = "force"
+"""
+
+
+def _rules(**flags: Any) -> TopicRules:
+    return TopicRules.of(
+        load_settings(flags={k.replace("__", "."): ("test", v) for k, v in flags.items()}).settings
+    )
+
+
+def _table(hours: object) -> dict[str, Any]:
+    return {"t": {"topicName": "t", "attributes": {"reserve.time": hours}}}
+
+
+def test_the_first_rule_that_matches_applies_alone(tmp_path: Path) -> None:
+    path = tmp_path / "tiered.toml"
+    path.write_text(FILE)
+    rules = TopicRules.of(load_settings(path).settings)
+    orders = "rule 1: orders-*"
+    assert rules.of_topic("orders-audit") == TopicRule(
+        "orders-audit", 7 * DAY_MS, 72 * HOUR_MS, orders, 10 * GIB, orders, "NOT_IN_DISK", "read.policy"
+    ), "the second rule matches as well: its read policy does not apply"
+    audit = rules.of_topic("x-audit", {"x-audit": {"attributes": {"reserve.time": "24"}}})
+    assert (audit.ttl, audit.ttl_from, audit.read_policy) == ("forever", "rule 2: *-audit", "FORCE")
+    assert (audit.max_bytes, audit.max_bytes_from) == (None, "default")
+    assert (rules.of_topic("x").ttl, rules.of_topic("x").ttl_from) == ("30d", "retention.ttl")
+    assert rules.entries[0].to_json() == tomllib.loads(FILE)["topics"]["rules"][0] | {"max_bytes": 10 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("hours", "ttl"),
+    [
+        ("24", "1d"),
+        (36, "36h"),
+        ("0", "30d"),
+        ("-1", "30d"),
+        ("", "30d"),
+        ("soon", "30d"),
+        (None, "30d"),
+        ("1e9", "30d"),
+    ],
+)
+def test_the_attribute_of_the_topic_counts_where_it_is_positive(hours: object, ttl: str) -> None:
+    rule = _rules(retention__ttl="30d").of_topic("t", _table(hours))
+    assert (rule.ttl, rule.ttl_from) == (
+        ttl,
+        "retention.ttl" if ttl == "30d" else "topic attribute reserve.time",
+    )
+    assert (
+        _rules(retention__ttl="30d", retention__from_broker=False).of_topic("t", _table(hours)).ttl == "30d"
+    )
+    assert _rules(topics__rules=[{"pattern": "t", "ttl": "9h"}]).of_topic("t", _table(hours)).ttl == "9h"
+    sized = _rules(topics__rules=[{"pattern": "t", "max_bytes": 1}], retention__ttl="30d").of_topic(
+        "t", _table(hours)
+    )
+    assert (sized.ttl, sized.max_bytes) == (ttl, 1), (
+        "a rule without a time to live leaves it to the attribute"
+    )
+
+
+@pytest.mark.parametrize(
+    "table", [{}, {"t": None}, {"t": {}}, {"t": {"attributes": None}}, {"t": {"attributes": []}}]
+)
+def test_tables_of_4_x_and_broken_ones_have_no_attributes(table: dict[str, Any]) -> None:
+    assert _rules().of_topic("t", table).ttl == "forever"
+
+
+def test_a_real_broker_s_topic_table(real_store: Callable[[str], Path]) -> None:
+    table = read_broker_state(real_store("H") / "store").topics
+    with_attributes = [name for name, config in table.items() if config["attributes"]]
+    assert with_attributes
+    name = with_attributes[0]
+    assert _rules().of_topic(name, table).ttl == "forever"
+    table[name]["attributes"]["reserve.time"] = "48"  # type: ignore[index]
+    assert _rules().of_topic(name, table).ttl_ms == 48 * HOUR_MS
+
+
+@pytest.mark.parametrize(
+    ("ttl", "setting", "hours"),
+    [("12h", "", 12), ("30d", "", 72), ("forever", "", 72), ("30d", "1h", 1), ("1h", "5d", 120)],
+)
+def test_messages_stay_for_a_time_after_their_upload(ttl: str, setting: str, hours: int) -> None:
+    rule = _rules(retention__ttl=ttl, retention__min_archived=setting).of_topic("t")
+    assert rule.min_archived_ms == hours * HOUR_MS
+
+
+def test_durations() -> None:
+    for text, milliseconds in (
+        ("12h", 12 * HOUR_MS),
+        (" 7D ", 7 * DAY_MS),
+        ("1.5h", 90 * 60_000),
+        ("forever", None),
+    ):
+        assert duration_ms(text) == milliseconds
+        assert duration_ms(duration_text(milliseconds)) == milliseconds
+    for text in ("", "7", "-1d", "0h", "never", "1x", "40000d", "0.1ms"):
+        with pytest.raises(BadValueError):
+            duration_ms(text)

@@ -1,0 +1,102 @@
+"""Entries of ``topics.rules`` as users write them, and the names of read policies. Pure.
+
+What an entry means for a topic is in topic_rules.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tiered.settings.quantities import BadValueError, byte_count, duration_ms
+
+READ_POLICIES: Final = ("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE")
+"""By RocketMQ's level, 0 to 3."""
+_NAMES: Final = ("pattern", "ttl", "max_bytes", "read_policy")
+
+
+@dataclass(frozen=True)
+class RuleEntry:
+    """One entry; values that it does not set are None. ``ttl`` is text such as ``7d`` or ``forever``."""
+
+    pattern: str
+    ttl: str | None = None
+    max_bytes: int | None = None
+    read_policy: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the settings file."""
+        return {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
+
+
+def read_policy_name(value: object) -> str | None:
+    """One of READ_POLICIES, written as a name or a level; None for anything else."""
+    text = str(value).strip().upper()
+    if text in ("0", "1", "2", "3"):
+        return READ_POLICIES[int(text)]
+    return text if text in READ_POLICIES else None
+
+
+def parse_rules(raw: Any) -> tuple[RuleEntry, ...]:
+    """The entries of a TOML array of tables, or of JSON text. Raises BadValueError."""
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except (ValueError, RecursionError):
+            raise BadValueError(_EXPECTATION) from None
+    if not isinstance(raw, list | tuple):
+        raise BadValueError(_EXPECTATION)
+    return tuple(_entry(number, value) for number, value in enumerate(raw, 1))
+
+
+_EXPECTATION = (
+    'write [[topics.rules]] tables in the file, or JSON such as [{"pattern": "orders-*", "ttl": "7d"}]'
+)
+
+
+def _entry(number: int, value: Any) -> RuleEntry:
+    if isinstance(value, RuleEntry):
+        return value
+    if not isinstance(value, Mapping):
+        raise BadValueError(_EXPECTATION)
+    for name in value:
+        if name not in _NAMES:
+            close = difflib.get_close_matches(str(name), _NAMES, n=1)
+            known = f"did you mean {close[0]}?" if close else f"a rule has {', '.join(_NAMES)}"
+            raise BadValueError(f"rule {number}: {name} is not known; {known}")
+    pattern = value.get("pattern")
+    if not isinstance(pattern, str) or not pattern.strip():
+        raise BadValueError(f"rule {number}: set pattern to topic names, such as orders-*")
+    if len(value) == 1:
+        raise BadValueError(f"rule {number} sets nothing: add ttl, max_bytes or read_policy")
+    return RuleEntry(
+        pattern.strip(),
+        _ttl(number, value["ttl"]) if "ttl" in value else None,
+        _size(number, value["max_bytes"]) if "max_bytes" in value else None,
+        _policy(number, value["read_policy"]) if "read_policy" in value else None,
+    )
+
+
+def _ttl(number: int, value: object) -> str:
+    try:
+        duration_ms(str(value))
+    except BadValueError as error:
+        raise BadValueError(f"rule {number}, ttl: {error}") from None
+    return str(value).strip().lower()
+
+
+def _size(number: int, value: object) -> int:
+    size = byte_count(value)
+    if size is None:
+        raise BadValueError(f'rule {number}, max_bytes: use a whole number of bytes, or text such as "10GiB"')
+    return size
+
+
+def _policy(number: int, value: object) -> str:
+    name = read_policy_name(value)
+    if name is None:
+        raise BadValueError(f"rule {number}, read_policy: use one of {', '.join(READ_POLICIES)}")
+    return name

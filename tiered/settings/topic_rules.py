@@ -1,0 +1,101 @@
+"""The rule of each topic: time to live, size limit and read policy, and what set each of them. Pure.
+
+The first entry of ``topics.rules`` whose pattern matches applies alone. What it leaves open comes from the topic's
+attribute ``reserve.time`` (time to live only), then from ``[retention]`` and ``[read]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from tiered.settings.quantities import duration_text
+from tiered.settings.rule_entries import RuleEntry
+from tiered.settings.sections import HOUR_MS, ReadSettings, RetentionSettings, Settings
+
+RESERVE_TIME: Final = "reserve.time"
+"""The topic attribute of RocketMQ 5: hours, unset if not positive (org.apache.rocketmq.common.TopicAttributes)."""
+NO_LIMIT: Final = "default"
+TTL_KEY: Final = "retention.ttl"
+POLICY_KEY: Final = "read.policy"
+_HOURS_MAX: Final = 100 * 366 * 24
+
+
+@dataclass(frozen=True)
+class TopicRule:
+    """The rule of one topic. ``ttl_ms`` None: forever; ``max_bytes`` None: no limit; ``…_from``: what set the value.
+    ``min_archived_ms``: messages stay this long after their commit, whatever their store time."""
+
+    topic: str
+    ttl_ms: int | None
+    min_archived_ms: int
+    ttl_from: str
+    max_bytes: int | None
+    max_bytes_from: str
+    read_policy: str
+    read_policy_from: str
+
+    @property
+    def ttl(self) -> str:
+        """For people, such as ``7d``."""
+        return duration_text(self.ttl_ms)
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields of a queue in `tiered ls --json`. A time to live of null is forever."""
+        return {
+            "ttlMs": self.ttl_ms, "ttlFrom": self.ttl_from,
+            "maxBytes": self.max_bytes, "maxBytesFrom": self.max_bytes_from,
+            "readPolicy": self.read_policy, "readPolicyFrom": self.read_policy_from,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TopicRules:
+    """The rules of an archive: checked settings, and the broker's topic table by topic name."""
+
+    entries: tuple[RuleEntry, ...] = ()
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
+    read_policy: str = ReadSettings.policy
+
+    @staticmethod
+    def of(settings: Settings) -> TopicRules:
+        """From checked settings."""
+        return TopicRules(settings.topics.rules, settings.retention, settings.read.default_policy())
+
+    def of_topic(self, topic: str, table: Mapping[str, Any] | None = None) -> TopicRule:
+        """The rule of ``topic``. ``table``: the broker's topic table, as archived; None: unknown."""
+        number, entry = next(
+            (found for found in enumerate(self.entries, 1) if fnmatchcase(topic, found[1].pattern)),
+            (0, RuleEntry(topic)),
+        )
+        rule = f"rule {number}: {entry.pattern}"
+        ttl_ms, ttl_from = self.retention.ttl_ms, TTL_KEY
+        hours = reserve_hours(topic, table or {}) if self.retention.from_broker else None
+        if entry.ttl is not None:
+            ttl_ms, ttl_from = RetentionSettings(ttl=entry.ttl).ttl_ms, rule
+        elif hours is not None:
+            ttl_ms, ttl_from = hours * HOUR_MS, f"topic attribute {RESERVE_TIME}"
+        return TopicRule(
+            topic,
+            ttl_ms,
+            self.retention.min_archived_ms(ttl_ms),
+            ttl_from,
+            entry.max_bytes,
+            rule if entry.max_bytes is not None else NO_LIMIT,
+            entry.read_policy or self.read_policy,
+            rule if entry.read_policy is not None else POLICY_KEY,
+        )
+
+
+def reserve_hours(topic: str, table: Mapping[str, Any]) -> int | None:
+    """``reserve.time`` of ``topic`` in the broker's topic table; None if it is unset or not a positive number."""
+    config = table.get(topic)
+    attributes = config.get("attributes") if isinstance(config, Mapping) else None
+    value = attributes.get(RESERVE_TIME) if isinstance(attributes, Mapping) else None
+    try:
+        hours = int(str(value))
+    except ValueError:
+        return None
+    return min(hours, _HOURS_MAX) if hours > 0 else None
