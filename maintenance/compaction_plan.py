@@ -61,8 +61,7 @@ class CompactionLimits:
 class Candidates:
     """Runs (RUN_DTYPE) and objects (OBJECT_DTYPE) of whole versions of one log history.
 
-    ``is_set`` and ``ttl_class`` have an entry for each object, ``floors`` one for each queue. ``is_pending``: objects
-    that are pending deletions.
+    ``is_set`` and ``is_pending`` (deletion) have an entry for each object, ``floors`` one for each queue.
     """
 
     queues: Sequence[QueueKey]
@@ -70,7 +69,6 @@ class Candidates:
     objects: Table
     object_keys: Sequence[str]
     is_set: NDArray[np.bool_]
-    ttl_class: NDArray[np.int64]
     floors: NDArray[np.int64]
     is_pending: NDArray[np.bool_]
 
@@ -80,7 +78,7 @@ class PlannedOutput:
     """One object to write: of one queue, or a set of many."""
 
     is_set: bool
-    ttl_class: int
+    ttl_class_days: int
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,7 @@ def plan_level_2(candidates: Candidates, limits: CompactionLimits) -> Compaction
     sources[candidates.runs["object"][np.concatenate(groups)]] = True
     plan = _plan_of(candidates, is_in, sources)
     outputs = [
-        PlannedOutput(False, int(candidates.ttl_class[candidates.runs["object"][group[0]]]))
+        PlannedOutput(False, int(candidates.objects["ttl_class_days"][candidates.runs["object"][group[0]]]))
         for group in groups
     ]
     parts = [OutputPart(number, _whole(candidates, group)) for number, group in enumerate(groups)]
@@ -214,7 +212,7 @@ def _sequences(candidates: Candidates, moved: NDArray[Any]) -> _Sequences:
     rank = np.empty(len(keys), np.int64)
     rank[keys] = np.arange(len(keys))
     runs = candidates.runs[moved]
-    ttl_class = candidates.ttl_class[runs["object"]]
+    ttl_class = candidates.objects["ttl_class_days"][runs["object"]]
     order = np.lexsort((runs["base_queue_offset"], rank[runs["queue"]], ttl_class))
     runs, ttl_class = runs[order], ttl_class[order]
     before, after = runs[:-1], runs[1:]
@@ -291,7 +289,7 @@ class _Filling:
             queue, size = int(self._sequences.queue[number]), int(self._sequences.byte_count[number])
             ttl_class = int(self._sequences.ttl_class[number])
             is_full = queue != set_queue and self._set_bytes + size > self._limits.set_bytes_max
-            if self._set is None or is_full or self._outputs[self._set].ttl_class != ttl_class:
+            if self._set is None or is_full or self._outputs[self._set].ttl_class_days != ttl_class:
                 self._set, self._set_bytes = self._new_output(number, is_set=True), 0
             set_queue = queue
             self._set_bytes += size

@@ -291,7 +291,7 @@ class _Compaction:
                 sent = sent_bytes(pieces)
                 self._cost.bytes_sent += sent
                 self._cost.bytes_copied += segment.size_bytes - sent
-                self._record(segment, key)
+                self._record(segment, key, part.output)
                 return
 
     def _meta(self, attempt: int) -> SegmentMeta:
@@ -301,18 +301,18 @@ class _Compaction:
             *self._phys, own.created_ms, "compact",
         )  # fmt: skip
 
-    def _record(self, segment: WrittenSegment, key: str) -> None:
+    def _record(self, segment: WrittenSegment, key: str, output: int) -> None:
         runs = segment.runs.copy()
         numbers = [self._queue_numbers.get(queue, 0) for queue in segment.queues]  # parents have no runs
         runs["queue"] = np.array(numbers, np.uint32)[runs["queue"]]
         runs["object"] = len(self._objects)
         runs["version"] = self._plan.last_version
         row = np.zeros(1, OBJECT_DTYPE)
-        row[0] = (
-            len(self._objects), segment.rows, segment.size_bytes, len(segment.tail), segment.tail_crc32c,
-            self._identity.epoch, int(runs["min_phys"].min()), int(runs["end_phys"].max()),
-            int(runs["byte_count"].sum()),
-        )  # fmt: skip
+        row["key"], row["rows"], row["size_bytes"] = len(self._objects), segment.rows, segment.size_bytes
+        row["tail_bytes"], row["tail_crc32c"] = len(segment.tail), segment.tail_crc32c
+        row["epoch"], row["raw_bytes"] = self._identity.epoch, runs["byte_count"].sum()
+        row["min_phys"], row["end_phys"] = runs["min_phys"].min(), runs["end_phys"].max()
+        row["ttl_class_days"] = self._plan.outputs[output].ttl_class_days
         self._runs.append(runs)
         self._objects.append(row)
         self._keys.append(key)

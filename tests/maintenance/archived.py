@@ -53,7 +53,6 @@ def archived_candidates(store: ObjectStore) -> Candidates:
         objects=np.concatenate([_object(number, index) for number, index in enumerate(indexes)]),
         object_keys=[index.key for index in indexes],
         is_set=np.array([index.key.startswith("sets/") for index in indexes]),
-        ttl_class=np.zeros(len(indexes), np.int64),
         floors=np.zeros(len(queues), np.int64),
         is_pending=np.zeros(len(indexes), bool),
     )
@@ -82,7 +81,6 @@ def after(candidates: Candidates, plan: CompactionPlan, result: CompactionResult
         objects=np.concatenate([candidates.objects, objects]),
         object_keys=[*candidates.object_keys, *result.object_keys],
         is_set=np.append(candidates.is_set, [key.startswith("sets/") for key in result.object_keys]),
-        ttl_class=np.append(candidates.ttl_class, np.zeros(count, np.int64)),
         floors=candidates.floors,
         is_pending=np.append(candidates.is_pending, np.zeros(count, bool)),
     )

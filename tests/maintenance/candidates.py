@@ -47,7 +47,6 @@ def candidates_of(objects: Sequence[str], floors: Mapping[str, int] | None = Non
         objects=np.zeros(count, OBJECT_DTYPE),
         object_keys=[f"sets/00/{number}-1-1.sso" for number in range(count)],
         is_set=np.ones(count, bool),
-        ttl_class=np.zeros(count, np.int64),
         floors=np.array([(floors or {}).get(topic, 0) for topic in topics], np.int64),
         is_pending=np.zeros(count, bool),
     )

@@ -172,14 +172,15 @@ def test_kinds_are_never_in_one_sequence() -> None:
 
 
 def test_ttl_classes_have_their_own_objects() -> None:
-    mixed = replace(G, ttl_class=np.array([0, 0, 7]))
+    mixed = replace(G, objects=G.objects.copy())
+    mixed.objects["ttl_class_days"] = [0, 0, 7]
     plan = plan_level_1(mixed, limits(1000))
     assert plan is not None
-    assert [(output.is_set, output.ttl_class) for output in plan.outputs] == [(True, 0), (True, 7)]
+    assert [(output.is_set, output.ttl_class_days) for output in plan.outputs] == [(True, 0), (True, 7)]
     for iteration in plan.iterations:
         for part in iteration:
-            classes = mixed.ttl_class[mixed.runs["object"][part.pieces["run"]]]
-            assert set(classes.tolist()) == {plan.outputs[part.output].ttl_class}
+            classes = mixed.objects["ttl_class_days"][mixed.runs["object"][part.pieces["run"]]]
+            assert set(classes.tolist()) == {plan.outputs[part.output].ttl_class_days}
 
 
 def test_sets_are_cut_between_queues() -> None:
@@ -259,7 +260,8 @@ def any_candidates(draw: st.DrawFn) -> Candidates:
     is_set = draw(
         st.lists(st.sampled_from([True, True, True, False]), min_size=len(texts), max_size=len(texts))
     )
-    return replace(found, ttl_class=np.array(classes), is_set=np.array(is_set))
+    found.objects["ttl_class_days"] = classes
+    return replace(found, is_set=np.array(is_set))
 
 
 LIMITS = st.builds(
@@ -311,7 +313,9 @@ def test_level_1_moves_every_live_row_once_in_order_within_memory(
             rows = runs[part.pieces["run"]]
             sizes = np.bincount(runs["object"], weights=runs["byte_count"])[rows["object"]]
             assert (candidates.is_set[rows["object"]] | (sizes <= bounds.split_bytes)).all()
-            assert set(candidates.ttl_class[rows["object"]].tolist()) == {plan.outputs[part.output].ttl_class}
+            assert set(candidates.objects["ttl_class_days"][rows["object"]].tolist()) == {
+                plan.outputs[part.output].ttl_class_days
+            }
             if not plan.outputs[part.output].is_set:
                 assert part.output not in seen, "an SO ends with its iteration"
                 assert len(set(rows["queue"].tolist())) == 1
