@@ -24,7 +24,7 @@ from server.proxy.relay_rules import Destination, destination_of
 from server.wire.codes import RequestCode
 from tests.end_to_end.offloading import backfill
 from tests.integration.access_attempts import Account, Target, cell_of, codes, is_refusal, record
-from tests.integration.client_scene import QUEUES, beside_clients, broker_config, until
+from tests.integration.client_scene import QUEUES, beside_clients, broker_config, everything, until
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Scene
 from tests.integration.proxy_scene import ProxyScene
@@ -42,12 +42,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 OWNER = Credentials("the-owner", "a secret of the owner")
 SECOND = Credentials("the-second", "a secret of the second")
-GROUP = "G-owned"
+READER = Credentials("the-reader", "secret-of-the-reader")
+GROUP, ORDERED = "G-owned", "G-ordered"
 PLAIN: dict[str, Any] = {
     "accounts": [
         {"accessKey": OWNER.access_key, "secretKey": OWNER.secret_key, "admin": True},
         {"accessKey": SECOND.access_key, "secretKey": SECOND.secret_key, "defaultTopicPerm": "DENY",
          "defaultGroupPerm": "DENY"},
+        {"accessKey": READER.access_key, "secretKey": READER.secret_key, "defaultTopicPerm": "DENY",
+         "defaultGroupPerm": "DENY", "topicPerms": ["live0=SUB"], "groupPerms": [f"{ORDERED}=SUB"]},
     ],
 }  # fmt: skip
 USERS: dict[str, Any] = {
@@ -284,6 +287,39 @@ def test_proxy_mode_beside_access_control(guarded: Guarded) -> None:
     for code in codes():
         reply = unsigned.ask(guarded.address, code, target.fields_of(code), target.body_of(code))
         assert is_refusal(reply) or code in NO_EFFECT | OF_NAME_SERVERS, f"{code}: {reply}"
+
+
+def test_an_orderly_consumer_reads_everything_in_order_and_others_lock_no_queue(guarded: Guarded) -> None:
+    """ACL 1.0 judges no queue locks: they count once the broker has accepted the account for the group."""
+    if not guarded.broker.version.startswith("4"):
+        pytest.skip("the account has rules of ACL 1.0")
+    ends = [archived_end(guarded, queue) for queue in range(QUEUES)]
+    keys = (
+        f"-Dconsume.access.key={READER.access_key}",
+        f"-Dconsume.secret.key={READER.secret_key}",
+        "-Dconsume.pause.ms=5",
+    )
+    wanted = everything(ends)
+    consumer = guarded.consume("orderly", ORDERED, len(wanted), idle_s=60, version="4.9.7", flags=keys)
+    consumer.wait_for(1)
+    lock = json.dumps({
+        "consumerGroup": ORDERED, "clientId": "thief",
+        "mqSet": [{"brokerName": BROKER, "queueId": queue, "topic": "live0"} for queue in range(QUEUES)],
+    }).encode()  # fmt: skip
+    reply = second.ask(guarded.address, RequestCode.LOCK_BATCH_MQ, {}, lock)
+    assert is_refusal(reply), reply
+    lines = consumer.finish()
+    assert set(lines) == wanted
+    for queue in range(QUEUES):
+        offsets = [offset for number, offset in lines if number == queue]
+        assert offsets == sorted(set(offsets)), f"queue {queue} is out of order"
+
+
+def archived_end(scene: Guarded, queue: int) -> int:
+    """The maximum of a queue of live0, as the owner sees it."""
+    reply = owner.ask(scene.address, RequestCode.GET_MAX_OFFSET, {"topic": "live0", "queueId": str(queue)})
+    assert reply is not None and reply.code == 0, reply
+    return int(reply.ext_fields["offset"])
 
 
 OF_NAME_SERVERS = {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO}

@@ -3,10 +3,13 @@ import java.nio.file.*;
 import java.util.*;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.zip.CRC32;
+import org.apache.rocketmq.acl.common.*;
 import org.apache.rocketmq.client.consumer.*;
 import org.apache.rocketmq.client.consumer.listener.*;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.*;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
  * args: namesrv mode group topic expression wanted idleSeconds output [failures [maxReconsumeTimes]]
@@ -16,6 +19,7 @@ import org.apache.rocketmq.common.message.*;
  * output: one line a message: queueId offset bodyCrc32 bodyLength uniqKey tags storeTimestamp reconsumeTimes
  *         outcome(ok, back) topic RETRY_TOPIC ORIGIN_MESSAGE_ID msgId
  * With -Dconsume.everything=true one field more: all that a message says of itself, URL-encoded.
+ * With -Dconsume.access.key and -Dconsume.secret.key push and orderly consumers sign their requests.
  * With -Dconsume.pause.ms=n push and orderly consumers take n ms for a message.
  * mode light: the pull API on a light queue, whose parent topic is the expression.
  */
@@ -77,6 +81,12 @@ public class Consume {
 
     static final long PAUSE_MS = Long.getLong("consume.pause.ms", 0);
 
+    /** Signs requests with -Dconsume.access.key and -Dconsume.secret.key, if given. */
+    static RPCHook hook() {
+        String key = System.getProperty("consume.access.key"), secret = System.getProperty("consume.secret.key");
+        return key == null ? null : new AclClientRPCHook(new SessionCredentials(key, secret));
+    }
+
     static void pause() {
         try {
             if (PAUSE_MS > 0) Thread.sleep(PAUSE_MS);
@@ -124,7 +134,7 @@ public class Consume {
         if (mode.equals("lite") || mode.equals("assign")) return lite(a[0], mode, group, topic, expression);
         if (mode.equals("pull")) return pull(a[0], group, topic, expression);
         if (mode.equals("light")) return light(a[0], group, topic, expression);
-        DefaultMQPushConsumer c = new DefaultMQPushConsumer(group);
+        DefaultMQPushConsumer c = new DefaultMQPushConsumer(group, hook(), new AllocateMessageQueueAveragely());
         c.setNamesrvAddr(a[0]);
         c.setMqClientApiTimeout(API_TIMEOUT_MS);
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
