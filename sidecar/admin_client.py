@@ -1,4 +1,4 @@
-"""Requests the status of a running instance at its admin address."""
+"""Requests status and metrics of a running instance at its admin address."""
 
 from __future__ import annotations
 
@@ -15,20 +15,36 @@ TIMEOUT_S = 10.0
 
 def fetch_status(admin_url: str) -> dict[str, Any]:
     """The /status.json of the instance at ``admin_url``; UnavailableError when it does not answer."""
+    try:
+        document: dict[str, Any] = orjson.loads(_fetch(admin_url, "/status.json"))
+    except orjson.JSONDecodeError as error:
+        raise _unanswered(admin_url, error) from None
+    return document
+
+
+def fetch_metrics(admin_url: str) -> str:
+    """The /metrics of the instance at ``admin_url``; UnavailableError when it does not answer."""
+    return _fetch(admin_url, "/metrics").decode("utf-8", "replace")
+
+
+def _fetch(admin_url: str, path: str) -> bytes:
     address = urlsplit(admin_url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", "/status.json")
+        connection.request("GET", path)
         answer = connection.getresponse()
         if answer.status != 200:
             raise UnavailableError(
                 f"{admin_url} returned HTTP {answer.status}", hint="check the instance's log"
             )
-        document: dict[str, Any] = orjson.loads(answer.read())
-    except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
-        raise UnavailableError(
-            f"{admin_url} does not answer: {error}", hint="check whether the instance is stuck"
-        ) from None
+        return answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise _unanswered(admin_url, error) from None
     finally:
         connection.close()
-    return document
+
+
+def _unanswered(admin_url: str, error: Exception) -> UnavailableError:
+    return UnavailableError(
+        f"{admin_url} does not answer: {error}", hint="check whether the instance is stuck"
+    )

@@ -21,6 +21,7 @@ from tiered.console import duration_text, size_text, time_text
 ROOT = Path(__file__).parents[2]
 LIBRARIES_OF = {
     "run": frozenset({"prometheus_client", "yaml"}), "serve": frozenset({"prometheus_client", "yaml"}),
+    "cost": frozenset({"prometheus_client"}),
     "backfill": frozenset({"tqdm"}), "verify": frozenset({"tqdm"}), "index": frozenset({"tqdm"}),
 }  # fmt: skip
 

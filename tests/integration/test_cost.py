@@ -1,0 +1,70 @@
+"""`tiered cost` beside a real `tiered run` that writes to MinIO: its counters are included."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.servers.running_store import RunningStore
+from tiered.object_store.open_store import open_store
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+TIERED = (sys.executable, "-m", "sidecar.cli")
+MESSAGES = 18_004
+
+
+def test_counters_of_a_run_and_prices_of_its_bucket(
+    minio_url: RunningStore, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    url = f"{minio_url.fresh_bucket()}/some/prefix"
+    home = real_store("F")
+    environment = os.environ | minio_url.environment()
+    command = (
+        *TIERED, "run", "--store", str(home / "store"), "--broker-conf", str(home / "broker.conf"), "--url", url,
+        "--state-dir", str(tmp_path / "state"), "--set", "admin.port=0",
+    )  # fmt: skip
+    (tmp_path / "prices.toml").write_text('name = "MinIO"\nput_1000 = 1000\nstorage_gib_month = 0\n')
+    log = tmp_path / "run.log"
+    with log.open("wb") as stream, subprocess.Popen(command, env=environment, stderr=stream) as process:
+        try:
+            _await_data(minio_url, url, process, log)
+            done = subprocess.run(
+                [*TIERED, "cost", url, "--state-dir", str(tmp_path / "state"),
+                 "--prices", str(tmp_path / "prices.toml"), "--json"],
+                env=environment, capture_output=True, text=True, check=False, timeout=60,
+            )  # fmt: skip
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    requests = document["counters"]["requests"]
+    assert requests["put"] > 3 and requests["list"] > 0 and document["counters"]["uploadedBytes"] > 1 << 20
+    assert sum(topic["messages"] for topic in document["topics"]) == MESSAGES
+    month = document["month"]
+    assert month["puts"] == pytest.approx(document["putsADay"] * 30) and month["storage"] == 0
+    assert month["gets"] is not None and month["lists"] > 0
+
+
+def _await_data(server: RunningStore, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    store = open_store(url, server.options())
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s and process.poll() is None:
+        keys = [info.key for info in store.list("")]
+        if any("/sets/" in key for key in keys) and sum("/catalog/" in key for key in keys) >= 2:
+            store.close()
+            return
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
