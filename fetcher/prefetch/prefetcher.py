@@ -148,7 +148,7 @@ class Prefetcher:
             if span is None:
                 return
             begin, end = span
-            runs = self._catalog.cached_runs_of(view)
+            runs = self._catalog.cached_runs_of(view, end - 1)
             last = None if runs is None else run_ends(runs, end - 1)
             if last is not None:
                 end = min(window.aligned(begin, end, last, room_bytes), view.max_offset)

@@ -55,11 +55,10 @@ class RangeFetcher:
     ) -> FetchedBlocks:
         """Load the blocks of offsets [begin, end), up to a gap. Raises as RowReader.read."""
         if message_filter is None:
-            runs = await self._catalog.runs_of(view)
             at = view.existing(begin)
             if at >= end:
                 return FetchedBlocks(end, 0, ())
-            places = runs.places(at, end=end, bytes_max=NO_END, runs_max=RUNS_AT_ONCE)
+            places = await self._places(view, at, end)
             if all(place.kind == RunKind.PLAIN for place in places):
                 return await self._plain(places, at, min(end, places[-1].end))
         topic, queue_id, _ = view.queue
@@ -69,11 +68,21 @@ class RangeFetcher:
         )
         return FetchedBlocks(read.covered, read.block_bytes, read.blocks)
 
+    async def _places(self, view: QueueView, begin: int, end: int) -> list[RunPlace]:
+        """Consecutive runs from the one that holds ``begin`` on, up to ``end`` or a gap."""
+        places: list[RunPlace] = []
+        at = begin
+        while at < end and len(places) < RUNS_AT_ONCE and view.existing(at) == at:
+            runs = await self._catalog.runs_of(view, at)
+            places += runs.places(at, end=end, bytes_max=NO_END, runs_max=RUNS_AT_ONCE - len(places))
+            at = places[-1].end
+        return places
+
     async def open(self, view: QueueView, offset: int) -> None:
         """Load the tail of the object that holds ``offset``: then ``read`` requests its blocks at once."""
-        runs = await self._catalog.runs_of(view)
         at = view.existing(offset)
         if at < view.max_offset:
+            runs = await self._catalog.runs_of(view, at)
             places = runs.places(at, end=at + 1, bytes_max=0, runs_max=1)
             await BlockFetch(self._source, Priority.USER, BufferedRows()).indexes(places)
 

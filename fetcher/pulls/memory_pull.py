@@ -191,7 +191,7 @@ class MemoryPulls:
         self, view: QueueView, at: int, limits: Limits, buffered: Mapping[BlockId, Block]
     ) -> _Rows | None:
         """Rows of the run that begins at ``at``, if its tail and its first block are in memory."""
-        runs = self._catalog.cached_runs_of(view)
+        runs = self._catalog.cached_runs_of(view, at)
         number = -1 if runs is None or at >= view.max_offset or view.existing(at) != at else runs.at(at)
         if runs is None or number < 0:
             return None

@@ -144,7 +144,7 @@ class TieredMessageFetcher:
         until = 0 if request.until is None else min(request.until, view.max_offset)
         if reader.window.position < 0 and until - offset > request.count:
             await self._ranges.open(view, offset)  # the first block comes with those after it
-            runs = await self.catalog.runs_of(view)
+            runs = await self.catalog.runs_of(view, offset)
             prefetcher.announced(reader, offset, until, runs.bytes_per_offset(offset))
         is_sequential = reader.window.position == offset
         if is_sequential:
@@ -165,7 +165,7 @@ class TieredMessageFetcher:
         self.readers.buffer(reader, read.buffered)
         rows = read.buffered.rows
         block_bytes = read.block_bytes if rows is None else rows.block_bytes[-1]
-        runs = await self.catalog.runs_of(view)
+        runs = await self.catalog.runs_of(view, read.next_offset - 1)
         per_offset = runs.bytes_per_offset(read.next_offset - 1)
         if per_offset == 0 and len(read.batch):
             per_offset = read.batch.record_bytes / (read.next_offset - offset)

@@ -109,7 +109,7 @@ class TimeReader:
         view = self._catalog.view(state, queue)
         if view is None:
             raise NotFoundError(f"{queue} is not in the archive")
-        return QueueTimes.of(state, queue, (await self._catalog.runs_of(view)).chunk_below(view.max_offset))
+        return QueueTimes.of(state, queue, await self._catalog.all_runs_of(view))
 
     def _open(self, key: str, size_bytes: int, tail_bytes: int) -> Awaitable[SegmentIndex]:
         return self._source.index(key, size_bytes, tail_bytes, Priority.USER)

@@ -7,14 +7,14 @@ readers that can use the current state do not wait. Does not own the catalog's f
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fetcher.io.waiting import Executor, Wait, new_future
 from fetcher.rows.queue_view import QueueView
-from fetcher.rows.run_list import RunList, list_at
+from fetcher.rows.run_list import RunList
+from fetcher.rows.run_windows import RunWindows
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState, RunChunk
@@ -31,16 +31,6 @@ VIEWS_MAX = 16_384
 
 QueueName = tuple[str, int, int | None]
 """Topic, queue id, generation or None for the newest."""
-
-
-class _Known(NamedTuple):
-    """Runs of a queue in ``state``. Versions from ``since_version`` on only added to them, so the list serves these
-    too: a read ends at the maximum offset of its own version."""
-
-    state: CatalogState
-    since_version: int
-    runs: RunList
-    nbytes: int
 
 
 class CatalogView:
@@ -67,9 +57,7 @@ class CatalogView:
         self._refreshing: Future[CatalogState] | None = None
         self._index = RunIndex(store, cache_bytes=runs_bytes)
         self._views: tuple[CatalogState, dict[QueueName, QueueView]] = state, {}
-        self._lists: OrderedDict[QueueKey, _Known] = OrderedDict()
-        self._lists_bytes = 0
-        self._runs_bytes = runs_bytes
+        self._windows = RunWindows(self._index, runs_bytes)
         self.refreshes = 0
         self.failures = 0
         self.retries = 0
@@ -205,51 +193,23 @@ class CatalogView:
                 views[name] = found
         return found
 
-    def cached_runs_of(self, view: QueueView) -> RunList | None:
+    def cached_runs_of(self, view: QueueView, offset: int) -> RunList | None:
         """The result of ``runs_of`` if it takes no request."""
-        if view.runs is not None:
-            return view.runs
-        known = self._lists.get(view.queue)
-        if known is None:
-            return None
-        if known.since_version <= view.state.version <= known.state.version:
-            return known.runs
-        found = None
-        if view.state.version > known.state.version:
-            found = list_at(known.runs, known.state, view.state, view.queue)
-        if found is not None:
-            self._keep(view, found, known.since_version)
-        return found
+        return self._windows.in_memory(view, offset)
 
-    async def runs_of(self, view: QueueView) -> RunList:
-        """Runs of the view's queue at its version. Raises what reading pages of the catalog raises."""
-        found = self.cached_runs_of(view)
+    async def runs_of(self, view: QueueView, offset: int) -> RunList:
+        """Runs of the view's queue around ``offset``, at its version. Raises what reading pages of the catalog
+        raises."""
+        found = self._windows.in_memory(view, offset)
         if found is None:
-            found = RunList(view.queue, await self._chunk_of(view.state, view.queue))
-            self._keep(view, found, view.state.version)
-        with self._lock:
-            if view.queue in self._lists:
-                self._lists.move_to_end(view.queue)
+            found = await Wait(self._submitted(self._windows.load, view, offset))
         return found
 
-    def _keep(self, view: QueueView, runs: RunList, since_version: int) -> None:
-        """Cache a list, of the newest version only; the least recently used leave first."""
-        if runs.nbytes <= self._runs_bytes // 1024:
-            view.runs = runs  # longer lists are only in the cache, which counts their bytes
-        with self._lock:
-            before = self._lists.pop(view.queue, None)
-            if before is not None and before.state.version > view.state.version:
-                self._lists[view.queue] = before
-                return
-            self._lists_bytes += runs.nbytes - (0 if before is None else before.nbytes)
-            self._lists[view.queue] = _Known(view.state, since_version, runs, runs.nbytes)
-            while self._lists_bytes > self._runs_bytes and len(self._lists) > 1:
-                self._lists_bytes -= self._lists.popitem(last=False)[1].nbytes
-
-    async def _chunk_of(self, state: CatalogState, queue: QueueKey) -> RunChunk:
-        if any(ref.first <= queue <= ref.last for ref in state.pages):
-            return await Wait(self._submitted(self._index.runs_of, state, queue))
-        return self._index.runs_of(state, queue)
+    async def all_runs_of(self, view: QueueView) -> RunChunk:
+        """All runs of the view's queue, at its version."""
+        if any(ref.first <= view.queue <= ref.last for ref in view.state.pages):
+            return await Wait(self._submitted(self._index.runs_of, view.state, view.queue))
+        return self._index.runs_of(view.state, view.queue)
 
 
 async def _ended(future: Future[CatalogState]) -> None:

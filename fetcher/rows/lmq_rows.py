@@ -112,10 +112,10 @@ class LmqReader:
 
     async def _records_at(self, fetch: BlockFetch, view: QueueView, offsets: NDArray[np.int64]) -> _Records:
         """Records of the rows of ``view`` at ``offsets``, ascending, all of which exist."""
-        runs = await self._catalog.runs_of(view)
         places: list[RunPlace] = []
         cuts = [0]
         while cuts[-1] < len(offsets):
+            runs = await self._catalog.runs_of(view, int(offsets[cuts[-1]]))
             (place,) = runs.places(int(offsets[cuts[-1]]), end=NO_END, bytes_max=0, runs_max=1)
             if place.kind == RunKind.LMQ:
                 raise CorruptionError(f"{view.queue} is an LMQ and the parent of another LMQ")

@@ -18,7 +18,7 @@ from tiered.model.tables import QUEUE_HIDDEN
 class QueueView:
     """Bounds and gaps of ``queue`` in ``state``: offsets [min_offset, max_offset)."""
 
-    __slots__ = ("_gaps", "is_hidden", "max_offset", "min_offset", "queue", "runs", "state")
+    __slots__ = ("_gaps", "is_hidden", "max_offset", "min_offset", "queue", "state", "tail")
 
     def __init__(self, state: CatalogState, queue: QueueKey, row: Any) -> None:
         self.state = state
@@ -28,8 +28,8 @@ class QueueView:
         self.is_hidden = bool(int(row["flags"]) & QUEUE_HIDDEN)
         """Of a deleted topic, or an earlier generation: read by name only, never by consumers."""
         self._gaps = QueueGaps(state.gaps_of(queue))
-        self.runs: RunList | None = None
-        """Set by CatalogView.runs_of."""
+        self.tail: RunList | None = None
+        """The newest runs, kept by RunWindows."""
 
     def __repr__(self) -> str:
         return f"QueueView({self.queue}, [{self.min_offset}, {self.max_offset}) at {self.state.version})"

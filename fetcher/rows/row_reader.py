@@ -130,7 +130,6 @@ class RowReader:
         read may end early without a match (SCANNED_OFFSETS_MAX). Raises CorruptionError, NotFoundError when an object
         is gone, or what the store raises.
         """
-        runs = await self._catalog.runs_of(view)
         fetch = BlockFetch(self._source, priority, buffered)
         at = covered = view.existing(request.offset)
         applies_filter = request.filter is not None and not is_prefetch
@@ -140,6 +139,7 @@ class RowReader:
         while at < reply.end and reply.needs_more(at) and view.existing(at) == at:
             if pace is not None and pace.is_over and not await pace.next_slice():
                 break
+            runs = await self._catalog.runs_of(view, at)
             places = _places(runs, at, reply)
             if places[0].kind == RunKind.LMQ:
                 step = await self._lmq.step(

@@ -7,14 +7,15 @@ long the history is.
 from __future__ import annotations
 
 import operator
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from tiered.catalog.state import EMPTY_CHUNK, CatalogState, RunChunk, joined, selected
+from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import SEGMENT_RUN_DTYPE
@@ -89,15 +90,6 @@ class RunList:
         parts = self._parts
         return parts[-1].first + len(parts[-1].base) if parts else 0
 
-    def chunk_below(self, end: int) -> RunChunk:
-        """The runs below offset ``end`` as the catalog's tables."""
-        parts = self._parts
-        if not parts:
-            return EMPTY_CHUNK
-        part = parts[0] if len(parts) == 1 else _Part(0, joined(tuple(part.chunk for part in parts)))
-        self._parts = (part,)
-        return replace(part.chunk, runs=part.chunk.runs[: bisect_left(part.base, end)])
-
     @property
     def nbytes(self) -> int:
         """Memory buffered, about."""
@@ -113,6 +105,25 @@ class RunList:
         longer = RunList(self._queue, EMPTY_CHUNK)
         longer._parts = (*parts, _Part(first, chunk))
         return longer
+
+    def trimmed(self, runs_max: int, *, below: int) -> RunList:
+        """This list without its oldest parts, if they end at or below offset ``below``, while it has more runs than
+        ``runs_max``."""
+        parts = list(self._parts)
+        left = len(self)
+        while (
+            len(parts) > 1 and left > runs_max and int(parts[0].chunk.runs["end_queue_offset"][-1]) <= below
+        ):
+            left -= len(parts.pop(0).base)
+        shorter = RunList(self._queue, EMPTY_CHUNK)
+        first = parts[0].first if parts else 0
+        shorter._parts = tuple(_Part(part.first - first, part.chunk) for part in parts)
+        return shorter
+
+    @property
+    def begin(self) -> int:
+        """The first offset in it; the largest possible if it is empty."""
+        return self._parts[0].base[0] if self._parts else 1 << 63
 
     @property
     def end(self) -> int:
@@ -183,15 +194,16 @@ def list_at(
     """The runs of ``queue`` in ``state``, from those it had in the earlier ``known_state``.
 
     None if runs that were added since are no longer in memory, or runs were also removed or replaced: the row count of
-    a queue changes by the rows of runs added and removed, so it equals the rows added only if nothing was removed.
+    a queue changes by the rows of runs added and removed, so it equals the rows added only if nothing was removed. None
+    too if pages of the queue were replaced, which may have moved runs to other objects.
     """
     before, after, row = known_state.queue(queue), state.queue(queue), state.row_of(queue)
     if before is None or after is None or row is None:
         return None
-    if state.pages is not known_state.pages and any(
-        page.to_version > known_state.version and page.first <= queue <= page.last for page in state.pages
-    ):
-        return None
+    if state.pages is not known_state.pages:
+        changed = _changed_pages(known_state.pages, state.pages, known_state.version)
+        if any(page.first <= queue <= page.last for page in changed):
+            return None
     added = joined(tuple(_added(state.chunks, row, known_state.version)))
     if int(added.runs["rows"].sum()) != int(after["row_count"]) - int(before["row_count"]):
         return None
@@ -202,6 +214,33 @@ def list_at(
     if int(runs["base_queue_offset"][0]) < known.end:
         return None  # it fills a gap
     return known.extended(RunChunk(runs, added.objects, added.object_keys))
+
+
+@lru_cache(maxsize=4)
+def _changed(before: _Same, after: _Same, version: int) -> tuple[PageRef, ...]:
+    kept = {page.key for page in after.pages}
+    newer = (page for page in after.pages if page.to_version > version)
+    return (*(page for page in before.pages if page.key not in kept), *newer)
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Pages compared by identity: there may be thousands."""
+
+    pages: tuple[PageRef, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.pages is other.pages
+
+    def __hash__(self) -> int:
+        return id(self.pages)
+
+
+def _changed_pages(
+    before: tuple[PageRef, ...], after: tuple[PageRef, ...], version: int
+) -> tuple[PageRef, ...]:
+    """Pages that were removed, or have runs of versions after ``version``."""
+    return _changed(_Same(before), _Same(after), version)
 
 
 def _added(chunks: Iterable[RunChunk], row: int, version: int) -> Iterator[RunChunk]:

@@ -58,9 +58,9 @@ class _Reads(MemoryStore):
         super().__init__()
         self._inner, self.count = store, 0
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int) -> bytes:
         self.count += 1
-        return self._inner.get(key)
+        return self._inner.get(key, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         self.count += 1

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from fetcher.io.waiting import InlineExecutor, new_future, run_sync
+from fetcher.rows import run_windows
 from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.queue_view import QueueView
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.object_store.fault_store import FaultStore
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -20,6 +22,7 @@ from tiered.catalog.state import REMOVED_DTYPE
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.model.queue import QueueKey
+from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.memory import MemoryStore
 
 PLAIN = QueueKey("plain", 0, 0)
@@ -142,110 +145,155 @@ def test_views_answer_by_the_state_they_are_asked_for() -> None:
     assert view.view(new, ("plain", 0, 7)) is None
 
 
-def test_runs_come_from_pages_and_memory() -> None:
-    builder = built(9)
-    assert builder.state.pages
-    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=Time())
+def runs_read(view: CatalogView, queue: QueueView) -> list[tuple[int, str]]:
+    """(base offset, object) of every run, as a reader meets them."""
+    found = []
+    at = queue.existing(queue.min_offset)
+    while at < queue.max_offset:
+        runs = run_sync(view.runs_of(queue, at))
+        for place in runs.places(at, end=queue.max_offset, bytes_max=1 << 40, runs_max=100):
+            found.append((place.base, place.object_key))
+            at = place.end
+        at = queue.existing(at)
+    return found
+
+
+def runs_expected(builder: ArchiveBuilder, queue: QueueKey = PLAIN) -> list[tuple[int, str]]:
+    chunk = RunIndex(builder.store).runs_of(builder.writer.state, queue)
+    keys = [chunk.object_keys[number] for number in chunk.objects["key"][chunk.runs["object"]].tolist()]
+    return list(zip(chunk.runs["base_queue_offset"].tolist(), keys, strict=True))
+
+
+def plain_view(view: CatalogView) -> QueueView:
     queue = view.view(view.state, ("plain", 0, None))
     assert queue is not None
-    runs = run_sync(view.runs_of(queue))
-    expected = RunIndex(builder.store).runs_of(builder.state, PLAIN)
-    assert len(runs) == len(expected.runs) == 9
-    for offset in range(9):
-        place = runs.place(runs.at(offset))
-        assert place.base <= offset < place.end
-        assert place.object_key in builder.keys
-    assert runs.at(9) == runs.at(-1) == -1
-    whole = runs.places(2, end=5, bytes_max=1 << 40, runs_max=100)
-    assert [place.base for place in whole] == [2, 3, 4]
-    assert len(runs.places(0, end=99, bytes_max=1 << 40, runs_max=4)) == 4
-    assert len(runs.places(0, end=99, bytes_max=1, runs_max=100)) == 2
+    return queue
+
+
+def test_runs_come_from_pages_and_memory() -> None:
+    builder = built(9)
+    assert builder.state.pages and builder.state.memory_runs
+    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    queue = plain_view(view)
+    assert runs_read(view, queue) == runs_expected(builder)
+    assert len(runs_expected(builder)) == 9
+    runs = run_sync(view.runs_of(queue, 8))
+    assert runs.at(8) >= 0 and runs.at(9) == runs.at(-1) == -1
+    assert len(runs.places(8, end=99, bytes_max=1, runs_max=100)) == 1
     with pytest.raises(CorruptionError, match="in no segment"):
         runs.places(9, end=99, bytes_max=1, runs_max=1)
 
 
-def test_runs_are_kept_up_to_a_bound() -> None:
-    builder = built(9)
+def test_an_offset_takes_a_page_or_two_whatever_the_history() -> None:
+    """Not the whole list of runs: a reader's memory follows what it reads."""
+    limits = CatalogLimits(root_every=8, root_runs_max=16, page_runs_max=64, merge_sequences=4)
+    builder = ArchiveBuilder(MemoryStore(), limits=limits)
+    for _ in range(400):
+        builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))])
+    store = FaultStore(builder.store, (), wait=lambda seconds: None)
+    pages = [page for page in builder.state.pages if page.first <= PLAIN <= page.last]
+    assert len(pages) > 8
+    for offset in (0, 1, 130, 255, 399):
+        view = CatalogView(store, builder.state, executor=InlineExecutor(), clock_s=Time())
+        before = len(store.requests)
+        (place,) = run_sync(view.runs_of(plain_view(view), offset)).places(
+            offset, end=offset + 1, bytes_max=1, runs_max=1
+        )
+        assert place.base == offset
+        assert len(store.requests) - before <= (1 if offset == 0 else 4)
+
+
+@pytest.mark.parametrize("runs_bytes", [1500, 1 << 20])
+def test_runs_are_kept_up_to_a_bound(runs_bytes: int) -> None:
+    builder = built(40)
     view = CatalogView(
-        builder.store, builder.state, executor=InlineExecutor(), clock_s=Time(), runs_bytes=1500
+        builder.store, builder.state, executor=InlineExecutor(), clock_s=Time(), runs_bytes=runs_bytes
     )
-    for _ in range(3):
-        for name in ("plain", "other"):
-            queue = view.view(view.state, (name, name == "other", None))
+    for _ in range(2):
+        for name, number in (("plain", 0), ("other", 1)):
+            queue = view.view(view.state, (name, number, None))
             assert queue is not None
-            assert len(run_sync(view.runs_of(queue))) == 9
-            assert queue.runs is None  # too long to be kept beside the count
-    assert len(view._lists) == 1
+            assert runs_read(view, queue) == runs_expected(builder, queue.queue)
+    windows = view._windows
+    assert windows._windows_bytes == sum(window.nbytes for window in windows._windows.values())
+    assert {name: sorted(found) for name, found in windows._bases.items()} == windows._bases
+    assert sum(map(len, windows._bases.values())) == len(windows._windows)
+    assert (windows._windows_bytes <= runs_bytes) or len(windows._windows) == 1
+    assert (len(windows._windows) == 1) == (runs_bytes == 1500)
 
 
 def test_following_a_queue_adds_the_runs_of_each_commit_without_a_request() -> None:
-    builder = built(40)
+    builder = ArchiveBuilder(MemoryStore(), limits=CatalogLimits(root_every=100))
+    for _ in range(30):
+        builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))])
     store = FaultStore(builder.store, (), wait=lambda seconds: None)
     view = CatalogView(store, builder.state, executor=InlineExecutor(), clock_s=Time())
-    queue = view.view(view.state, ("plain", 0, None))
-    assert queue is not None
-    run_sync(view.runs_of(queue))
-    requests = len(store.requests)
+    queue = plain_view(view)
     for _ in range(20):
-        earlier, before = queue, run_sync(view.runs_of(queue))
+        earlier, before = queue, run_sync(view.runs_of(queue, 0))
         view.adopt(builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))]))
-        queue = view.view(view.state, ("plain", 0, None))
-        assert queue is not None
-        runs = view.cached_runs_of(queue)
+        queue = plain_view(view)
+        runs = view.cached_runs_of(queue, 0)
         assert runs is not None and len(runs) == len(before) + 1
-        assert run_sync(view.runs_of(earlier)) in (runs, before)
-    assert len(store.requests) == requests
-    expected = RunIndex(builder.store).runs_of(builder.state, PLAIN)
-    chunk = runs.chunk_below(1 << 40)
-    assert chunk.runs["base_queue_offset"].tolist() == expected.runs["base_queue_offset"].tolist()
-    assert [runs.place(number).object_key for number in range(len(runs))] == [
-        expected.object_keys[expected.objects["key"][run["object"]]] for run in expected.runs
-    ]
-    assert len(runs.chunk_below(5).runs) == 5
+        assert run_sync(view.runs_of(earlier, 0)) in (runs, before)
+    assert not store.requests
+    assert runs_read(view, queue) == runs_expected(builder)
 
 
-def test_runs_that_were_removed_since_leave_the_list() -> None:
-    builder = built(6)
-    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=Time())
-    queue = view.view(view.state, ("plain", 0, None))
-    assert queue is not None
-    assert len(run_sync(view.runs_of(queue))) == 6
-    runs = RunIndex(builder.store).runs_of(builder.state, PLAIN).runs
-    removed = np.zeros(1, REMOVED_DTYPE)
-    for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
-        removed[name] = runs[name][0]
-    builder.writer.maintain(
-        lambda state: CommitDraft(CommitKind.MAINTENANCE, queues=[PLAIN], removed=removed, created_ms=1)
-    )
+def test_a_tail_stays_over_a_spill_and_loses_what_is_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_windows, "TAIL_RUNS_MAX", 12)
+    limits = CatalogLimits(root_every=4, root_runs_max=8, merge_sequences=1000)
+    builder = ArchiveBuilder(MemoryStore(), limits=limits)
     builder.commit([Sent(PLAIN)])
-    view.adopt(builder.writer.state)
-    queue = view.view(view.state, ("plain", 0, None))
-    assert queue is not None
-    assert view.cached_runs_of(queue) is None
-    assert [run_sync(view.runs_of(queue)).bounds(number) for number in range(6)] == [
-        (offset, offset + 1) for offset in range(1, 7)
-    ]
+    store = FaultStore(builder.store, (), wait=lambda seconds: None)
+    view = CatalogView(store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    longest = 0
+    for _ in range(200):
+        view.adopt(builder.commit([Sent(PLAIN)]))
+        queue = plain_view(view)
+        runs = view.cached_runs_of(queue, queue.max_offset - 1)
+        assert runs is not None and runs.end == queue.max_offset
+        longest = max(longest, len(runs))
+    assert len(builder.state.pages) > 10 and not store.requests
+    assert longest <= 64
+    assert runs_read(view, queue) == runs_expected(builder)
 
 
-@pytest.mark.parametrize("count", range(5, 8))
-def test_a_list_does_not_last_when_as_many_rows_were_removed_as_spilled(count: int) -> None:
-    """A reader comes back after commits were spilled and as many old rows expired."""
-    builder = built(8)
-    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=Time())
-    queue = view.view(view.state, ("plain", 0, None))
-    assert queue is not None
-    run_sync(view.runs_of(queue))
-    runs = RunIndex(builder.store).runs_of(builder.state, PLAIN).runs
-    for _ in range(8):
-        builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))])
+def remove(builder: ArchiveBuilder, count: int) -> None:
+    """The oldest runs leave by tombstones, as another program may do it."""
+    runs = RunIndex(builder.store).runs_of(builder.writer.state, PLAIN).runs
     removed = np.zeros(count, REMOVED_DTYPE)
     for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
         removed[name] = runs[name][:count]
     builder.writer.maintain(
         lambda state: CommitDraft(CommitKind.MAINTENANCE, queues=[PLAIN], removed=removed, created_ms=1)
     )
+
+
+def expire(builder: ArchiveBuilder, count: int) -> None:
+    """The oldest runs leave by a floor."""
+    floors = np.array([(0, count, count)], FLOOR_DTYPE)
+    builder.writer.maintain(
+        lambda state: CommitDraft(CommitKind.MAINTENANCE, queues=[PLAIN], floors=floors, created_ms=1)
+    )
+
+
+@pytest.mark.parametrize("leave", [remove, expire])
+@pytest.mark.parametrize("count", range(1, 8))
+def test_runs_that_were_removed_since_leave_the_lists(
+    leave: Callable[[ArchiveBuilder, int], None], count: int
+) -> None:
+    """A reader comes back after commits were spilled and as many old rows expired."""
+    builder = built(8)
+    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    assert runs_read(view, plain_view(view)) == runs_expected(builder)
+    for _ in range(count):
+        builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))])
+    leave(builder, count)
     view.adopt(builder.writer.state)
-    queue = view.view(view.state, ("plain", 0, None))
-    assert queue is not None
-    found = run_sync(view.runs_of(queue))
-    assert [found.bounds(number)[0] for number in range(len(found))] == list(range(count, 16))
+    queue = plain_view(view)
+    assert queue.min_offset == count
+    assert runs_read(view, queue) == runs_expected(builder)
+    builder.commit([Sent(PLAIN)])
+    view.adopt(builder.writer.state)
+    assert runs_read(view, plain_view(view)) == runs_expected(builder)

@@ -464,8 +464,8 @@ def test_offsets_that_are_neither_stored_nor_a_gap_are_corruption() -> None:
     fetcher = plain_fetcher(builder.store)
     view = fetcher.catalog.view(fetcher.catalog.state, ("plain", 0, None))
     assert view is not None
-    runs = run_sync(fetcher.catalog.runs_of(view))
-    hole(runs.chunk_below(1 << 62).runs)
+    runs = run_sync(fetcher.catalog.runs_of(view, 0))
+    hole(runs._parts[0].chunk.runs)
     with pytest.raises(CorruptionError, match="in no segment and in no recorded gap"):
         pull(fetcher, PLAIN, 4)
 
@@ -532,7 +532,7 @@ def test_an_object_of_another_queue_is_corruption() -> None:
     )
     assert mine is not None and other is not None
     # Lengths and all: as if the other object had been copied over this one and nothing but the footer told.
-    mine.runs = RunList(PLAIN, run_sync(fetcher.catalog.runs_of(other)).chunk_below(1 << 62))
+    mine.tail = RunList(PLAIN, run_sync(fetcher.catalog.all_runs_of(other)))
     with pytest.raises(CorruptionError, match="run 0 differs from the catalog"):
         pull(fetcher, PLAIN, 0)
     assert pull(fetcher, OTHER, 0).status is PullStatus.FOUND

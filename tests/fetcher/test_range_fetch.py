@@ -102,9 +102,9 @@ def test_a_filter_leaves_out_blocks_without_a_wanted_row() -> None:
 def test_ends_of_runs() -> None:
     _, _, catalog = ahead_of(archive())
     view = catalog.view(catalog.state, QUEUES[2])
-    assert view is not None and catalog.cached_runs_of(view) is None
-    runs = run_sync(catalog.runs_of(view))
-    assert catalog.cached_runs_of(view) is runs
+    assert view is not None
+    runs = run_sync(catalog.runs_of(view, 0))
+    assert catalog.cached_runs_of(view, 0) is runs
     assert run_ends(runs, 0) == run_ends(runs, ROWS - 1) == RunEnds(0, ROWS)
     assert run_ends(runs, ROWS) == RunEnds(ROWS, 2 * ROWS)
     assert run_ends(runs, RUNS * ROWS) is None

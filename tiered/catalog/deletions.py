@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tiered.catalog.embedded_pages import read_page_bytes
 from tiered.catalog.json_fields import texts
 from tiered.errors import CorruptionError
 from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
@@ -99,7 +100,7 @@ def read_list(store: ObjectStore, listed: DeletionList) -> dict[str, PendingDele
     """The entries of one list. Raises CorruptionError, NotFoundError, or what the store raises."""
     source = f"{store.url}/{listed.key}"
     container = decode_container(
-        store.get(listed.key), LIST_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE
+        read_page_bytes(store, listed.key), LIST_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE
     )
     try:
         keys, table = texts(container.header["keys"]), container.table("entries", ENTRY_DTYPE)

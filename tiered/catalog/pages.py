@@ -10,7 +10,7 @@ Owns the encoding of a page, spilling and lookups. Merging is in page_merge.py, 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,16 @@ from tiered.catalog.commit import queue_keys, refuse_unknown
 from tiered.catalog.embedded_pages import read_page_bytes
 from tiered.catalog.floors import is_expired
 from tiered.catalog.json_fields import texts
-from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, renumbered, selected
+from tiered.catalog.state import (
+    EMPTY_CHUNK,
+    UNKNOWN_OFFSET,
+    CatalogState,
+    PageRef,
+    RunChunk,
+    joined,
+    renumbered,
+    selected,
+)
 from tiered.errors import CorruptionError
 from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
@@ -35,6 +44,7 @@ from tiered.object_store.interface import ObjectStore
 
 PAGE_KIND = b"RMQTPAGE"
 CACHE_BYTES = 64 << 20
+WINDOW_RUNS = 1024
 
 PutPage = Callable[[int, bytes], str]
 """(version, bytes) -> key of the durable page; raises what the object store raises."""
@@ -160,6 +170,7 @@ class RunIndex:
         self._lock = threading.Lock()
         self._pages: OrderedDict[str, Page] = OrderedDict()
         self._held_bytes = 0
+        self._sequences: tuple[tuple[PageRef, ...], list[list[PageRef]]] = (), []
 
     def page(self, ref: PageRef) -> Page:
         """One page; raises CorruptionError, NotFoundError (removed since the state) or what the store raises."""
@@ -229,6 +240,76 @@ class RunIndex:
         runs = chunk.runs[np.argsort(chunk.runs["base_queue_offset"], kind="stable")].copy()
         runs["queue"] = 0
         return replace(chunk, runs=runs)
+
+    def window(
+        self, state: CatalogState, key: QueueKey, offset: int, runs_max: int = WINDOW_RUNS
+    ) -> tuple[PageRef, RunChunk] | None:
+        """Up to ``runs_max`` live runs of a queue, one of which holds ``offset``, as ``runs_of``, and the page they are
+        in; None if no page has such a run.
+
+        Runs of later versions have higher offsets, except those that filled gaps: a binary search over sequences, then
+        the remaining ones.
+        """
+        row = state.queue(key)
+        candidates = list(self._candidates(state, key, offset))
+        looked: set[str] = set()
+        left = candidates
+        at_begin = row is not None and offset <= int(row["min_queue_offset"])
+        while left:
+            number = 0 if at_begin else len(left) // 2
+            ref = left[number]
+            looked.add(ref.key)
+            found = self._look(state, ref, key, offset, runs_max)
+            if isinstance(found, RunChunk):
+                return ref, found
+            if found is None:
+                left = [*left[:number], *left[number + 1 :]]
+            else:
+                left = left[:number] if found < 0 else left[number + 1 :]
+        for ref in candidates:
+            if ref.key not in looked:
+                found = self._look(state, ref, key, offset, runs_max)
+                if isinstance(found, RunChunk):
+                    return ref, found
+        return None
+
+    def _candidates(self, state: CatalogState, key: QueueKey, offset: int) -> Iterator[PageRef]:
+        """Pages that may hold ``offset``, oldest sequence first: one of each sequence if first offsets are known."""
+        pages, sequences = self._sequences
+        if pages is not state.pages:
+            grouped: dict[tuple[int, int, int], list[PageRef]] = {}
+            for ref in state.pages:
+                grouped.setdefault((ref.from_version, ref.to_version, ref.level), []).append(ref)
+            sequences = [grouped[place] for place in sorted(grouped)]
+            self._sequences = state.pages, sequences
+        for sequence in sequences:
+            begin = bisect_left(sequence, key, key=lambda ref: ref.last)
+            end = bisect_right(sequence, key, key=lambda ref: ref.first)
+            mine = sequence[begin:end]
+            if mine and all(ref.first_offset != UNKNOWN_OFFSET for ref in mine):
+                at = bisect_right(mine, (key, offset), key=lambda ref: (ref.first, ref.first_offset))
+                mine = mine[at - 1 : at] if at else []
+            yield from mine
+
+    def _look(
+        self, state: CatalogState, ref: PageRef, key: QueueKey, offset: int, runs_max: int
+    ) -> RunChunk | int | None:
+        """The runs around ``offset``; -1 or 1 if they are in older or newer pages; None: none of the queue are here."""
+        page = self.page(ref)
+        number = _find(page.queues, key)
+        if number is None:
+            return None
+        begin, end = np.searchsorted(page.chunk.runs["queue"], [number, number + 1]).tolist()
+        runs = page.chunk.runs[begin:end]
+        at = int(np.searchsorted(runs["base_queue_offset"], offset, "right")) - 1
+        if at < 0:
+            return -1
+        first = at // runs_max * runs_max
+        chunk = selected(page.chunk, np.arange(begin + first, min(begin + first + runs_max, end)))
+        chunk.runs["queue"] = 0
+        living = self.living(state, Page([key], chunk)).chunk
+        holds = (living.runs["base_queue_offset"] <= offset) & (offset < living.runs["end_queue_offset"])
+        return living if holds.any() else 1
 
     def all_runs(self, state: CatalogState) -> Iterator[Page]:
         """All live runs, page by page, memory last. Not cached."""

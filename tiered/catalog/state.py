@@ -259,6 +259,13 @@ class CatalogState:
         merged, order, starts = self._memory_index
         return RunChunk(merged.runs[order[starts[row] : starts[row + 1]]], merged.objects, merged.object_keys)
 
+    def memory_chunk_of(self, row: int) -> RunChunk:
+        """As ``memory_runs_of``, with only their objects; ``runs["queue"]`` is 0 everywhere."""
+        mine = self.memory_runs_of(row)
+        chunk = selected(mine, np.arange(len(mine.runs)))
+        chunk.runs["queue"] = 0
+        return chunk
+
     @cached_property
     def memory(self) -> RunChunk:
         """All chunks as one."""

@@ -1,0 +1,156 @@
+"""Runs of queues in memory, loaded by offset: the newest ones from the catalog's state, older ones a page at a time.
+
+A reader's memory follows what it reads, not the length of a queue's history. The newest runs of a queue, its *tail*,
+are extended by what each commit adds, without a request. An older *window* is a part of one catalog page, valid while
+the catalog names that page. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from typing import NamedTuple
+
+from fetcher.rows.queue_view import QueueView
+from fetcher.rows.run_list import RunList, list_at
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.model.queue import QueueKey
+from tiered.model.tables import Table
+
+TAIL_RUNS_MAX = 4096
+"""Longer tails lose their oldest runs that are in pages."""
+
+
+class _Tail(NamedTuple):
+    """The newest runs of a queue in ``state``. Versions from ``since_version`` on only added to them, so the list
+    serves these too: a read ends at the maximum offset of its own version."""
+
+    state: CatalogState
+    since_version: int
+    runs: RunList
+    nbytes: int
+
+
+class _Window(NamedTuple):
+    runs: RunList
+    page_key: str
+    tombstones: Table
+    nbytes: int
+
+
+class RunWindows:
+    """Caches at most about ``bytes_max`` of tails, and as many of windows."""
+
+    def __init__(self, index: RunIndex, bytes_max: int) -> None:
+        self._index = index
+        self._bytes_max = bytes_max
+        self._lock = threading.RLock()
+        self._tails: OrderedDict[QueueKey, _Tail] = OrderedDict()
+        self._tails_bytes = 0
+        self._windows: OrderedDict[tuple[QueueKey, int], _Window] = OrderedDict()
+        self._bases: dict[QueueKey, list[int]] = {}
+        self._windows_bytes = 0
+        self._page_keys: tuple[tuple[PageRef, ...], frozenset[str]] = (), frozenset()
+
+    def in_memory(self, view: QueueView, offset: int) -> RunList | None:
+        """Runs around ``offset`` of the view's queue, if they take no request."""
+        tail = self._tail(view)
+        if offset >= tail.begin:
+            return tail
+        found = self._window(view, offset)
+        if found is None and not any(ref.first <= view.queue <= ref.last for ref in view.state.pages):
+            return tail
+        return found
+
+    def load(self, view: QueueView, offset: int) -> RunList:
+        """Runs around ``offset`` from a page of the catalog. Raises what reading pages raises."""
+        found = self._index.window(view.state, view.queue, offset)
+        if found is None:
+            return self._tail(view)
+        ref, chunk = found
+        runs = RunList(view.queue, chunk)
+        self._keep_window(view, _Window(runs, ref.key, view.state.tombstones, runs.nbytes))
+        return runs
+
+    # -- tails ------------------------------------------------------------------------------------------------
+
+    def _tail(self, view: QueueView) -> RunList:
+        if view.tail is not None:
+            return view.tail
+        known = self._tails.get(view.queue)
+        if known is not None and known.since_version <= view.state.version <= known.state.version:
+            return known.runs
+        found, since_version = None, view.state.version
+        if known is not None and view.state.version > known.state.version:
+            found, since_version = (
+                list_at(known.runs, known.state, view.state, view.queue),
+                known.since_version,
+            )
+        if found is None:
+            found, since_version = RunList(view.queue, _memory(view)), view.state.version
+        elif len(found) > TAIL_RUNS_MAX:
+            memory = _memory(view).runs["base_queue_offset"]
+            found = found.trimmed(TAIL_RUNS_MAX, below=int(memory[0]) if len(memory) else view.max_offset)
+            since_version = view.state.version
+        self._keep_tail(view, found, since_version)
+        return found
+
+    def _keep_tail(self, view: QueueView, runs: RunList, since_version: int) -> None:
+        """Cache the tail of the newest version only; the least recently used leave first."""
+        if runs.nbytes <= self._bytes_max // 1024:
+            view.tail = runs  # longer lists are only in the cache, which counts their bytes
+        with self._lock:
+            before = self._tails.pop(view.queue, None)
+            if before is not None and before.state.version > view.state.version:
+                self._tails[view.queue] = before
+                return
+            self._tails_bytes += runs.nbytes - (0 if before is None else before.nbytes)
+            self._tails[view.queue] = _Tail(view.state, since_version, runs, runs.nbytes)
+            while self._tails_bytes > self._bytes_max and len(self._tails) > 1:
+                self._tails_bytes -= self._tails.popitem(last=False)[1].nbytes
+
+    # -- windows ----------------------------------------------------------------------------------------------
+
+    def _window(self, view: QueueView, offset: int) -> RunList | None:
+        with self._lock:
+            bases = self._bases.get(view.queue, ())
+            at = bisect_right(bases, offset) - 1
+            if at < 0:
+                return None
+            key = view.queue, bases[at]
+            window = self._windows[key]
+            is_valid = window.tombstones is view.state.tombstones and window.page_key in self._keys_of(view)
+            if not is_valid or window.runs.at(offset) < 0 or window.runs.begin < view.min_offset:
+                return None
+            self._windows.move_to_end(key)
+            return window.runs
+
+    def _keys_of(self, view: QueueView) -> frozenset[str]:
+        pages, keys = self._page_keys
+        if pages is not view.state.pages:
+            keys = frozenset(page.key for page in view.state.pages)
+            self._page_keys = view.state.pages, keys
+        return keys
+
+    def _keep_window(self, view: QueueView, window: _Window) -> None:
+        key = view.queue, window.runs.begin
+        with self._lock:
+            before = self._windows.pop(key, None)
+            if before is None:
+                insort(self._bases.setdefault(view.queue, []), key[1])
+            self._windows_bytes += window.nbytes - (0 if before is None else before.nbytes)
+            self._windows[key] = window
+            while self._windows_bytes > self._bytes_max and len(self._windows) > 1:
+                (queue, base), oldest = self._windows.popitem(last=False)
+                self._windows_bytes -= oldest.nbytes
+                self._bases[queue].remove(base)
+                if not self._bases[queue]:
+                    del self._bases[queue]
+
+
+def _memory(view: QueueView) -> RunChunk:
+    row = view.state.row_of(view.queue)
+    assert row is not None
+    return view.state.memory_chunk_of(row)
