@@ -50,7 +50,7 @@ class CompactionLimits:
     object_bytes_max: int = 128 * MIB
     set_bytes_max: int = 128 * MIB
     row_bytes: int = 64
-    run_bytes: int = 1024
+    run_bytes: int = 2048
     outputs_max: int = 10_000
     set_queues_max: int = 20_000
     joined_bytes_min: int = 64 * MIB

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maintenance.compaction_plan import Candidates, CompactionPlan, OutputPart, sequence_bounds
-from maintenance.compaction_sources import CompactionSources, PieceName, PieceRows, StoredBlocks
+from maintenance.compaction_sources import CompactionSources, PieceName, PieceRecords, PieceRows, joined_rows
 from tiered.errors import CorruptionError, ThrottledError, UnansweredError, UsageError
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec, SegmentMeta
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 5
 WAIT_S = 1.0
+BATCH_BYTES = 1024 * 1024
+"""Message bytes of pieces that are added to an output together."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,7 @@ class _Compaction:
                 if not ranges:
                     queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
                     writer.begin_run(queue, self._heads[int(piece["run"])])
-                writer.add_rows(rows, self._sources.parents)
+                writer.add_rows(joined_rows([rows]), self._sources.parents)
                 writer.add_stored(index.blocks, None)
                 ranges += _copied(index, is_first=not ranges)
             self._put(writer, part, ranges)
@@ -237,25 +240,50 @@ class _Compaction:
         return _Open(file, path, SegmentWriter(file, self._options.codec))
 
     def _append(self, output: _Open, part: OutputPart, found: dict[PieceName, PieceRows]) -> None:
+        """Add what the iteration has for the output, in batches of pieces of one run."""
         writer, runs = output.writer, self._candidates.runs
-        named = [((run, begin), found.pop((run, begin), None)) for run, begin, _ in part.pieces.tolist()]
-        pieces = [
-            (name, piece) for name, piece in named if piece is not None
-        ]  # no block begins in the others
         is_set = self._plan.outputs[part.output].is_set
-        for (run, begin), piece in pieces:
-            queue = self._candidates.queues[int(runs["queue"][run])]
-            if is_set and begin == 0 and run in self._heads:
-                writer.begin_run(queue, self._heads[run])
-            elif not is_set and not output.has_rows:
-                writer.begin_run(queue, _head_of(runs[run], [piece for _, piece in pieces]))
-            output.has_rows = True
-            writer.add_rows(piece.rows, self._sources.parents)
-            for chunk in piece.chunks:
-                if isinstance(chunk, StoredBlocks):
-                    writer.add_stored(chunk.blocks, chunk.data)
+        batch: list[PieceRows] = []
+        batch_bytes = 0
+        for run, begin, end in part.pieces.tolist():
+            piece = found.pop((run, begin), None)
+            if piece is None:
+                continue  # no block begins in it
+            begins_run = (begin == 0 and run in self._heads) if is_set else not output.has_rows
+            if begins_run or batch_bytes >= BATCH_BYTES:
+                self._add(writer, batch)
+                batch, batch_bytes = [], 0
+            if begins_run:
+                queue = self._candidates.queues[int(runs["queue"][run])]
+                if is_set:
+                    head = self._heads[run]
                 else:
-                    writer.add_records(memoryview(chunk.data), chunk.sizes)
+                    rest = [piece, *(found[name] for name in _names(part.pieces) if name in found)]
+                    head = _head_of(runs[run], rest)
+                writer.begin_run(queue, head)
+            output.has_rows = True
+            batch.append(piece)
+            batch_bytes += end - begin
+        self._add(writer, batch)
+
+    def _add(self, writer: SegmentWriter, batch: Sequence[PieceRows]) -> None:
+        """Rows and blocks of consecutive pieces of the current run."""
+        if not batch:
+            return
+        for before, after in pairwise(batch):
+            if before.end_queue_offset != after.base_queue_offset:
+                raise ValueError(f"pieces do not continue at {before.end_queue_offset}")
+        writer.add_rows(joined_rows(batch), self._sources.parents)
+        records: list[PieceRecords] = []
+        for piece in batch:
+            for chunk in piece.chunks:
+                if isinstance(chunk, PieceRecords):
+                    records.append(chunk)
+                    continue
+                _add_records(writer, records)
+                records = []
+                writer.add_stored(chunk.blocks, chunk.data)
+        _add_records(writer, records)
 
     def _close(self, output: _Open, part: OutputPart) -> None:
         """Put a complete output; one without rows is none."""
@@ -403,13 +431,23 @@ def _head(runs: Table) -> Any:
 
 def _head_of(run: Any, pieces: Sequence[PieceRows]) -> Any:
     """The head of an SO that begins in ``run``: its pieces may end or begin inside runs."""
-    head, rows = run.copy(), pieces[0].rows
-    head["base_queue_offset"] = rows.queue_offset[0]
+    head = run.copy()
+    head["base_queue_offset"] = pieces[0].base_queue_offset
     if int(head["kind"]) != RunKind.LMQ:
         head["base_byte"] += pieces[0].begin_byte
-    head["min_store_timestamp"] = min(int(piece.rows.store_timestamp.min()) for piece in pieces)
-    head["min_phys"] = min(int(piece.rows.phys.min()) for piece in pieces)
+    for name, column in (("min_store_timestamp", "store_timestamp"), ("min_phys", "phys")):
+        head[name] = min(int(getattr(one.columns, column)[one.begin : one.end].min()) for one in pieces)
     return head
+
+
+def _add_records(writer: SegmentWriter, records: list[PieceRecords]) -> None:
+    if records:
+        sizes = np.concatenate([chunk.sizes for chunk in records])
+        writer.add_records(memoryview(b"".join([chunk.data for chunk in records])), sizes)
+
+
+def _names(pieces: Table) -> list[PieceName]:
+    return list(zip(pieces["run"].tolist(), pieces["begin"].tolist(), strict=True))
 
 
 def _copied(index: SegmentIndex, *, is_first: bool) -> list[Piece]:

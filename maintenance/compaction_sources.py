@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,12 +58,40 @@ class PieceRecords:
 
 
 @dataclass(frozen=True)
-class PieceRows:
-    """The rows of one piece. ``begin_byte``: where its first record begins in its run."""
+class SourceColumns:
+    """Columns of neighbouring rows of one source, across runs, in the order of ROW_COLUMNS; then parents and keys.
 
-    rows: RowTable
+    ``hash_ends`` has one entry more than there are rows.
+    """
+
+    size: NDArray[Any]
+    tags_code: NDArray[Any]
+    store_timestamp: NDArray[Any]
+    phys: NDArray[Any]
+    inner_num: NDArray[Any]
+    parent: NDArray[Any]
+    parent_queue_offset: NDArray[Any]
+    key_count: NDArray[Any]
+    hash_ends: NDArray[Any]
+    key_hashes: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRows:
+    """The rows [begin, end) of ``columns``. ``base_queue_offset``: of the first one; ``begin_byte``: where its record
+    begins in its run."""
+
+    columns: SourceColumns
+    begin: int
+    end: int
+    base_queue_offset: int
     begin_byte: int
-    chunks: list[StoredBlocks | PieceRecords] = field(default_factory=list)
+    chunks: list[StoredBlocks | PieceRecords]
+
+    @property
+    def end_queue_offset(self) -> int:
+        """One past its last row."""
+        return self.base_queue_offset + int(self.columns.inner_num[self.begin : self.end].sum(dtype=np.int64))
 
 
 PieceName = tuple[int, int]
@@ -77,6 +105,11 @@ class _Bounds(NamedTuple):
     first_row: int
     end_row: int
     span: BlockSpan | None
+
+    def place_in(self, index: SegmentIndex) -> tuple[int, int]:
+        """Its rows [first, end) in the object."""
+        begin = int(index.first_row[self.run])
+        return begin + self.first_row, begin + self.end_row
 
 
 class CompactionSources:
@@ -132,79 +165,74 @@ class CompactionSources:
                 found.update(pieces)
         return found
 
-    def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> RowTable:
+    def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> PieceRows:
         """All rows of a run of the candidates, without its blocks."""
-        self._check_run(index, run)
+        self._check_runs(index, [run])
         row = self._candidates.runs[run]
         place = _Bounds(int(row["ordinal"]), 0, int(row["rows"]), None)
-        rows: RowTable = self._columns(index, keys, [place])(place)
-        return rows
+        columns = self._columns(index, keys, place.place_in(index))
+        return PieceRows(columns, 0, place.end_row, int(row["base_queue_offset"]), 0, [])
 
     # -- one source -----------------------------------------
 
     def _pieces_of(self, number: int, pieces: list[tuple[int, int, int]]) -> dict[PieceName, PieceRows]:
         index, keys, end = self.open(number)
-        runs = self._candidates.runs
-        bounds: dict[PieceName, _Bounds] = {}
+        self._check_runs(index, [run for run, _, _ in pieces])
+        ordinals = self._candidates.runs["ordinal"]
+        bounds: list[tuple[PieceName, _Bounds]] = []
         for run, begin, piece_end in pieces:
-            self._check_run(index, run)
-            place = _bounds(index, int(runs["ordinal"][run]), begin, piece_end)
+            place = _bounds(index, int(ordinals[run]), begin, piece_end)
             if place.end_row > place.first_row:
-                bounds[run, begin] = place
+                bounds.append(((run, begin), place))
         if not bounds:
             return {}
-        columns = self._columns(index, keys, list(bounds.values()))
-        data = self._data(index, end, bounds.values())
-        taking = _Taking(index, data)
+        bounds.sort(key=lambda item: (item[1].run, item[1].first_row))
+        first, _ = bounds[0][1].place_in(index)
+        _, last = bounds[-1][1].place_in(index)
+        columns = self._columns(index, keys, (first, last))
+        taking = _Taking(index, self._data(index, end, [place for _, place in bounds]))
         found = {}
-        for name, place in sorted(
-            bounds.items(), key=lambda item: item[1].first_row + index.first_row[item[1].run]
-        ):
-            rows = columns(place)
-            begin_byte = max(0, place.span.raw_offset) if place.span is not None else 0
-            chunks = [] if place.span is None else taking.chunks(place, place.span, rows.size)
-            found[name] = PieceRows(rows, begin_byte, chunks)
+        for name, place in bounds:
+            begin_row, end_row = (row - first for row in place.place_in(index))
+            span = place.span
+            found[name] = PieceRows(
+                columns, begin_row, end_row, _offset_at(index, place.run, place.first_row),
+                max(0, span.raw_offset) if span is not None else 0,
+                [] if span is None else taking.chunks(place, span, columns.size[begin_row:end_row]),
+            )  # fmt: skip
         return found
 
-    def _check_run(self, index: SegmentIndex, run: int) -> None:
-        """The catalog and the object must agree on the run."""
-        row = self._candidates.runs[run]
-        queue, ordinal = self._candidates.queues[int(row["queue"])], int(row["ordinal"])
-        names = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
-        if ordinal >= len(index.runs) or index.queue_of(ordinal) != queue or any(
-            index.runs[name][ordinal] != row[name] for name in names
-        ):  # fmt: skip
-            raise CorruptionError(f"{index.key}: run {ordinal} is not the catalog's of {queue}")
+    def _check_runs(self, index: SegmentIndex, runs: list[int]) -> None:
+        """The catalog and the object must agree on the runs."""
+        rows = self._candidates.runs[runs]
+        ordinals = rows["ordinal"]
+        if int(ordinals.max()) >= len(index.runs):
+            raise CorruptionError(f"{index.key}: has no run {int(ordinals.max())}")
+        own = index.runs[ordinals]
+        differs = np.zeros(len(rows), bool)
+        for name in ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count"):
+            differs |= own[name] != rows[name]
+        queues = self._candidates.queues
+        for at, (queue, ordinal) in enumerate(zip(rows["queue"].tolist(), ordinals.tolist(), strict=True)):
+            if differs[at] or index.queue_of(ordinal) != queues[queue]:
+                raise CorruptionError(f"{index.key}: run {ordinal} is not the catalog's of {queues[queue]}")
 
-    def _columns(self, index: SegmentIndex, keys: KeySection, places: list[_Bounds]) -> Any:
-        """A function that returns the rows of each place."""
-        starts = [int(index.first_row[place.run]) + place.first_row for place in places]
-        ends = [int(index.first_row[place.run]) + place.end_row for place in places]
-        first, last = min(starts), max(ends)
-        size, tags, stamp, phys, inner, parent, parent_offset = (
-            np.array(column) for column in index.stored_columns(first, last)
+    def _columns(self, index: SegmentIndex, keys: KeySection, place: tuple[int, int]) -> SourceColumns:
+        """The rows [first, last) of the object: copies, which keep nothing else in memory."""
+        first, last = place
+        size, tags, stamp, phys, inner, parent, parent_offset = map(
+            np.array, index.stored_columns(first, last)
         )
-        if any(int(index.runs["kind"][place.run]) == RunKind.LMQ for place in places):
+        kinds = index.runs["kind"][_runs_between(index, first, last)]
+        if bool((kinds == RunKind.LMQ).any()):
             parent = self._parent_column(index.queues, parent)
-        counts = keys.counts[first:last]
-        hash_ends = np.cumsum(counts, dtype=np.int64)
+        counts = np.array(keys.counts[first:last])
+        hash_ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         before = int(keys.counts[:first].sum(dtype=np.int64))
         hashes = np.array(keys.hashes[before : before + int(hash_ends[-1])])
-
-        def rows(place: _Bounds) -> RowTable:
-            begin = int(index.first_row[place.run]) + place.first_row - first
-            end = begin + place.end_row - place.first_row
-            part = slice(begin, end)
-            spans = inner[part].astype(np.int64)
-            offsets = _offset_at(index, place.run, place.first_row) + np.cumsum(spans) - spans
-            hash_begin = int(hash_ends[begin - 1]) if begin else 0
-            none = np.full(end - begin, -1, np.int64)
-            return RowTable(
-                none, size[part], tags[part], stamp[part], phys[part], offsets, inner[part], counts[part],
-                parent[part], parent_offset[part], hashes[hash_begin : int(hash_ends[end - 1])],
-            )  # fmt: skip
-
-        return rows
+        return SourceColumns(
+            size, tags, stamp, phys, inner, parent, parent_offset, counts, hash_ends, hashes
+        )  # fmt: skip
 
     def _parent_column(self, queues: Sequence[QueueKey], parent: NDArray[Any]) -> NDArray[np.int32]:
         if int(parent.max(initial=-1)) >= len(queues):
@@ -344,6 +372,40 @@ def joined_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append([offset, end])
     return [(begin, end - begin) for begin, end in found]
+
+
+def joined_rows(pieces: Sequence[PieceRows]) -> RowTable:
+    """The rows of consecutive pieces of one run."""
+
+    def joined(name: str) -> NDArray[Any]:
+        parts = [getattr(piece.columns, name)[piece.begin : piece.end] for piece in pieces]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    inner = joined("inner_num")
+    spans = inner.astype(np.int64)
+    hashes = [
+        piece.columns.key_hashes[piece.columns.hash_ends[piece.begin] : piece.columns.hash_ends[piece.end]]
+        for piece in pieces
+    ]
+    return RowTable(
+        position=np.full(len(inner), -1, np.int64),
+        size=joined("size"),
+        tags_code=joined("tags_code"),
+        store_timestamp=joined("store_timestamp"),
+        phys=joined("phys"),
+        queue_offset=pieces[0].base_queue_offset + np.cumsum(spans) - spans,
+        inner_num=inner,
+        key_count=joined("key_count"),
+        parent=joined("parent"),
+        parent_queue_offset=joined("parent_queue_offset"),
+        key_hashes=np.concatenate(hashes),
+    )
+
+
+def _runs_between(index: SegmentIndex, first_row: int, end_row: int) -> slice:
+    """The runs that rows [first_row, end_row) of the object belong to."""
+    first = int(np.searchsorted(index.first_row, first_row, side="right")) - 1
+    return slice(first, int(np.searchsorted(index.first_row, end_row, side="left")))
 
 
 def _bounds(index: SegmentIndex, run: int, begin: int, end: int) -> _Bounds:
