@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -47,6 +48,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.state import NO_CHECK
 from tiered.kernels.queue_table import QueueTable
+from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from uploader.archive_owner import ArchiveOwner
@@ -109,7 +111,7 @@ class StoreBackfill:
             archive,
             store.commit_log,
             self._identity,
-            Environment(),
+            Environment(refuse_empty=partial(require_exclusive_creates, archive)),
             root_every=self._options.settings.root_every,
             take_over=self._options.take_over,
             may_replace_log=self._options.replace_log,

@@ -50,7 +50,13 @@ def _if_allowed(read: Callable[[], Finding]) -> Finding:
 
 def _versioning(probe: BucketProbe, prefix: str) -> Finding:
     status = probe.versioning()
-    return judge_versioning(status, probe.lifecycle() if status else [], prefix)
+    try:
+        return judge_versioning(status, probe.lifecycle() if status else [], prefix)
+    except TieredError as error:
+        if not (action := denied_action(error)):
+            raise
+        kept = f"{status.lower()}: deleted objects stay as noncurrent versions until a rule removes them"
+        return not_checked(f"{kept}; {action} is not allowed, so that the rules are unknown")
 
 
 def judge_versioning(status: str, rules: Sequence[LifecycleRule], prefix: str) -> Finding:
