@@ -62,9 +62,9 @@ def measure(kind: str, seconds: float) -> Iterator[Row]:
         for is_loaded in (False, True):
             with _load(server.address, seconds) if is_loaded else _nothing() as load:
                 time.sleep(SETTLE_S if is_loaded else 0)
-                begun_ms = time.time() * 1000
+                begun_ms, waited_s = time.time() * 1000, server.uploader_wait_s()
                 pulls_ms = _pulls(server.address, seconds - (SETTLE_S if is_loaded else 0))
-                ended_ms = time.time() * 1000
+                ended_ms, waited_s = time.time() * 1000, server.uploader_wait_s() - waited_s
             published = server.published_ms(begun_ms, ended_ms)
             yield {
                 "what": "hostile", "server": kind, "loaded": is_loaded, "pulls": len(pulls_ms),
@@ -72,6 +72,7 @@ def measure(kind: str, seconds: float) -> Iterator[Row]:
                 "pull_worst_ms": round(max(pulls_ms), 1), "commits": len(published),
                 "publish_median_ms": round(statistics.median(published), 1),
                 "publish_worst_ms": round(max(published), 1), "batch_age_ms": BATCH_AGE_MS,
+                "uploader_wait_ratio": round(waited_s * 1000 / (ended_ms - begun_ms), 3),
                 "rss_growth_mib": round((server.memory_bytes("VmHWM") - quiet_rss) / MIB, 1),
                 "load_average": round(os.getloadavg()[0], 1), "rates_per_s": load,
             }  # fmt: skip
@@ -148,6 +149,15 @@ class _Server:
     def published_ms(self, begun_ms: float, ended_ms: float) -> list[float]:
         """Publish latencies of the commits in this time."""
         return [row["publish_ms"] for row in self._lines if begun_ms <= row["at_ms"] <= ended_ms]
+
+    def uploader_wait_s(self) -> float:
+        """How long all threads but the event loop's, which is the first, have waited for a processor."""
+        found = 0.0
+        for thread in Path(f"/proc/{self._server.pid}/task").iterdir():
+            with suppress(OSError):  # it has ended
+                waited_ns = int((thread / "schedstat").read_text("ascii").split()[1])
+                found += waited_ns / 1e9 if thread.name != str(self._server.pid) else 0
+        return found
 
     def memory_bytes(self, field: str) -> int:
         """A figure of /proc/PID/status."""

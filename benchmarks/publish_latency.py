@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -103,7 +104,7 @@ def read_ready(store: Path) -> bool:
     """Whether the writer has written its first messages."""
     try:
         return read_word(store) > 0
-    except FileNotFoundError:
+    except (FileNotFoundError, struct.error):  # struct.error: created, and still empty
         return False
 
 
