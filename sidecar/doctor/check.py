@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tiered.errors import TieredError, UnavailableError
+from tiered.object_store.create_race import TRIAL_PREFIX, TRIAL_SUFFIX
 
 
 class Outcome(Enum):
@@ -50,7 +51,8 @@ class Result:
 
 @dataclass(frozen=True)
 class PolicyLines:
-    """Statements that a bucket's policy may lack. ``prefix``: of all keys, with a slash at its end, or empty."""
+    """Statements that the policy of `tiered run` may lack; deploy/s3 has it whole, with conditions. ``prefix``: of all
+    keys, with a slash at its end, or empty."""
 
     bucket: str
     prefix: str = ""
@@ -63,7 +65,9 @@ class PolicyLines:
             if self.prefix:
                 statement["Condition"] = {"StringLike": {"s3:prefix": [f"{self.prefix}*"]}}
         else:
-            statement["Resource"] = f"arn:aws:s3:::{self.bucket}/{self.prefix}*"
+            # The writer deletes only the objects of its checks; tiered gc has an account of its own.
+            rest = f"*{TRIAL_PREFIX}*{TRIAL_SUFFIX}" if action == "s3:DeleteObject" else "*"
+            statement["Resource"] = f"arn:aws:s3:::{self.bucket}/{self.prefix}{rest}"
         return json.dumps(statement)
 
 
@@ -97,7 +101,7 @@ def failed_by(error: TieredError, policy: PolicyLines | None = None) -> Finding:
     is_temporary = isinstance(error, UnavailableError)
     fix = error.hint or ("try again" if is_temporary else "")
     if action and policy is not None:
-        fix = f"add to the policy of this account: {policy.line(action)}"
+        fix = f"add to the policy of this account, as in deploy/s3/policy-writer.json: {policy.line(action)}"
     return Finding(Outcome.FAILED, error.message, fix, is_temporary)
 
 

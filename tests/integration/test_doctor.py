@@ -128,7 +128,8 @@ def test_a_missing_permission_is_one_failure_with_its_statement(
     assert code == 1
     found = checks[check]
     assert f"{action}: AccessDenied" in found["detail"]
-    resource = f"arn:aws:s3:::{bucket}" + ("" if action == "s3:ListBucket" else f"/{PREFIX}/*")
+    keys = {"s3:ListBucket": "", "s3:DeleteObject": f"/{PREFIX}/*doctor/*.check"}
+    resource = f"arn:aws:s3:::{bucket}{keys.get(action, f'/{PREFIX}/*')}"
     assert f'"Action": "{action}", "Resource": "{resource}"' in found["fix"]
     if action in ("s3:PutObject", "s3:GetObject", "s3:ListBucket"):
         assert remaining(minio_url, url) == []

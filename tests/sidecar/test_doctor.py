@@ -140,7 +140,7 @@ def test_a_defect_of_the_store_is_one_failure(store: ObjectStore, expected: str,
 
 def test_objects_that_stay_are_named_with_the_missing_statement() -> None:
     fix = results_of(trial_of(UndeletableStore()).checks())["bucket-delete"].finding.fix
-    assert '"Action": "s3:DeleteObject", "Resource": "arn:aws:s3:::BUCKET/PREFIX/*"' in fix
+    assert '"Action": "s3:DeleteObject", "Resource": "arn:aws:s3:::BUCKET/PREFIX/*doctor/*.check"' in fix
     assert "then delete the objects of this check below memory:///doctor/" in fix
 
 
