@@ -1,0 +1,234 @@
+"""Costs against history: ``python -m benchmarks.aging --queues 16 --commits 1000,100000 --out aging.jsonl``.
+
+The real CatalogWriter and readers on a synthetic history (synthetic_history.py) in memory. At each number of commits
+the same figures: a cycle, catalog bytes, opening, the first and the middle message, listing a topic, following. The
+summary compares the last with the first. Owns the figures and their limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import islice
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from benchmarks.recording import record
+from benchmarks.report import MIB, Row
+from benchmarks.synthetic_history import SyntheticHistory
+from fetcher.io.waiting import new_future, run_sync
+from fetcher.queries.queue_listing import list_queues
+from fetcher.rows.catalog_view import CatalogView
+from tiered.catalog.catalog_reader import load, refresh
+from tiered.catalog.state import CatalogState
+from tiered.errors import AlreadyExistsError, NotFoundError
+from tiered.formats.keys import CATALOG_PREFIX
+from tiered.model.queue import QueueKey
+from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo
+from tiered.object_store.memory import MemoryStore
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+CYCLES = 400
+"""Cycles that are timed at the end of each number of commits."""
+FOLLOWED_COMMITS = 100
+CYCLE_RATIO_MAX, READ_RATIO_MAX, FIRST_REQUESTS_MAX = 1.2, 2.0, 6
+CATALOG_BYTES_MAX, DATA_SHARE_MAX = 1_500, 0.1
+LOCK_S_MAX, MORE_RSS_BYTES_MAX, FOLLOW_MS_MAX = 0.1, 64 * MIB, 1.0
+
+
+class CountingStore(MemoryStore):
+    """Counts requests. Keys are sorted when they are listed: a million of them cost less that way."""
+
+    def __init__(self) -> None:
+        self.reads = self.puts = self.put_bytes = 0
+        self.content: dict[str, bytes] = {}
+        super().__init__()
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        if key in self.content:
+            raise AlreadyExistsError(f"{key} exists")
+        self.content[key] = b"".join(body)
+        self.puts += 1
+        self.put_bytes += len(self.content[key])
+
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
+        self.reads += 1
+        if key not in self.content:
+            raise NotFoundError(f"{key} does not exist")
+        return self.content[key]
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        if prefix == CATALOG_PREFIX and limit == 1 and not start_after:
+            commits = (key for key in reversed(self.content) if key.startswith(prefix))
+            return (ObjectInfo(key, len(self.content[key]), 0) for key in islice(commits, 1))
+        found = sorted(key for key in self.content if key.startswith(prefix) and key > start_after)
+        return (ObjectInfo(key, len(self.content[key]), 0) for key in found[:limit])
+
+
+class _Inline:
+    """Runs work at once, for CatalogView."""
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = new_future()
+        future.set_result(work(*args, **kwargs))
+        return future
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure; returns 1 when a limit is exceeded."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.aging", description=main.__doc__)
+    parser.add_argument("--queues", type=int, default=16)
+    parser.add_argument("--commits", default="1000,100000", help="numbers of commits, ascending")
+    parser.add_argument("--out", type=Path, default=Path("aging.jsonl"))
+    options = parser.parse_args(arguments)
+    counts = [int(count) for count in options.commits.split(",")]
+    return record(options.out, measured(options.queues, counts), summarize, _table)
+
+
+def measured(queues: int, counts: Sequence[int]) -> Iterator[Row]:
+    """A row for each number of commits of one history."""
+    store = CountingStore()
+    history = SyntheticHistory(store, queues)
+    for count in counts:
+        while history.writer.state.version < count - CYCLES:
+            history.cycle()
+        yield {"queues": queues, "commits": count, **_cycles(store, history, count), **_reads(store, history)}
+
+
+def _cycles(store: CountingStore, history: SyntheticHistory, count: int) -> Row:
+    longest_s, puts, begun = 0.0, store.puts, time.process_time()
+    done = count - history.writer.state.version
+    for _ in range(done):
+        start = time.perf_counter()
+        history.cycle()
+        longest_s = max(longest_s, time.perf_counter() - start)
+    return {
+        "cycle_ms": (time.process_time() - begun) / done * 1000,
+        "longest_cycle_s": longest_s,
+        "puts_a_cycle": (store.puts - puts) / done,
+        "catalog_bytes_a_cycle": store.put_bytes / count,
+        "stored_bytes_a_cycle": history.stored_bytes / count,
+        "writer_rss_bytes": _rss_bytes() - store.put_bytes,
+    }
+
+
+def _reads(store: CountingStore, history: SyntheticHistory) -> Row:
+    opened, state = _measured(store, lambda: load(store))
+    key = history.keys[0]
+    end = int(state.queue(key)["end_queue_offset"])  # type: ignore[index]
+    first, _ = _measured(store, lambda: _runs_at(_view(store, state), key, 0))
+    middle, _ = _measured(store, lambda: _runs_at(_view(store, state), key, end // 2))
+    listed, _ = _measured(store, lambda: list_queues(state, topic=key.topic, hidden=False))
+    followed = _followed(store, history, state)
+    rows: Row = {}
+    for name, found in (("open", opened), ("first", first), ("middle", middle), ("list", listed)):
+        rows |= {f"{name}_{what}": figure for what, figure in found.items()}
+    return rows | followed
+
+
+def _measured(store: CountingStore, work: Callable[[], T]) -> tuple[Row, T]:
+    """Requests, processor time and peak of memory, the latter of a second execution: counting it takes time."""
+    reads, begun = store.reads, time.process_time()
+    found = work()
+    figures: Row = {"requests": store.reads - reads, "ms": (time.process_time() - begun) * 1000}
+    tracemalloc.start()
+    work()
+    figures["peak_bytes"] = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return figures, found
+
+
+def _view(store: MemoryStore, state: CatalogState) -> CatalogView:
+    return CatalogView(store, state, executor=_Inline(), clock_s=time.monotonic)  # type: ignore[arg-type]
+
+
+def _runs_at(view: CatalogView, key: QueueKey, offset: int) -> object:
+    queue = view.view(view.state, key)
+    assert queue is not None
+    places = run_sync(view.runs_of(queue, offset)).places(offset, end=offset + 1, bytes_max=1, runs_max=1)
+    assert places[0].base <= offset < places[0].end
+    return places
+
+
+def _followed(store: CountingStore, history: SyntheticHistory, state: CatalogState) -> Row:
+    """Processor time of a reader of up to 1,000 queues, for each commit and queue with news."""
+    followed = set(history.keys[:1000])
+    view = _view(store, state)
+    newest = state
+    spent_s, news = 0.0, 0
+    for number in range(FOLLOWED_COMMITS):
+        history.cycle()
+        begun = time.process_time()
+        newest = refresh(store, newest)
+        view.adopt(newest)
+        for run in newest.chunks[-1].runs:
+            key = newest.key_of(int(run["queue"]))
+            if key in followed:
+                _runs_at(view, key, int(run["base_queue_offset"]))
+                news += number > 0
+        spent_s += (time.process_time() - begun) * (number > 0)
+    return {"follow_ms": spent_s * 1000 / max(1, news)}
+
+
+def _rss_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def summarize(rows: Sequence[Row]) -> list[Row]:
+    """The last row against the first, and the limits it misses."""
+    first, last = rows[0], rows[-1]
+
+    def ratio(name: str) -> float:
+        return float(last[name]) / max(float(first[name]), 1e-9)
+
+    limits: dict[str, tuple[float, float]] = {
+        "cycle_ms": (ratio("cycle_ms"), CYCLE_RATIO_MAX),
+        "puts_a_cycle": (ratio("puts_a_cycle"), CYCLE_RATIO_MAX),
+        "catalog_bytes_a_cycle": (
+            last["catalog_bytes_a_cycle"], CATALOG_BYTES_MAX + DATA_SHARE_MAX * last["stored_bytes_a_cycle"],
+        ),
+        "first_requests": (last["first_requests"] + 2, FIRST_REQUESTS_MAX),  # the object's tail and a block
+        "follow_ms": (last["follow_ms"], FOLLOW_MS_MAX),
+    }  # fmt: skip
+    for name in ("open", "list"):
+        limits[f"{name}_requests"] = (
+            ratio(f"{name}_requests") if last[f"{name}_requests"] else 0.0,
+            READ_RATIO_MAX,
+        )
+        limits[f"{name}_ms"] = (ratio(f"{name}_ms"), READ_RATIO_MAX)
+    for name in ("open", "first", "middle", "list"):
+        more = last[f"{name}_peak_bytes"] - first[f"{name}_peak_bytes"]
+        limits[f"{name}_peak_bytes"] = (more, MORE_RSS_BYTES_MAX)
+    missed = [name for name, (figure, limit) in limits.items() if figure > limit]
+    return [
+        {
+            "name": "aging", "queues": last["queues"], "commits": [first["commits"], last["commits"]],
+            "figures": {name: {"figure": round(figure, 3), "limit": limit} for name, (figure, limit) in limits.items()},
+            "missed": missed,
+        }
+    ]  # fmt: skip
+
+
+def _table(summaries: Sequence[Row]) -> str:
+    lines = []
+    for summary in summaries:
+        lines.append(
+            f"{summary['queues']} queues, {summary['commits'][0]:,} to {summary['commits'][1]:,} commits"
+        )
+        figures: dict[str, Any] = summary["figures"]
+        for name, found in figures.items():
+            mark = "MISSED" if name in summary["missed"] else "ok"
+            lines.append(f"  {name:24} {found['figure']:>14,.3f} of {found['limit']:>14,.3f}  {mark}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
