@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, Final
 
 from sidecar.archive import Archive
+from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRule, TopicRules
@@ -19,7 +20,9 @@ def archived_topic_table(archive: Archive) -> Mapping[str, Any]:
     key = archive.state.state_objects.get(_TOPICS)
     if key is None:
         return {}
-    table = decode_state(archive.store.get(key), _TOPICS, source=f"{archive.store.url}/{key}")
+    table = decode_state(
+        archive.store.get(key, stored_bytes_max()), _TOPICS, source=f"{archive.store.url}/{key}"
+    )
     return table if isinstance(table, dict) else {}
 
 

@@ -39,7 +39,15 @@ from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.request_metrics import StoreMetrics
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
-from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult, OffloadStatus
+from tiered.settings.topic_rules import TopicRules
+from uploader.offload import (
+    Environment,
+    ObjectOptions,
+    Offloader,
+    OffloadIdentity,
+    OffloadResult,
+    OffloadStatus,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +130,7 @@ class UploaderJob:
             replace_log=settings.archive.replace_log,
             pins=pins,
             environment=_environment(writer, archive, names),
-            index_settings=settings.index,
+            options=ObjectOptions(settings.index, TopicRules.of(settings)),
         )
         head = StatusReport(
             archive_url=settings.archive.url,

@@ -16,6 +16,7 @@ from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import EncodedSegment
 from tiered.model.queue_roster import united
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason
+from tiered.model.ttl_class import FOREVER_CLASS
 from uploader.cycle_plan import CyclePlan, ObjectPlan
 from uploader.log_batch import LogBatch
 from uploader.skipped_log import skipped_settings
@@ -44,7 +45,8 @@ def gap_reason(*, is_lost: bool, is_damaged: bool, was_damaged: bool, was_lost: 
 def object_key(plan: ObjectPlan, from_phys: int, epoch: int, attempt: int) -> str:
     """The key of one attempt at an object of the cycle that begins at ``from_phys``."""
     if plan.is_set:
-        return set_key(f"{from_phys:020d}", epoch, attempt)
+        ttl_class = f"_{plan.ttl_class_days}d" if plan.ttl_class_days != FOREVER_CLASS else ""
+        return set_key(f"{from_phys:020d}{ttl_class}", epoch, attempt)
     queue = plan.queues[int(plan.runs["queue"][0])]
     return data_key(queue, int(plan.runs["base_queue_offset"][0]), epoch, attempt)
 
@@ -79,7 +81,8 @@ def cycle_draft(
         run_tables.append(runs)
         objects[number] = (
             number, segment.rows, segment.size_bytes, segment.tail_bytes, segment.tail_crc32c,
-            place.epoch, segment.min_phys, segment.end_phys, segment.raw_bytes, 0,
+            place.epoch, segment.min_phys, segment.end_phys, segment.raw_bytes,
+            item.ttl_class_days,
         )  # fmt: skip
     gaps = np.zeros(len(plan.gaps), GAP_DTYPE)
     for i, gap in enumerate(plan.gaps):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,16 @@ from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import QueueSelection, distinct
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table
+from tiered.model.ttl_class import FOREVER_CLASS
 from uploader.lmq_dispatch import LmqOffsets, resolved_lmq_rows
 from uploader.queue_generations import QueueGenerations
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
+from uploader.queue_ttl_classes import QueueTtlClasses
 from uploader.skipped_log import SkippedLog
 
 Ints = NDArray[Any]
+_LAST: Final = 1 << 30
+"""Sorts what never expires behind all TTL classes."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,10 @@ class UnusualQueue(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectPlan:
-    """One object to write: ``runs.queue`` and ``rows.parent`` index ``queues``."""
+    """One object to write: ``runs.queue`` and ``rows.parent`` index ``queues``. All runs are of one TTL class."""
 
     is_set: bool
+    ttl_class_days: int
     queues: Sequence[QueueKey]
     runs: Table
     rows: RowTable
@@ -113,12 +118,14 @@ class CyclePlanner:
         split_bytes: int,
         knows_ends: bool = True,
         skipped: SkippedLog | None = None,
+        ttl_classes: QueueTtlClasses | None = None,
     ) -> None:
         self._table = table
         self._tails = tails
         self._split_bytes = split_bytes
         self._knows_ends = knows_ends
         self._skipped = skipped or SkippedLog()
+        self._ttl_classes = ttl_classes or QueueTtlClasses()
         self._generations = QueueGenerations(table)
         self._scratch = SplitScratch()
 
@@ -145,11 +152,14 @@ class CyclePlanner:
         by_queue = np.argsort(self._generations.rank()[runs.ordinal], kind="stable")
         large = runs.byte_count[by_queue] >= self._split_bytes
         groups = [by_queue[i : i + 1] for i in np.flatnonzero(large)]
+        ttl_days = self._ttl_days(columns, rows, runs, order)
         small = by_queue[~large]
-        if len(small):
-            groups.append(small)
+        groups += [small[ttl_days[small] == days] for days in np.unique(ttl_days[small])]
         generation_of_row = self._generation_of_row(rows, runs, order)
-        objects = [self._object(group, columns, rows, runs, order, generation_of_row) for group in groups]
+        objects = [
+            self._object(group, int(ttl_days[group[0]]), columns, rows, runs, order, generation_of_row)
+            for group in groups
+        ]
         return CyclePlan(objects, gaps, change, len(rows.queue), int(runs.byte_count.sum()), unusual)
 
     def next_offsets(self, ordinals: Ints) -> Ints:
@@ -257,6 +267,18 @@ class CyclePlanner:
         after = np.stack([runs.end, runs.end_byte, runs.end_phys, runs.generation], axis=1)[is_last]
         return TailChange(ordinals, before, after)
 
+    def _ttl_days(self, columns: RecordColumns, rows: _Rows, runs: _Runs, order: Ints) -> Ints:
+        """TTL class of each run, _LAST for those that never expire. An LMQ run goes with the messages it refers to,
+        with the longest class of several."""
+        days = self._ttl_classes.days(self._table)
+        days = np.where(days == FOREVER_CLASS, _LAST, days)
+        of_run: Ints = days[runs.ordinal]
+        is_lmq = runs.kind == RunKind.LMQ
+        if is_lmq.any():
+            of_parents = np.maximum.reduceat(days[columns.queue[rows.record[order]]], runs.first)
+            of_run[is_lmq] = of_parents[is_lmq]
+        return of_run
+
     def _generation_of_row(self, rows: _Rows, runs: _Runs, order: Ints) -> Ints | None:
         """Generation of each stored record's run, by row; needed by LMQ entries only."""
         if rows.records == len(rows.queue):
@@ -268,6 +290,7 @@ class CyclePlanner:
     def _object(
         self,
         group: Ints,
+        ttl_days: int,
         columns: RecordColumns,
         rows: _Rows,
         runs: _Runs,
@@ -312,6 +335,7 @@ class CyclePlanner:
         )
         return ObjectPlan(
             is_set=len(group) > 1,
+            ttl_class_days=FOREVER_CLASS if ttl_days == _LAST else ttl_days,
             queues=QueueSelection(self._generations.roster, numbers),
             runs=table,
             rows=RowTable(

@@ -14,21 +14,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
-from tiered.errors import FencedError, UnavailableError, UnreadableError
+from tiered.errors import FencedError, TieredError, UnavailableError, UnreadableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.settings.sections import IndexSettings, OffloadSettings
+from tiered.settings.sections import OffloadSettings
 from uploader.archive_owner import ArchiveOwner
 from uploader.attempts import AttemptPolicy
 from uploader.bound_source import NO_ADDRESS, BoundSource, OffsetsSource, Silence
@@ -41,10 +42,11 @@ from uploader.follow_loop import PIN_EVERY_MS, BrokerRestartedError, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.metadata_commits import MetadataCommits, broker_tables
-from uploader.offload_environment import Environment, OffloadIdentity
+from uploader.offload_environment import Environment, ObjectOptions, OffloadIdentity
 from uploader.offload_status import OffloadResult, OffloadStatus
 from uploader.pin_watch import maintained, released_when_full
 from uploader.queue_tails import QueueTails
+from uploader.queue_ttl_classes import QueueTtlClasses
 from uploader.skipped_log import SkippedLog
 from uploader.store_feed import feed_of, header_check_of
 from uploader.truncation import referenced_end_phys
@@ -52,6 +54,7 @@ from uploader.truncation import referenced_end_phys
 __all__ = [
     "BrokerRestartedError",
     "Environment",
+    "ObjectOptions",
     "OffloadIdentity",
     "OffloadResult",
     "OffloadStatus",
@@ -83,14 +86,15 @@ class Offloader:
         replace_log: bool = False,
         pins: PinKeeper | None = None,
         environment: Environment | None = None,
-        index_settings: IndexSettings | None = None,
+        options: ObjectOptions | None = None,
     ) -> None:
         self._store = broker_store
         self._log = broker_store.commit_log
         self._archive = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
         self._identity = identity
         self._settings = settings
-        self._index_settings = index_settings or IndexSettings()
+        options = options or ObjectOptions()
+        self._index_settings = options.index
         self._topic_filter = topic_filter
         self._environment = environment or Environment()
         self._pins = pins
@@ -106,6 +110,7 @@ class Offloader:
         self._writer = self._owner.writer
         self._table = QueueTable()
         self._tails = QueueTails()
+        self._ttl_classes = QueueTtlClasses(options.rules)
         self._failure: BaseException | None = None
         self._stop_parts = threading.Event()
         self._stop_metadata = threading.Event()
@@ -121,6 +126,7 @@ class Offloader:
         """Load the catalog, compare the log with the archive, place the cursor, build the parts."""
         start_phys = self._owner.open(claim_now=claim_now)
         self._owner.load_tails(self._table, self._tails)
+        self._read_topic_attributes()
         self._build(start_phys)
         self._owner.planning_begins()
         self._is_open = True
@@ -139,7 +145,7 @@ class Offloader:
             range_bytes_max=max((file.size_bytes for file in self._log.files), default=1 << 30),
             clock_ms=environment.clock_ms,
         )  # fmt: skip
-        state_archive = BrokerStateArchive(self._archive, lambda: broker_tables(self._store))
+        state_archive = BrokerStateArchive(self._archive, self._broker_tables)
         if (state := writer.state_or_none) is not None:
             state_archive.adopt(state.state_objects)
         self._uploader = CycleUploader(
@@ -170,6 +176,7 @@ class Offloader:
                 self._tails,
                 split_bytes=settings.split_bytes,
                 skipped=SkippedLog.of(self._writer.state),
+                ttl_classes=self._ttl_classes,
             ),
             header_check=header_check_of(self._store, self._table, self._bound_source),
             tails=self._tails,
@@ -185,6 +192,18 @@ class Offloader:
             claim=self._owner.claim,
             log=environment.log,
         )
+
+    def _broker_tables(self) -> Mapping[str, Any]:
+        tables = broker_tables(self._store)
+        self._ttl_classes.adopt(tables["topics"])
+        return tables
+
+    def _read_topic_attributes(self) -> None:
+        """Before the first cycle. Without them objects are only grouped worse."""
+        with suppress(
+            TieredError
+        ):  # MetadataCommits reads the same tables and reports what is wrong with them
+            self._broker_tables()
 
     # -- run --------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tiered.catalog.state import CatalogState
+from tiered.settings.sections import IndexSettings
+from tiered.settings.topic_rules import TopicRules
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,14 @@ class OffloadIdentity:
     broker: str
     instance: str
     kind: str
+
+
+@dataclass(frozen=True)
+class ObjectOptions:
+    """Which index files are built, and which runs share objects."""
+
+    index: IndexSettings = field(default_factory=IndexSettings)
+    rules: TopicRules = field(default_factory=TopicRules)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pipeline.jobs.export import DELTA, FORMATS, PARQUET, export
 from tiered.console import camel_names, print_json, print_lines, size_text
 from tiered.errors import UsageError
 from tiered.object_store.store_options import StoreOptions
+from tiered.settings.topic_rules import TopicRules
 from uploader.outcome_text import outcome_text
 
 EXIT_ANOMALIES = 1
@@ -62,6 +63,7 @@ def run_backfill(options: argparse.Namespace) -> int:
         topics=settings.topics.topic_filter("", ""),
         settings=settings.offload,
         index=settings.index,
+        rules=TopicRules.of(settings),
         store=StoreOptions(settings.object_store),
         outage_limit_s=settings.process.patience_ms / 1000,
         take_over=options.take_over or settings.archive.take_over,

@@ -36,6 +36,7 @@ from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.outage_limit import outage_error
 from uploader.queue_tails import QueueTails
+from uploader.queue_ttl_classes import QueueTtlClasses
 from uploader.store_feed import feed_of, header_check_of
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,13 @@ def put_cycle(task: PutTask) -> PutCycle:
             was_damaged=task.was_damaged,
             was_lost=task.was_lost,
         )
-        planner = CyclePlanner(table, tails, split_bytes=task.settings.split_bytes, skipped=task.skipped)
+        planner = CyclePlanner(
+            table,
+            tails,
+            split_bytes=task.settings.split_bytes,
+            skipped=task.skipped,
+            ttl_classes=QueueTtlClasses(task.rules, task.topics),
+        )
         lmq = {(phys, table.ordinal(topic, queue_id)): offset for phys, topic, queue_id, offset in task.lmq}
         plan = planner.plan(batch.columns, gap_reason=reason, excluded=batch.excluded, lmq=lmq)
         if plan.rows != task.rows:

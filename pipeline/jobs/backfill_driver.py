@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,6 +47,7 @@ from tiered.broker_store.store import BrokerStore
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.state import NO_CHECK
+from tiered.errors import TieredError
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.interface import ObjectStore
@@ -56,8 +57,9 @@ from uploader.bound_source import BoundSource, no_offsets
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_draft import draft_in_place
 from uploader.metadata_commits import broker_tables
-from uploader.offload import Environment, Offloader, OffloadIdentity
+from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity
 from uploader.queue_tails import QueueTails
+from uploader.queue_ttl_classes import attributes_in_use
 from uploader.skipped_log import SkippedLog
 
 CYCLES_PER_CORE = 2
@@ -90,6 +92,7 @@ class StoreBackfill:
         self._tails = QueueTails()
         self._was_damaged = self._was_lost = False
         self._skipped = SkippedLog()
+        self._topics: dict[str, Any] = {}
         self._pending_deletions: list[str] = []
         self._result = BackfillReport(source.path, source.cluster, source.broker)
 
@@ -134,10 +137,18 @@ class StoreBackfill:
             self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
         owner.load_tails(self._table, self._tails)
         self._skipped = SkippedLog.of(writer.state)
+        self._topics = self._topic_attributes(store)
         parts = log_parts(store, start_phys, bound.phys, bound.proven_phys)
         self._commit_all(writer, parts)
         self._commit_tables(writer, archive, store)
         writer.release(pending_deletions=self._pending_deletions)
+
+    def _topic_attributes(self, store: BrokerStore) -> dict[str, Any]:
+        """Empty where the tables are unreadable: objects are then grouped worse, and _commit_tables fails."""
+        try:
+            return attributes_in_use(self._options.rules, broker_tables(store)["topics"])
+        except TieredError:
+            return {}
 
     def _commit_tables(self, writer: CatalogWriter, archive: ObjectStore, store: BrokerStore) -> None:
         """Commit the broker's topics, groups and offsets if they changed. A copy may lack them."""
@@ -197,6 +208,8 @@ class StoreBackfill:
                     was_damaged=self._was_damaged,
                     was_lost=self._was_lost,
                     skipped=self._skipped,
+                    rules=self._options.rules,
+                    topics=self._topics,
                     outage_limit_s=self._options.outage_limit_s,
                 )
                 self._was_damaged |= cycle.is_damaged
@@ -257,7 +270,7 @@ class StoreBackfill:
                 self._options.settings,
                 topic_filter=self._source.topics,
                 offsets_source=no_offsets,
-                index_settings=self._options.index,
+                options=ObjectOptions(self._options.index, self._options.rules),
             )
             outage_limit_s = self._options.outage_limit_s
             with bounded(outage_limit_s, lambda: offloader.retry_reason, offloader.abort, offloader.status):

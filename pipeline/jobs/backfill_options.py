@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from tiered.model.queue import TopicFilter
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import IndexSettings, OffloadSettings, ProcessSettings
+from tiered.settings.topic_rules import TopicRules
 
 Report = Callable[[str, int, int], None]
 """(store directory, bytes of commitlog done, total bytes)."""
@@ -33,6 +34,7 @@ class BackfillOptions:
     topics: TopicFilter = field(default_factory=TopicFilter)
     settings: OffloadSettings = field(default_factory=OffloadSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
+    rules: TopicRules = field(default_factory=TopicRules)
     store: StoreOptions = field(default_factory=StoreOptions)
     outage_limit_s: float = ProcessSettings.patience_ms / 1000
     take_over: bool = False

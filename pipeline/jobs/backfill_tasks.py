@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import OffloadSettings
+from tiered.settings.topic_rules import TopicRules
 from uploader.log_batch import DamagedRange, LostRange
 from uploader.log_feed import FeedBound
 from uploader.skipped_log import SkippedLog
@@ -121,7 +123,8 @@ class PutTask:
     """Encode one cycle and make it durable in ``epoch``.
 
     ``tails`` (TAIL_FIELDS) are those of ``queues`` before the cycle. ``skipped``: ranges excluded before this backfill;
-    ``was_…``: by its own earlier cycles. ``outage_limit_s``: how long the store may refuse every request."""
+    ``was_…``: by its own earlier cycles. ``topics``: the attributes that ``rules`` use. ``outage_limit_s``: how long
+    the store may refuse every request."""
 
     source: StoreSource
     settings: OffloadSettings
@@ -139,6 +142,8 @@ class PutTask:
     was_damaged: bool
     was_lost: bool
     skipped: SkippedLog
+    rules: TopicRules
+    topics: Mapping[str, Any]
     outage_limit_s: float
 
 

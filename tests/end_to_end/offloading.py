@@ -10,8 +10,9 @@ from tiered.broker_store.store import open_broker_store
 from tiered.model.queue import TopicFilter
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
+from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets
-from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult
+from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity, OffloadResult
 
 CLUSTER, BROKER = "FxCluster", "fx-a"
 FILTER = TopicFilter(cluster=CLUSTER, broker=BROKER)
@@ -30,6 +31,7 @@ def backfill(
     replace_log: bool = False,
     conf: BrokerConf | None = None,
     environment: Environment | None = None,
+    rules: TopicRules | None = None,
 ) -> OffloadResult:
     """Offload everything and stop."""
     with open_broker_store(store, conf=conf) as broker_store:
@@ -42,6 +44,6 @@ def backfill(
             offsets_source=no_offsets,
             replace_log=replace_log,
             environment=environment,
-            index_settings=index_settings,
+            options=ObjectOptions(index_settings or IndexSettings(), rules or TopicRules()),
         )
         return offloader.run(threading.Event(), follow=False)

@@ -14,8 +14,12 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import RecordColumns, StopReason, scan_log
 from tiered.model.queue import QueueKey, TopicFilter
 from tiered.model.tables import GapReason, RunKind
+from tiered.settings.rule_entries import RuleEntry
+from tiered.settings.topic_rules import TopicRules
+from uploader.cycle_draft import object_key
 from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.queue_tails import QueueTails
+from uploader.queue_ttl_classes import QueueTtlClasses
 
 FAR = 1 << 40
 
@@ -23,11 +27,16 @@ FAR = 1 << 40
 class Writer:
     """Table, tails and planner over consecutive pieces of one log."""
 
-    def __init__(self, topic_filter: TopicFilter | None = None, split_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        topic_filter: TopicFilter | None = None,
+        split_bytes: int = 1 << 30,
+        classes: QueueTtlClasses | None = None,
+    ) -> None:
         self.filter = topic_filter or TopicFilter()
         self.table = QueueTable()
         self.tails = QueueTails()
-        self.planner = CyclePlanner(self.table, self.tails, split_bytes=split_bytes)
+        self.planner = CyclePlanner(self.table, self.tails, split_bytes=split_bytes, ttl_classes=classes)
         self.phys = 0
         self.arena = b""
 
@@ -213,6 +222,41 @@ def test_large_runs_get_an_object_of_their_own_and_small_ones_share_one_in_queue
     names = [[item.queues[run["queue"]].topic for run in item.runs] for item in plan.objects]
     assert names == [["big"], ["c", "z"]]
     assert [item.is_set for item in plan.objects] == [False, True]
+
+
+RULES = TopicRules((RuleEntry("day", ttl="1h"), RuleEntry("week*", ttl="7d"), RuleEntry("big", ttl="8d")))
+
+
+def _topics_by_class(plan: CyclePlan) -> list[tuple[int, list[str]]]:
+    return [
+        (item.ttl_class_days, [item.queues[run["queue"]].topic for run in item.runs]) for item in plan.objects
+    ]
+
+
+def test_small_runs_share_an_object_with_runs_of_their_ttl_class_only() -> None:
+    classes = QueueTtlClasses(RULES)
+    writer = Writer(split_bytes=5000, classes=classes)
+    messages = [message(b"big", i, body=bytes(1000)) for i in range(6)]
+    names = (b"z", b"week2", b"day", b"c", b"week1")
+    plan = writer.plan_and_apply([*messages, *(message(name, 0) for name in names)])
+    assert _topics_by_class(plan) == [(14, ["big"]), (1, ["day"]), (7, ["week1", "week2"]), (0, ["c", "z"])]
+    keys = [object_key(item, 0, 1, 1) for item in plan.objects]
+    assert len(set(keys)) == 4 and "/00000000000000000000_7d-1-1.sso" in keys[2]
+    classes.adopt(
+        {"c": {"attributes": {"reserve.time": "24"}}, "day": {"attributes": {"reserve.time": 9999}}}
+    )
+    later = writer.plan_and_apply(
+        [message(b"c", 1), message(b"day", 1), message(b"z", 1), message(b"new", 0)]
+    )
+    assert _topics_by_class(later) == [(1, ["c", "day"]), (0, ["new", "z"])]
+
+
+def test_lmq_runs_go_with_the_longest_class_of_their_messages() -> None:
+    writer = Writer(classes=QueueTtlClasses(RULES))
+    plan = writer.plan_and_apply([in_lmq(b"day", 0, 0), in_lmq(b"week1", 0, 1), message(b"z", 0)])
+    assert _topics_by_class(plan) == [(1, ["day"]), (7, ["%LMQ%x", "week1"]), (0, ["z"])]
+    again = writer.plan_and_apply([in_lmq(b"day", 1, 2), in_lmq(b"z", 1, 3)])
+    assert _topics_by_class(again) == [(1, ["day"]), (0, ["%LMQ%x", "z"])]
 
 
 def test_system_topics_are_left_out_and_leave_no_trace() -> None:

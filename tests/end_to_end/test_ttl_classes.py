@@ -1,0 +1,78 @@
+"""Objects of real stores hold one TTL class each, and every message comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.jobs.backfill_options import BackfillOptions
+from tests.end_to_end.archive_check import check_against_truth
+from tests.end_to_end.lmq_truth import EVERYTHING
+from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.pipeline.jobs.backfill_runs import run as backfill_in_parallel
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.pages import RunIndex
+from tiered.flat_file.verify import verify_archive
+from tiered.formats.keys import archive_prefix, parse_set_key
+from tiered.model.queue import LMQ_PREFIX
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.rule_entries import RuleEntry
+from tiered.settings.topic_rules import TopicRules
+
+RealStore = Callable[[str], Path]
+WHOLE_SETS = replace(SMALL, split_bytes=64 << 20)
+
+
+def _classes(root: FileStore) -> dict[str, set[int]]:
+    """Classes of the objects that hold each topic; checks that a set's key names its class."""
+    archive = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+    assert verify_archive(archive, full=True).anomalies == []
+    state, found = load(archive), dict[str, set[int]]()
+    for page in RunIndex(archive).all_runs(state):
+        for row in page.chunk.runs:
+            place = page.chunk.objects[int(row["object"])]
+            days = int(place["ttl_class_days"])
+            found.setdefault(page.queues[int(row["queue"])].topic, set()).add(days)
+            parts = parse_set_key(page.chunk.object_keys[int(place["key"])])
+            assert parts is None or parts.batch_id.partition("_")[2] == (f"{days}d" if days else "")
+    return found
+
+
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_topics_with_different_rules_do_not_share_objects(
+    is_parallel: bool, real_store: RealStore, tmp_path: Path
+) -> None:
+    directory = real_store("E")
+    topics = sorted(json.loads((directory / "store/config/topics.json").read_text())["topicConfigTable"])
+    own = [topic for topic in topics if not topic.startswith(("%", "rmq_sys", "SELF", "TBW", "OFFSET"))]
+    short, long = own[0], own[-1]
+    rules = TopicRules(
+        (RuleEntry(short, ttl="12h"), RuleEntry(long, ttl="20d"), RuleEntry("*", ttl="forever"))
+    )
+    root = FileStore(tmp_path / "archive")
+    if is_parallel:
+        options = BackfillOptions(settings=WHOLE_SETS, rules=rules)
+        backfill_in_parallel(directory / "store", tmp_path / "archive", options=options)
+    else:
+        backfill(directory / "store", root, settings=WHOLE_SETS, rules=rules)
+    found = _classes(root)
+    assert {topic: days for topic, days in found.items() if days != {0}} == {
+        topic: days for topic, days in ((short, {1}), (long, {30})) if topic in found
+    }
+    assert len({0, 1, 30} & set().union(*found.values())) >= 2
+    assert check_against_truth(root, directory, "E") > 400
+
+
+def test_lmqs_share_the_objects_of_their_parents(real_store: RealStore, tmp_path: Path) -> None:
+    rules = TopicRules((RuleEntry(f"{LMQ_PREFIX}*", ttl="forever"), RuleEntry("*", ttl="7d")))
+    root = FileStore(tmp_path)
+    store = real_store("L") / "store"
+    backfill(store, root, topic_filter=EVERYTHING, settings=WHOLE_SETS, rules=rules)
+    found = _classes(root)
+    lmqs = {topic: days for topic, days in found.items() if topic.startswith(LMQ_PREFIX)}
+    assert lmqs and set(map(tuple, lmqs.values())) == {(7,)}

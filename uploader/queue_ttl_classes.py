@@ -1,0 +1,56 @@
+"""The TTL class of each queue of a table: which runs may share an object. Owns when topic attributes are read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.kernels.queue_table import QueueTable
+from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
+from tiered.settings.topic_rules import RESERVE_TIME, TopicRules, reserve_hours
+
+
+class QueueTtlClasses:
+    """Classes of one queue table, by ``rules`` and the broker's topic table. One thread may adopt a topic
+    table while another plans."""
+
+    def __init__(self, rules: TopicRules | None = None, topics: Mapping[str, Any] | None = None) -> None:
+        self._rules = rules or TopicRules()
+        self._attributes = attributes_in_use(self._rules, topics or {})
+        self._made_of = self._attributes
+        self._days = np.empty(0, np.int64)
+
+    def adopt(self, topics: Mapping[str, Any]) -> None:
+        """Use the topic table of the broker from the next cycle on."""
+        attributes = attributes_in_use(self._rules, topics)
+        if attributes != self._attributes:
+            self._attributes = attributes
+
+    def days(self, table: QueueTable) -> NDArray[np.int64]:
+        """The class of every queue of ``table``, by ordinal."""
+        attributes = self._attributes
+        if attributes is not self._made_of:
+            self._made_of, self._days = attributes, np.empty(0, np.int64)
+        known, count = len(self._days), len(table)  # a scan may add queues at the same time: next time
+        if known < count:
+            by_topic: dict[str, int] = {}
+            added = np.full(count - known, FOREVER_CLASS, np.int64)
+            for ordinal in range(known, count):
+                topic = table.topic(ordinal)
+                days = by_topic.get(topic)
+                if days is None:
+                    days = by_topic[topic] = ttl_class(self._rules.of_topic(topic, attributes).ttl_ms)
+                added[ordinal - known] = days
+            self._days = np.concatenate([self._days, added])
+        return self._days
+
+
+def attributes_in_use(rules: TopicRules, topics: Mapping[str, Any]) -> dict[str, Any]:
+    """The topic table reduced to what ``rules`` use: tables are large, and change with every new topic."""
+    if not rules.retention.from_broker:
+        return {}
+    hours = ((topic, reserve_hours(topic, topics)) for topic in topics)
+    return {topic: {"attributes": {RESERVE_TIME: found}} for topic, found in hours if found is not None}
