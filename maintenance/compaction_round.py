@@ -1,0 +1,273 @@
+"""One round of compaction in an archive: choose versions, plan, announce, write, commit.
+
+The keys of the outputs are announced by a commit as pending deletions, so that they are garbage if the compaction
+dies. The commit that replaces the pages of the versions takes them back, and makes the sources pending deletions. It
+is refused, and the round has no effect, when the epoch, the pages or the floors have changed.
+
+Runs are joined where the log history and the index cannot cut them: inside one history, and only below the versions
+that the caller allows, because a log that diverges inside a joined run cannot be followed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from maintenance.compaction_plan import (
+    Candidates,
+    CompactionLimits,
+    CompactionPlan,
+    plan_level_1,
+    plan_level_2,
+)
+from maintenance.compaction_run import (
+    CompactionIdentity,
+    CompactionOptions,
+    CompactionResult,
+    compact,
+    output_keys,
+)
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
+from tiered.catalog.deletions import Reason
+from tiered.catalog.page_merge import sequences_of
+from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
+from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.catalog.writer_limits import CatalogLimits
+from tiered.errors import UsageError
+from tiered.formats.container import CATALOG_MAJOR
+from tiered.formats.keys import SETS_PREFIX, page_key
+from tiered.model.queue import QueueKey
+from tiered.model.tables import Table
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.own_name import put_own
+
+GAIN_MIN = 2
+"""A plan has at most one output for so many sources, or it is not worth its requests."""
+
+
+@dataclass(frozen=True)
+class PlannedRound:
+    """What a round does: the pages it replaces, which hold ``candidates``, and the plan for them."""
+
+    pages: list[PageRef]
+    candidates: Candidates
+    plan: CompactionPlan
+
+
+def plan_round(
+    store: ObjectStore, state: CatalogState, limits: CompactionLimits, *, before_version: int
+) -> PlannedRound | None:
+    """The oldest round that is worth its requests; None if there is none. Reads pages, and no data.
+
+    Only versions below ``before_version`` take part. Raises UsageError when the archive's owner writes an older format.
+    """
+    if state.major < CATALOG_MAJOR:
+        raise UsageError(
+            "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
+        )
+    index = RunIndex(store)
+    for pages in _ranges(state, before_version):
+        candidates = _candidates(state, [index.living(state, index.read_page(ref)) for ref in pages])
+        if any(key in state.unindexed for key in candidates.object_keys):
+            continue  # a query scans these objects by name
+        for level in (plan_level_1, plan_level_2):
+            plan = level(candidates, limits)
+            if plan is not None and len(plan.outputs) * GAIN_MIN <= len(plan.sources):
+                return PlannedRound(pages, candidates, plan)
+    return None
+
+
+def run_round(
+    store: ObjectStore,
+    state: CatalogState,
+    planned: PlannedRound,
+    options: CompactionOptions,
+    *,
+    clock: Callable[[], int],
+    page_runs_max: int = CatalogLimits().page_runs_max,
+) -> CompactionResult | None:
+    """Carry out ``planned``, of ``state``, and commit it; None when the archive has changed, and nothing was
+    replaced."""
+    nonce = random.SystemRandom().getrandbits(40)
+    writer = CatalogWriter(
+        store, cluster=state.cluster, broker=state.broker, instance=f"compact-{nonce:010x}", kind="maintenance",
+        clock_ms=clock,
+    )  # fmt: skip
+    identity = CompactionIdentity(
+        state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(), nonce * 10**6
+    )
+    announced = output_keys(planned.candidates, planned.plan, identity)
+    is_current = _Unchanged(state, planned)
+
+    def announce(newest: CatalogState) -> CommitDraft | None:
+        if not is_current(newest):
+            return None
+        return CommitDraft(
+            CommitKind.MAINTENANCE,
+            pending_deletions=tuple(announced),
+            reason=Reason.INTENT,
+            created_ms=clock(),
+        )
+
+    if announced and not set(announced) <= writer.maintain(announce).pending_deletions.keys():
+        return None
+    result = compact(store, planned.candidates, planned.plan, identity, options)
+    pages = _put_pages(store, state, planned, result, f"{nonce:010x}", page_runs_max)
+    sources = {planned.candidates.object_keys[int(number)] for number in planned.plan.sources}
+    taken_back = [key for key in result.object_keys if key in set(announced)]
+
+    is_committed = False
+
+    def replace_pages(newest: CatalogState) -> CommitDraft | None:
+        nonlocal is_committed
+        is_committed = False
+        if not is_current(newest) or not set(taken_back) <= newest.pending_deletions.keys():
+            return None
+        is_committed = True
+        return CommitDraft(
+            CommitKind.MAINTENANCE,
+            pages=PageChange(
+                added=tuple(pages),
+                removed=[page.key for page in planned.pages],
+                resolved_version=state.version,
+            ),
+            restored=tuple(taken_back),
+            pending_deletions=tuple(sorted(sources | set(result.abandoned))),
+            reason=Reason.COMPACTED,
+            created_ms=clock(),
+        )
+
+    writer.maintain(replace_pages)
+    if is_committed:
+        return result
+    left = [page.key for page in pages] + result.abandoned
+    writer.maintain(
+        lambda _newest: CommitDraft(CommitKind.MAINTENANCE, pending_deletions=left, created_ms=clock())
+    )
+    return None
+
+
+class _Unchanged:
+    """Whether a newer state still has what a round was planned for."""
+
+    def __init__(self, state: CatalogState, planned: PlannedRound) -> None:
+        self._epoch = state.epoch
+        self._history = state.cursor.history
+        self._pages = {page.key for page in planned.pages}
+        self._queues = list(planned.candidates.queues)
+        self._floors = planned.candidates.floors
+        self._tombstones = len(state.tombstones)
+
+    def __call__(self, newest: CatalogState) -> bool:
+        # Page objects carry the epoch: those of an earlier one may be collected before a commit names them.
+        return (
+            newest.epoch == self._epoch
+            and newest.cursor.history == self._history
+            and self._pages <= {page.key for page in newest.pages}
+            and len(newest.tombstones) == self._tombstones
+            and bool((_floors(newest, self._queues) == self._floors).all())
+        )
+
+
+def _ranges(state: CatalogState, before_version: int) -> Iterator[list[PageRef]]:
+    """Pages of consecutive versions inside one log history, oldest first: whole sequences."""
+    sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
+    if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
+        return  # versions of two sequences overlap: no range of versions has pages of its own
+    last = min(before_version - 1, state.indexed_version if state.indexes else before_version - 1)
+    histories = state.log_histories
+
+    def place(sequence: list[PageRef]) -> tuple[int, ...] | None:
+        first, end = (
+            (
+                sum(one.version <= version for one in histories),
+                sum(one.common_version < version for one in histories),
+            )
+            for version in (sequence[0].from_version, sequence[0].to_version)
+        )
+        return first if first == end and sequence[0].to_version <= last else None
+
+    for where, group in groupby(sequences, place):
+        if where is not None:
+            yield [page for sequence in group for page in sequence]
+
+
+def _candidates(state: CatalogState, pages: list[Page]) -> Candidates:
+    """The runs of ``pages`` with each object once."""
+    queues = sorted({queue for page in pages for queue in page.queues})
+    queue_numbers = {queue: number for number, queue in enumerate(queues)}
+    numbers: dict[str, int] = {}
+    objects: list[Table] = []
+    runs: list[Table] = []
+    for page in pages:
+        chunk = page.chunk
+        place = np.zeros(len(chunk.objects), np.uint32)
+        for at, row in enumerate(chunk.objects):
+            key = chunk.object_keys[int(row["key"])]
+            number = numbers.setdefault(key, len(numbers))
+            if number == len(objects):
+                objects.append(chunk.objects[at : at + 1].copy())
+                objects[-1]["key"] = number
+            place[at] = number
+        mine = chunk.runs.copy()
+        mine["queue"] = np.array([queue_numbers[queue] for queue in page.queues], np.uint32)[mine["queue"]]
+        mine["object"] = place[mine["object"]]
+        runs.append(mine)
+    keys = list(numbers)
+    return Candidates(
+        queues=queues,
+        runs=np.concatenate(runs),
+        objects=np.concatenate(objects),
+        object_keys=keys,
+        is_set=np.array([key.startswith(SETS_PREFIX) for key in keys], bool),
+        floors=_floors(state, queues),
+        is_pending=np.array([key in state.pending_deletions for key in keys], bool),
+    )
+
+
+def _floors(state: CatalogState, queues: list[QueueKey]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    rows = state.directory.rows(queues, len(state.table))
+    floors: np.ndarray[tuple[int], np.dtype[np.int64]] = np.where(
+        rows < 0, 0, state.table["min_queue_offset"][rows]
+    ).astype(np.int64)
+    return floors
+
+
+def _put_pages(
+    store: ObjectStore,
+    state: CatalogState,
+    planned: PlannedRound,
+    result: CompactionResult,
+    nonce: str,
+    page_runs_max: int,
+) -> list[PageRef]:
+    """One sequence of pages with the runs that stay and the new ones."""
+    candidates = planned.candidates
+    stays = candidates.runs[~np.isin(candidates.runs["object"], planned.plan.sources)]
+    new, objects = result.runs.copy(), result.objects.copy()
+    new["object"] += len(candidates.objects)
+    objects["key"] += len(candidates.object_keys)
+    chunk = RunChunk(
+        np.concatenate([stays, new]),
+        np.concatenate([candidates.objects, objects]),
+        (*candidates.object_keys, *result.object_keys),
+    )
+    made = 0
+
+    def put(version: int, data: bytes) -> str:
+        nonlocal made
+        made += 1
+        key = page_key("runs", version, state.epoch, f"{nonce}_{made}")
+        put_own(store, key, [data])
+        return key
+
+    versions = (planned.pages[0].from_version, planned.pages[-1].to_version)
+    level = max(page.level for page in planned.pages)
+    if not len(chunk.runs):
+        return []
+    return write_pages(cut(sorted_page(candidates.queues, chunk), page_runs_max), level, versions, put)
