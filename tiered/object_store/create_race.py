@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -57,11 +58,14 @@ def require_exclusive_creates(store: ObjectStore, *, rounds: int = ROUNDS) -> No
     try:
         for key in keys:
             race_creates(store, key)
-    finally:
-        try:
+    except TieredError:
+        with suppress(TieredError):
             store.delete(keys)
-        except TieredError as error:
-            logger.warning("%d objects below %s remain: %s", len(keys), trial, error)
+        raise
+    try:
+        store.delete(keys)
+    except TieredError as error:
+        logger.warning("%d objects below %s remain: %s", len(keys), trial, error)
 
 
 def race_creates(store: ObjectStore, key: str, *, racers: int = RACERS) -> None:
