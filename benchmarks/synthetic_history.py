@@ -4,6 +4,8 @@ objects. Owns the drafts."""
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -38,18 +40,29 @@ class SyntheticHistory:
         self.now_ms = START_MS
         self.stored_bytes = 0
         """Of the data objects that were not written."""
+        self.merge_s = self.longest_merge_s = 0.0
         self._active = min(queues, active)
         self._random = np.random.default_rng(1)
         self.writer = CatalogWriter(
             store, cluster="DefaultCluster", broker="broker-a", instance="run-0123456789abcdef", kind="run",
-            clock_ms=lambda: self.now_ms, limits=limits, random=random.Random(1),
+            clock_ms=lambda: self.now_ms, limits=limits, random=random.Random(1), background=self._merge,
         )  # fmt: skip
         self.writer.claim()
 
-    def cycle(self) -> None:
-        """One commit."""
+    def cycle(self) -> float:
+        """One commit; returns its seconds, without those of a merge that began after it."""
         self.now_ms += CYCLE_MS
-        self.writer.append(self._draft())
+        draft = self._draft()
+        before_s, start_s = self.merge_s, time.perf_counter()
+        self.writer.append(draft)
+        return time.perf_counter() - start_s - (self.merge_s - before_s)
+
+    def _merge(self, work: Callable[[], None]) -> None:
+        start_s = time.perf_counter()
+        work()
+        spent_s = time.perf_counter() - start_s
+        self.merge_s += spent_s
+        self.longest_merge_s = max(self.longest_merge_s, spent_s)
 
     def _draft(self) -> CommitDraft:
         state, rand = self.writer.state, self._random

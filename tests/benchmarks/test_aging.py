@@ -44,7 +44,7 @@ def test_reading_costs_the_same_after_a_long_history(queues: int) -> None:
     assert len(state.pending_deletions) < 4 * SMALL.spill_deletions
     assert describe(load(store)) == describe(state)
     # Every offset of a queue is found, whatever the level of its page.
-    view = CatalogView(store, state, executor=aging._Inline(), clock_s=lambda: 0.0)  # type: ignore[arg-type]
+    view = CatalogView(store, state, executor=aging._Inline(), clock_s=lambda: 0.0)
     row = state.queue(history.keys[0])
     assert row is not None
     end = int(row["end_queue_offset"])
