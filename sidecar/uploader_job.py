@@ -23,6 +23,7 @@ from sidecar.broker_side import (
     store_path,
     topic_filter_of,
 )
+from sidecar.gc_schedule import GcSchedule
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter
 from tiered.broker_store.conf import BrokerConf
@@ -132,6 +133,8 @@ class UploaderJob:
             environment=_environment(writer, archive, names),
             options=ObjectOptions(settings.index, TopicRules.of(settings)),
         )
+        own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
+        self._gc = GcSchedule(own, settings.gc, writer.instance)
         head = StatusReport(
             archive_url=settings.archive.url,
             cluster=names.cluster,
@@ -142,8 +145,12 @@ class UploaderJob:
         opened.callback(self._reporter.close)
 
     def run(self, stop: threading.Event) -> None:
-        """NextStep the broker until ``stop``."""
-        self.offload(stop, follow=True)
+        """Follow the broker until ``stop``."""
+        self._gc.start()
+        try:
+            self.offload(stop, follow=True)
+        finally:
+            self._gc.stop()
 
     def offload(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
         """Run the uploader, then close all stores. Raises what Offloader.run raises."""

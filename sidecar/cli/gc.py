@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import signal
+import threading
 import time
 from typing import Any
 
-from sidecar.archive import open_for_reading
+from maintenance.gc import Deletions, run_gc
+from maintenance.prices import Prices
+from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from tiered.catalog.garbage import run_gc
+from sidecar.progress import LINE_INTERVAL_S
 from tiered.console import print_json, print_lines, size_text
+from tiered.errors import TieredError, UsageError
+from tiered.settings.quantities import BadValueError, duration_ms
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,36 +32,102 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="keep pending deletions this long, such as 72h",
     )
+    parser.add_argument(
+        "--every", metavar="DURATION", help="collect again after each DURATION, such as 24h, until stopped"
+    )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print what is or would be deleted."""
+    """Print what is or would be deleted; 1 if some of it could not be."""
     settings = settings_of(options).settings
-    with open_for_reading(options.url, settings) as archive:
-        plan = run_gc(
-            archive.store,
-            archive.state,
-            apply=options.apply,
-            grace_ms=settings.gc.grace_ms,
-            diverged_grace_ms=settings.gc.diverged_grace_ms,
-            clock=_now_ms,
-        )
+    if options.every is None:
+        with open_for_reading(options.url, settings) as archive:
+            return _collect(archive, settings, options)
+    if not options.apply:
+        raise UsageError("--every deletes: it requires --apply", hint="add --apply, or remove --every")
+    every_s = _every_s(options.every)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    failures = 0
+    while not stopped.is_set():
+        try:
+            with open_for_reading(options.url, settings) as archive:
+                _collect(archive, settings, options, stopped)
+            failures = 0
+        except TieredError as error:
+            failures += 1
+            logger.error("garbage collection failed, the next one is in %s: %s", options.every, error)
+        stopped.wait(every_s)
+    return 0
+
+
+def _collect(
+    archive: Archive, settings: Settings, options: argparse.Namespace, stopped: threading.Event | None = None
+) -> int:
+    deletions = Deletions(
+        settings.gc.deletes_per_s,
+        _Progress().update,
+        (lambda: False) if stopped is None else stopped.is_set,
+        time.sleep if stopped is None else stopped.wait,
+    )
+    plan = run_gc(
+        archive.store,
+        archive.state,
+        apply=options.apply,
+        grace_ms=settings.gc.grace_ms,
+        diverged_grace_ms=settings.gc.diverged_grace_ms,
+        clock=_now_ms,
+        deletions=deletions,
+    )
+    month = Prices().storage(plan.delete_bytes)
     document: dict[str, Any] = {
         "applied": options.apply,
         "delete": sorted(plan.delete),
         "deleteBytes": plan.delete_bytes,
+        "failed": plan.failed,
+        "uploads": sorted({upload.key for upload in plan.uploads}),
         "kept": plan.kept,
     }
     if options.json:
         print_json(document)
-        return 0
-    print_lines(*document["delete"])
+        return 1 if plan.failed else 0
+    print_lines(*document["delete"], *(f"unfinished upload of {key}" for key in document["uploads"]))
     verb = "deleted" if options.apply else "dry run, add --apply to delete:"
     kept = ", ".join(f"{count:,} {reason}" for reason, count in sorted(plan.kept.items())) or "none"
     size = size_text(plan.delete_bytes)
-    print_lines(f"{archive.title}: {verb} {len(plan.delete)} objects, {size}; kept: {kept}")
-    return 0
+    count = len(plan.delete) - len(plan.failed)
+    print_lines(f"{archive.title}: {verb} {count} objects, {size} ({month:.2f} $ a month); kept: {kept}")
+    print_lines(*(f"not deleted: {key}: {reason}" for key, reason in sorted(plan.failed.items())))
+    return 1 if plan.failed else 0
+
+
+def _every_s(text: str) -> float:
+    try:
+        every_ms = duration_ms(text)
+    except BadValueError as error:
+        raise UsageError(f"--every {text} is not a duration", hint=str(error)) from None
+    if every_ms is None:
+        raise UsageError("--every forever never collects", hint='use a duration such as "24h"')
+    return every_ms / 1000
+
+
+class _Progress:
+    """A line in the log every ten seconds, with rate and time left."""
+
+    def __init__(self) -> None:
+        self._begun_s = self._line_s = time.monotonic()
+
+    def update(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._line_s < LINE_INTERVAL_S or not done:
+            return
+        self._line_s = now_s
+        rate = done / (now_s - self._begun_s)
+        logger.info(
+            "deleted %d of %d objects, %.0f a second, %.0f s left", done, total, rate, (total - done) / rate
+        )
 
 
 def _now_ms() -> int:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from maintenance.gc import CLOCK_SKEW_MS_MAX
 from sidecar.doctor.check import Check, Finding, PolicyLines, denied_action, failed, failed_by, ok
-from tiered.catalog.garbage import CLOCK_SKEW_MS_MAX
 from tiered.errors import AlreadyExistsError, NotFoundError, TieredError
 from tiered.object_store.bucket_probe import BucketProbe
 from tiered.object_store.create_race import RACERS, ROUNDS, TRIAL_SUFFIX, new_trial, race_creates

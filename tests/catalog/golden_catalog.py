@@ -13,13 +13,13 @@ from unittest import mock
 
 import numpy as np
 
+from maintenance.gc import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tests.formats.golden_archive import GOLDEN
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, encode_list, list_of
-from tiered.catalog.garbage import run_gc
 from tiered.catalog.index_refs import UNINDEXED, IndexChange, IndexRef
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import REMOVED_DTYPE

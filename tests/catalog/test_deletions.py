@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from maintenance.gc import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, encode_list, list_of, read_list
-from tiered.catalog.garbage import run_gc
 from tiered.catalog.snapshot import describe, encode_root
 from tiered.errors import CorruptionError
 from tiered.object_store.memory import MemoryStore

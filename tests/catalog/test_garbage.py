@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from maintenance.gc import CLOCK_SKEW_MS_MAX, run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tiered.catalog.catalog_reader import head_version, load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.garbage import (
-    CLOCK_SKEW_MS_MAX,
-    Grace,
-    KeySet,
-    plan_gc,
-    referenced_by,
-    run_gc,
-    settled_version,
-)
+from tiered.catalog.garbage import Grace, KeySet, plan_gc, referenced_by, settled_version
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, PendingDeletion
 from tiered.errors import UsageError

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maintenance.gc import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, at, queue, writer
 from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
-from tiered.catalog.garbage import run_gc
 from tiered.catalog.index_refs import (
     UNINDEXED,
     IndexChange,

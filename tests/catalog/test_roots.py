@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from maintenance.gc import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tests.object_store.fault_store import FaultStore
 from tiered.catalog import catalog_reader as reading
 from tiered.catalog.catalog_reader import REPLAY_MAX, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import NO_PAGES, Commit
-from tiered.catalog.garbage import run_gc
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, RootRef
 from tiered.errors import CorruptionError

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maintenance.gc import run_gc
 from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, log_checks, small_limits
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep
@@ -26,7 +27,6 @@ from tiered.catalog import catalog_reader as reading
 from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
-from tiered.catalog.garbage import run_gc
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import REMOVED_DTYPE, UNKNOWN_OFFSET, CatalogState, LogCheck

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from maintenance.gc import run_gc
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore, Request
 from tests.sweeps import sweep
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.garbage import run_gc
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import Body

@@ -1,4 +1,4 @@
-"""Rounds of compaction beside a live owner: rows stay, a round that comes too late changes nothing, garbage is found."""
+"""Rounds of compaction beside a live owner: rows stay, a late round changes nothing, garbage is found."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from maintenance.compaction_plan import CompactionLimits
 from maintenance.compaction_round import PlannedRound, plan_round, run_round
 from maintenance.compaction_run import CompactionOptions, CompactionResult
+from maintenance.gc import run_gc
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.flat_file.queue_reader import QueueReader
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
@@ -21,7 +22,6 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import Reason
-from tiered.catalog.garbage import run_gc
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UnansweredError, UsageError

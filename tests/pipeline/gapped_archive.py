@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from maintenance.gc import run_gc
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent, _record
 from tests.formats.segment_builder import RowSpec
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.garbage import run_gc
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import CATALOG_PREFIX, archive_prefix, object_of

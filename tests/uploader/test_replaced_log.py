@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from maintenance.gc import run_gc
 from tests.broker_store.record_bytes import BLANK_MAGIC
 from tests.catalog.drafts import append_draft, queue
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
@@ -23,7 +24,6 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.garbage import run_gc
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.errors import UsageError

@@ -1,4 +1,4 @@
-"""Garbage collection: decides which objects may be deleted, and deletes them.
+"""Garbage: decides which objects may be deleted. Pure, but for reading pages and lists.
 
 Deleted are pending deletions of committed versions after the grace period, and uncommitted objects of fenced epochs:
 an object carries its epoch, and no commit can refer to one of an older epoch. Age alone never makes an object garbage.
@@ -8,29 +8,24 @@ truncated log wait longer. Lists of pending deletions are collected as a whole.
 The age of a pending deletion is by the writer's clock or the bucket's timestamp of the commit, whichever is later: a
 wrong writer clock cannot shorten the grace period.
 
-The plan is pure. Deletion commits first: keys are *purged* from the pending deletions, which is final, then deleted. A
-crash in between leaves an unreferenced object, which the next epoch's collection finds.
+Deletion (maintenance/gc.py) commits first: keys are *purged* from the pending deletions, which is final, then deleted.
+A crash in between leaves an unreferenced object, which the next epoch's collection finds.
 """
 
 from __future__ import annotations
 
 import hashlib
-import random
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.deletions import NO_DELETION_CHANGE, DeletionChange, DeletionList, Reason, read_list
+from tiered.catalog.deletions import DeletionList, Reason, read_list
 from tiered.catalog.pages import RunIndex, referenced_keys
 from tiered.catalog.state import CatalogState
-from tiered.errors import UsageError
 from tiered.formats.keys import (
     DATA_PREFIX,
     INDEX_PREFIX,
@@ -40,11 +35,8 @@ from tiered.formats.keys import (
     catalog_key,
     epoch_of,
 )
-from tiered.object_store.interface import ObjectInfo, ObjectStore
+from tiered.object_store.interface import ObjectInfo, ObjectStore, Upload
 
-CLOCK_SKEW_MS_MAX = 5 * 60_000
-CLOCK_UNIT_MS = 1_000
-DELETE_BATCH = 1000
 COLLECTED = (DATA_PREFIX, INDEX_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX)
 
 
@@ -81,6 +73,10 @@ class GcPlan:
     purge: list[str] = field(default_factory=list)
     lists: list[DeletionList] = field(default_factory=list)
     kept: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Objects that could not be deleted, with the reason."""
+    uploads: list[Upload] = field(default_factory=list)
+    """Uploads in parts that were begun before the grace period and never completed."""
     delete_bytes: int = 0
 
 
@@ -194,86 +190,3 @@ def settled_version(store: ObjectStore, version: int, before_ms: int) -> int:
         return before_ms + 1 if info is None else info.modified_ms
 
     return bisect_left(range(1, version + 1), before_ms + 1, key=stamp_ms)
-
-
-def run_gc(
-    store: ObjectStore,
-    state: CatalogState,
-    *,
-    apply: bool,
-    grace_ms: int,
-    clock: Callable[[], int],
-    diverged_grace_ms: int | None = None,
-) -> GcPlan:
-    """Plan, and with ``apply`` delete. ``store`` is below the archive's prefix; ``clock`` gives ms since the epoch.
-    ``diverged_grace_ms``: grace period of objects of a truncated log, by default ``grace_ms``.
-
-    Raises UsageError when the local clock and the store's differ by more than five minutes.
-    """
-    now_ms, bucket_ms = clock(), store.clock_ms()
-    skew_ms = now_ms - bucket_ms
-    if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
-        raise UsageError(
-            f"this machine's clock is {abs(skew_ms) // 1000} s {'ahead of' if skew_ms > 0 else 'behind'} "
-            f"that of {store.url}",
-            hint="set the clock: the grace period depends on it",
-        )
-    listing = (info for prefix in COLLECTED for info in store.list(prefix))
-    # Some buckets have timestamps in whole seconds.
-    latest_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS)
-    plan = plan_gc(
-        listing,
-        state,
-        referenced_by(store, state),
-        now_ms=now_ms,
-        grace=Grace(grace_ms, grace_ms if diverged_grace_ms is None else diverged_grace_ms),
-        settled_version=cache(lambda grace: settled_version(store, state.version, latest_ms - grace)),
-        keys_of=lambda listed: read_list(store, listed),
-    )
-    if apply:
-        purged, lists = _purge(store, state, plan, clock)
-        waiting = KeySet(
-            key for listed in plan.lists if listed.key not in lists for key in read_list(store, listed)
-        )
-        plan.delete = [
-            key
-            for key in plan.delete
-            if (key not in state.pending_deletions or key in purged) and key not in waiting
-        ]
-        for first in range(0, len(plan.delete), DELETE_BATCH):
-            store.delete(plan.delete[first : first + DELETE_BATCH])
-    return plan
-
-
-def _purge(
-    store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Commit the purge of the plan's pending deletions and lists, except those restored or replaced since."""
-    if not plan.purge and not plan.lists:
-        return frozenset(), frozenset()
-    nonce = random.SystemRandom().getrandbits(48)
-    writer = CatalogWriter(
-        store,
-        cluster=state.cluster,
-        broker=state.broker,
-        instance=f"gc-{nonce:012x}",
-        kind="maintenance",
-        clock_ms=clock,
-    )
-    purged: list[str] = []
-    lists: list[str] = []
-
-    def build(newest: CatalogState) -> CommitDraft | None:
-        purged[:] = [key for key in plan.purge if key in newest.pending_deletions]
-        lists[:] = [listed.key for listed in plan.lists if listed in newest.deletion_lists]
-        if not purged and not lists:
-            return None
-        return CommitDraft(
-            CommitKind.MAINTENANCE,
-            purged=tuple(purged),
-            deletions=DeletionChange(removed=tuple(lists)) if lists else NO_DELETION_CHANGE,
-            created_ms=clock(),
-        )
-
-    writer.maintain(build)
-    return frozenset(purged), frozenset(lists)

@@ -41,6 +41,7 @@ from tiered.object_store.interface import (
     ObjectInfo,
     ObjectRange,
     Piece,
+    Upload,
     require_size,
 )
 from tiered.object_store.key import check_key, is_component
@@ -328,6 +329,13 @@ class FileStore:
         with self._translated(parent), suppress(FileNotFoundError, NotADirectoryError):
             return _sorted_entries(os.path.join(self._root, parent), hidden="" if parent else UPLOADS)
         return ()
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See ObjectStore."""
+        return iter(())
+
+    def abort_upload(self, upload: Upload) -> None:
+        """See ObjectStore."""
 
     def clock_ms(self, prefix: str = "") -> int:
         """The file system's clock: the timestamp of a new file (a server's, on a network file system)."""

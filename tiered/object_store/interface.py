@@ -58,6 +58,14 @@ def require_size(byte_count: int, max_bytes: int, where: str) -> None:
         raise too_large(byte_count, max_bytes, where)
 
 
+class Upload(NamedTuple):
+    """An upload in parts that was begun and not completed: its parts are stored, and paid for, until it is aborted."""
+
+    key: str
+    upload_id: str
+    begun_ms: int
+
+
 class ObjectStore(Protocol):
     """A flat key space under one URL. Thread-safe. Keys: ``[A-Za-z0-9._/-]``, below the URL's prefix."""
 
@@ -98,6 +106,14 @@ class ObjectStore(Protocol):
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove keys; absent ones are fine."""
+        ...
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """Uploads in parts below ``prefix`` that were begun and not completed; none where there is no such thing."""
+        ...
+
+    def abort_upload(self, upload: Upload) -> None:
+        """Remove the parts of an upload; an absent one is fine."""
         ...
 
     def clock_ms(self, prefix: str = "") -> int:

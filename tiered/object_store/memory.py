@@ -16,6 +16,7 @@ from tiered.object_store.interface import (
     ObjectInfo,
     ObjectRange,
     Piece,
+    Upload,
     require_size,
 )
 from tiered.object_store.key import check_key
@@ -105,6 +106,13 @@ class MemoryStore:
             for key in keys:
                 if self._objects.pop(key, None) is not None:
                     del self._keys[bisect_left(self._keys, key)]
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See ObjectStore."""
+        return iter(())
+
+    def abort_upload(self, upload: Upload) -> None:
+        """See ObjectStore."""
 
     def clock_ms(self, prefix: str = "") -> int:
         """See ObjectStore."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo, ObjectRange, ObjectStore, Piece
+from tiered.object_store.interface import (
+    GET_BYTES_MAX,
+    Body,
+    ObjectInfo,
+    ObjectRange,
+    ObjectStore,
+    Piece,
+    Upload,
+)
 from tiered.object_store.key import check_key
 from tiered.object_store.wrapper import StoreWrapper
 
@@ -58,6 +66,15 @@ class PrefixedStore(StoreWrapper):
     def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""
         self._store.delete([self._prefix + key for key in keys])
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See ObjectStore."""
+        for upload in self._store.uploads(self._prefix + prefix):
+            yield upload._replace(key=upload.key[len(self._prefix) :])
+
+    def abort_upload(self, upload: Upload) -> None:
+        """See ObjectStore."""
+        self._store.abort_upload(upload._replace(key=self._prefix + upload.key))
 
     def clock_ms(self, prefix: str = "") -> int:
         """See ObjectStore."""

@@ -36,6 +36,7 @@ from tiered.object_store.interface import (
     ObjectInfo,
     ObjectRange,
     Piece,
+    Upload,
 )
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.local_range import read_file_range
@@ -298,6 +299,30 @@ class S3Store:
                 return
             place = following
             left = None if left is None else left - len(found)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See ObjectStore."""
+        markers: dict[str, str] = {}
+        while True:
+            with self._translated(prefix):
+                answer = self._connected().list_multipart_uploads(
+                    Bucket=self._bucket, Prefix=prefix, **markers
+                )
+            for found in answer.get("Uploads", ()):
+                yield Upload(found["Key"], found["UploadId"], int(found["Initiated"].timestamp() * 1000))
+            if not answer.get("IsTruncated"):
+                return
+            markers = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+    def abort_upload(self, upload: Upload) -> None:
+        """See ObjectStore."""
+        with self._translated(upload.key):
+            try:
+                self._connected().abort_multipart_upload(
+                    Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id
+                )
+            except self._connected().exceptions.NoSuchUpload:
+                logger.debug("upload of %s is gone", upload.key)
 
     def clock_ms(self, prefix: str = "") -> int:
         """See ObjectStore. Whole seconds, from the Date header of a listing: a policy may allow these by prefix."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo, ObjectStore, Piece
+from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo, ObjectStore, Piece, Upload
 
 
 class StoreWrapper:
@@ -48,6 +48,14 @@ class StoreWrapper:
     def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""
         self._store.delete(keys)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See ObjectStore."""
+        return self._store.uploads(prefix)
+
+    def abort_upload(self, upload: Upload) -> None:
+        """See ObjectStore."""
+        self._store.abort_upload(upload)
 
     def clock_ms(self, prefix: str = "") -> int:
         """See ObjectStore."""

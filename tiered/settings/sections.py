@@ -245,6 +245,12 @@ class GcSettings:
         "grace period of messages that are no longer in the broker's log because it was truncated or replaced",
         minimum=0,
     )
+    deletes_per_s: int = setting(1000, "objects that gc deletes in a second, at most", minimum=1)
+    every_ms: int = setting(
+        24 * HOUR_MS,
+        "how often `tiered run` collects garbage, if its account may delete; 0: never",
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True)

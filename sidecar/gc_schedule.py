@@ -1,0 +1,86 @@
+"""Garbage collection inside `tiered run`, while this process owns the archive."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from maintenance.gc import Deletions, run_gc
+from tiered.catalog.catalog_reader import load
+from tiered.console import size_text
+from tiered.errors import AccessDeniedError, NotFoundError, TieredError
+from tiered.object_store.interface import ObjectStore
+from tiered.settings.sections import GcSettings
+
+logger = logging.getLogger(__name__)
+
+FIRST_AFTER_S = 600.0
+"""After the start: a process that restarts often collects too."""
+
+
+class GcSchedule:
+    """Collects every ``settings.every_ms`` in a thread, between ``start`` and ``stop``. ``store`` is the archive's."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: GcSettings,
+        instance: str,
+        *,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._store, self._settings, self._instance, self._clock_ms = store, settings, instance, clock_ms
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gc", daemon=True)
+
+    def start(self) -> None:
+        """Does nothing if the schedule is off."""
+        if self._settings.every_ms:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Waits for a deletion in progress."""
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        wait_s = min(FIRST_AFTER_S, self._settings.every_ms / 1000)
+        while not self._stopped.wait(wait_s):
+            wait_s = self._settings.every_ms / 1000
+            try:
+                self.collect()
+            except AccessDeniedError as error:
+                logger.warning(
+                    "garbage collection has not run: %s; allow deletes, or run `tiered gc --every` elsewhere and set "
+                    "gc.every_ms to 0", error,
+                )  # fmt: skip
+            except TieredError as error:
+                logger.warning("garbage collection has not run: %s", error)
+
+    def collect(self) -> None:
+        """Collect now, if this process owns the archive."""
+        try:
+            state = load(self._store)
+        except NotFoundError:
+            return
+        if state.owner is None or state.owner.released or state.owner.instance != self._instance:
+            return
+        plan = run_gc(
+            self._store,
+            state,
+            apply=True,
+            grace_ms=self._settings.grace_ms,
+            diverged_grace_ms=self._settings.diverged_grace_ms,
+            clock=self._clock_ms,
+            deletions=Deletions(
+                self._settings.deletes_per_s, is_stopped=self._stopped.is_set, sleep=self._stopped.wait
+            ),
+        )
+        if plan.failed:
+            key, reason = next(iter(plan.failed.items()))
+            logger.error("%d objects could not be deleted, such as %s: %s", len(plan.failed), key, reason)
+        count = len(plan.delete) - len(plan.failed)
+        logger.info("garbage collection deleted %d objects, %s", count, size_text(plan.delete_bytes))

@@ -1,0 +1,92 @@
+"""Garbage collection over stores that refuse: one object that cannot be deleted costs one object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from maintenance.gc import DELETE_BATCH, Deletions, run_gc
+from sidecar.gc_schedule import GcSchedule
+from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.errors import AccessDeniedError
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import GcSettings
+
+
+class Locked(MemoryStore):
+    """Refuses to delete some keys, and with them the batch, as S3 does: the rest of the batch is deleted."""
+
+    def __init__(self, locked: Sequence[str] = ()) -> None:
+        self.locked = set(locked)
+        self.deletes = 0
+        super().__init__(clock_ms=lambda: NOW_MS)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self.deletes += 1
+        super().delete([key for key in keys if key not in self.locked])
+        for key in keys:
+            if key in self.locked:
+                raise AccessDeniedError(f"{key} is locked")
+
+
+def with_garbage(store: MemoryStore, count: int) -> tuple[CatalogWriter, list[str]]:
+    made = writer(store)
+    made.claim()
+    keys = [f"sets/00/x-1-{number}.sso" for number in range(count)]
+    draft = append_draft(made.state, {queue("a"): 1})
+    for key in (*keys, *draft.object_keys):
+        store.put_if_absent(key, [b"x"])
+    made.append(draft)
+    made.append(CommitDraft(CommitKind.MAINTENANCE, pending_deletions=keys, created_ms=NOW_MS))
+    return made, keys
+
+
+def test_one_object_that_cannot_be_deleted_costs_one_object() -> None:
+    store = Locked()
+    _, keys = with_garbage(store, 3_000)
+    store.locked = {keys[1_234]}
+    seen: list[tuple[int, int]] = []
+    plan = run_gc(
+        store, load(store), apply=True, grace_ms=0, clock=lambda: NOW_MS,
+        deletions=Deletions(progress=lambda done, total: seen.append((done, total))),
+    )  # fmt: skip
+    assert list(plan.failed) == [keys[1_234]] and "is locked" in plan.failed[keys[1_234]]
+    assert [info.key for info in store.list("sets/00/x-")] == [keys[1_234]]
+    assert seen[0] == (0, len(plan.delete)) and seen[-1] == (len(plan.delete), len(plan.delete))
+    store.locked = set()
+    assert load(store).version == 4
+
+
+def test_a_store_that_refuses_everything_is_not_tried_key_by_key() -> None:
+    store = Locked()
+    _, keys = with_garbage(store, 5 * DELETE_BATCH)
+    store.locked = set(keys)
+    plan = run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: NOW_MS)
+    assert len(plan.failed) == len(keys)
+    assert store.deletes <= DELETE_BATCH + 2
+
+
+def test_deletion_keeps_to_its_rate_and_ends_when_stopped() -> None:
+    store = MemoryStore(clock_ms=lambda: NOW_MS)
+    _, keys = with_garbage(store, 2_500)
+    waits: list[float] = []
+    run_gc(
+        store, load(store), apply=True, grace_ms=0, clock=lambda: NOW_MS,
+        deletions=Deletions(1_000, sleep=waits.append, is_stopped=lambda: len(waits) == 2),
+    )  # fmt: skip
+    assert [round(wait) for wait in waits] == [1, 1]
+    assert len(list(store.list("sets/00/x-"))) == 500
+    assert keys
+
+
+@pytest.mark.parametrize("instance", ["w1", "other"])
+def test_the_owner_alone_collects(instance: str) -> None:
+    store = MemoryStore(clock_ms=lambda: NOW_MS)
+    with_garbage(store, 3)
+    schedule = GcSchedule(store, GcSettings(grace_ms=0), instance, clock_ms=lambda: NOW_MS)
+    schedule.collect()
+    assert len(list(store.list("sets/00/x-"))) == (0 if instance == "w1" else 3)
