@@ -1,0 +1,358 @@
+"""Plans expiry: the new floor of every queue, from the rules of topics and the runs of the catalog. Pure.
+
+- A run expires when its newest store timestamp and the bucket's time of its commit are both past: the time to live, and
+  the time that messages stay after their upload. So a broker's clock that is behind expires nothing early.
+- Whole runs expire, the oldest of a queue first; the first one that stays ends it. A floor only rises.
+- A size limit expires the oldest runs of its topic, over all queues and generations, until the topic's message bytes
+  fit. It alone may expire a message younger than its time to live. Runs behind them follow in the next pass.
+- A run of LMQ entries expires when all messages that it refers to are below the floors of their queues.
+
+Runs arrive page by page. Memory is a few integers for each queue, and about 100 bytes for each run of a topic with a
+size limit and of LMQs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.model.tables import FLOOR_DTYPE, RunKind, Table
+from tiered.settings.topic_rules import TopicRule
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NEVER_MS: Final = 1 << 62
+_TIME_MS_MAX: Final = 1 << 60
+"""Times of damaged records are cut here, so that sums do not overflow."""
+_OPEN, _STAYS, _AT_LMQ = 0, 1, 2
+
+_LIMITED_DTYPE = np.dtype([
+    ("queue", "<u4"), ("rows", "<u4"),
+    ("end_queue_offset", "<i8"), ("byte_count", "<i8"), ("newest_ms", "<i8"), ("is_lmq", "?"),
+])  # fmt: skip
+"""A run of a topic with a size limit."""
+LMQ_DTYPE = np.dtype([
+    ("queue", "<u4"), ("rows", "<u4"),
+    ("base_queue_offset", "<i8"), ("end_queue_offset", "<i8"), ("version", "<i8"), ("byte_count", "<i8"),
+    ("is_lmq", "?"), ("is_due", "?"),
+])  # fmt: skip
+"""A run of LMQ entries, or one that follows them. (queue, base_queue_offset, version) finds it in the catalog."""
+
+PARENT_DTYPE = np.dtype([
+    ("run", "<i8"),               # index into the runs that were requested
+    ("queue", "<i8"),             # the queue that the run refers to; -1: no longer in the archive
+    ("end_queue_offset", "<i8"),  # one past the last offset that the run refers to in this queue
+])  # fmt: skip
+"""A queue that a run of LMQ entries refers to."""
+
+Parents = Callable[[Table], Table]
+"""LMQ_DTYPE runs of entries -> their PARENT_DTYPE rows. A run without any stays."""
+
+
+@dataclass(frozen=True)
+class CommitTimes:
+    """The bucket's times of some commits, versions ascending. A version between two has the later one's time; versions
+    after the last have none, and their runs stay."""
+
+    versions: Ints
+    times_ms: Ints
+
+    def of(self, versions: NDArray[Any]) -> Ints:
+        """The time of each version, NEVER_MS if unknown."""
+        times = np.append(np.maximum.accumulate(self.times_ms), NEVER_MS)
+        found: Ints = times[np.searchsorted(self.versions, versions)]
+        return found
+
+
+@dataclass(frozen=True)
+class ExpiryQueues:
+    """The queues of an archive by number, hidden ones and earlier generations too. ``topic`` indexes ``rules``;
+    ``floor``: their minimum offsets; ``erased``: all their runs expire, whatever their age."""
+
+    rules: Sequence[TopicRule]
+    topic: Ints
+    floor: Ints
+    erased: Bools | None = None
+
+    def __len__(self) -> int:
+        return len(self.topic)
+
+    @cached_property
+    def ttl_ms(self) -> Ints:
+        """By queue; NEVER_MS: forever."""
+        return self._by_queue([NEVER_MS if rule.ttl_ms is None else rule.ttl_ms for rule in self.rules])
+
+    @cached_property
+    def min_archived_ms(self) -> Ints:
+        """By queue."""
+        return self._by_queue([rule.min_archived_ms for rule in self.rules])
+
+    @cached_property
+    def max_bytes(self) -> Ints:
+        """By topic; -1: no limit."""
+        return np.array([-1 if rule.max_bytes is None else rule.max_bytes for rule in self.rules], np.int64)
+
+    @cached_property
+    def is_erased(self) -> Bools:
+        """By queue."""
+        return np.zeros(len(self), bool) if self.erased is None else self.erased
+
+    def _by_queue(self, values: list[int]) -> Ints:
+        found: Ints = np.array(values, np.int64)[self.topic]
+        return found
+
+
+@dataclass(frozen=True)
+class ExpiryPlan:
+    """``floors``: FLOOR_DTYPE rows of the queues whose floor rises, by queue number. ``runs``, ``rows`` and
+    ``byte_count`` expire; ``living_…`` is before it. ``next_due_ms``: by queue, when the first run that is not due
+    will be; NEVER_MS: no such run, it never expires, or it depends on others."""
+
+    floors: Table
+    runs: int
+    rows: int
+    byte_count: int
+    living_rows: int
+    living_bytes: int
+    next_due_ms: Ints
+
+    @property
+    def share(self) -> float:
+        """The part of the archive's message bytes that expires; of its rows if it has no bytes."""
+        if self.living_bytes:
+            return self.byte_count / self.living_bytes
+        return self.rows / self.living_rows if self.living_rows else 0.0
+
+    def exceeds(self, max_share: float) -> bool:
+        """Whether the pass must stop (retention.max_share)."""
+        return self.share > max_share
+
+
+class ExpiryPlanner:
+    """Plans one pass at the bucket's time ``now_ms``: ``add`` all runs, then ``plan`` once."""
+
+    def __init__(self, queues: ExpiryQueues, commits: CommitTimes, now_ms: int) -> None:
+        self._queues, self._commits, self._now_ms = queues, commits, now_ms
+        count = len(queues)
+        self._floor = queues.floor.astype(np.int64)
+        self._rows = np.zeros(count, np.int64)
+        self._next_offset = np.full(count, -1, np.int64)
+        self._state = np.full(count, _OPEN, np.uint8)
+        self._next_due_ms = np.full(count, NEVER_MS, np.int64)
+        self._topic_bytes = np.zeros(len(queues.rules), np.int64)
+        self._limited: list[Table] = []
+        self._lmqs: list[Table] = []
+        self._runs = self._expired_bytes = self._living_rows = self._living_bytes = 0
+
+    def add(self, runs: Table) -> None:
+        """RUN_DTYPE runs by (queue, base offset); ``queue`` is the number of ExpiryQueues.
+
+        Pages may come in any order that keeps the offsets of each queue ascending. Raises ValueError otherwise.
+        """
+        queues = self._queues
+        queue = runs["queue"].astype(np.int64)
+        self._check_order(queue, runs)
+        is_living = runs["end_queue_offset"] > queues.floor[queue]
+        if not is_living.all():
+            runs, queue = runs[is_living], queue[is_living]
+        if not len(runs):
+            return
+        due_ms = self._due_ms(runs, queue)
+        is_due = (due_ms <= self._now_ms) | queues.is_erased[queue]
+        is_lmq = (runs["kind"] == RunKind.LMQ) & ~queues.is_erased[queue]
+        first = _starts(queue)
+        at = queue[first]
+        before = self._state[at]
+        stays = ~is_due | is_lmq
+        length = np.where(before == _OPEN, _prefixes(stays, first), 0)
+        is_expired = _in_prefix(length, first, len(runs))
+        self._expire(runs["end_queue_offset"], runs["rows"], runs["byte_count"], queue, is_expired)
+        # The first run that stays decides how the queue is continued.
+        is_ended = (before == _OPEN) & (length < np.diff(np.append(first, len(runs))))
+        end = (first + length)[is_ended]
+        self._state[at[is_ended]] = np.where(is_lmq[end], _AT_LMQ, _STAYS)
+        self._next_due_ms[at[is_ended]] = np.where(is_lmq[end], NEVER_MS, due_ms[end])
+        self._count(runs, queue)
+        self._hold(runs, queue, is_expired, is_lmq, is_due)
+
+    def _check_order(self, queue: Ints, runs: Table) -> None:
+        if not len(runs):
+            return
+        base, end = runs["base_queue_offset"], runs["end_queue_offset"]
+        same = queue[1:] == queue[:-1]
+        first = _starts(queue)
+        if (
+            bool((queue[1:] < queue[:-1]).any())
+            or bool((base[1:][same] < end[:-1][same]).any())
+            or bool((base[first] < self._next_offset[queue[first]]).any())
+        ):
+            raise ValueError("the runs of a queue must be in the order of their offsets")
+        self._next_offset[queue[first]] = end[np.append(first[1:], len(runs)) - 1]
+
+    def _due_ms(self, runs: Table, queue: Ints) -> Ints:
+        """When each run is due by its rule."""
+        ttl_ms = self._queues.ttl_ms[queue]
+        newest_ms = np.clip(runs["max_store_timestamp"], -_TIME_MS_MAX, _TIME_MS_MAX)
+        commit_ms = self._commits.of(runs["version"])
+        due_ms = np.maximum(newest_ms + np.minimum(ttl_ms, _TIME_MS_MAX), np.minimum(commit_ms, _TIME_MS_MAX)
+                            + self._queues.min_archived_ms[queue])  # fmt: skip
+        found: Ints = np.where((ttl_ms == NEVER_MS) | (commit_ms == NEVER_MS), NEVER_MS, due_ms)
+        return found
+
+    def _expire(self, end: Ints, rows: Ints, sizes: Ints, queue: Ints, is_expired: Bools) -> None:
+        """Raise floors over the runs of ``is_expired``, which are in order for each queue."""
+        if not is_expired.any():
+            return
+        queue = queue[is_expired]
+        np.maximum.at(self._floor, queue, end[is_expired])
+        np.add.at(self._rows, queue, rows[is_expired])
+        np.subtract.at(self._topic_bytes, self._queues.topic[queue], sizes[is_expired])
+        self._runs += len(queue)
+        self._expired_bytes += int(sizes[is_expired].sum())
+
+    def _count(self, runs: Table, queue: Ints) -> None:
+        np.add.at(self._topic_bytes, self._queues.topic[queue], runs["byte_count"])
+        self._living_rows += int(runs["rows"].sum())
+        self._living_bytes += int(runs["byte_count"].sum())
+
+    def _hold(self, runs: Table, queue: Ints, is_expired: Bools, is_lmq: Bools, is_due: Bools) -> None:
+        waits = (self._state[queue] == _AT_LMQ) & ~is_expired
+        has_limit = (self._queues.max_bytes[self._queues.topic[queue]] >= 0) & ~waits & ~is_expired
+        held = (self._lmqs, waits, LMQ_DTYPE), (self._limited, has_limit, _LIMITED_DTYPE)
+        for tables, chosen, dtype in held:
+            if not chosen.any():
+                continue
+            table = np.zeros(int(chosen.sum()), dtype)
+            columns = {
+                "queue": queue,
+                "newest_ms": runs["max_store_timestamp"],
+                "is_lmq": is_lmq,
+                "is_due": is_due,
+            }
+            for name in dtype.names or ():
+                table[name] = (columns[name] if name in columns else runs[name])[chosen]
+            tables.append(table)
+
+    # -- decisions after all runs -----------------------------------------------------------------------------
+
+    def plan(self, parents: Parents) -> ExpiryPlan:
+        """The plan of all added runs. ``parents`` is called a few times, with runs of LMQ entries that may expire."""
+        self._apply_limits()
+        self._apply_parents(parents)
+        raised = np.flatnonzero(self._floor > self._queues.floor)
+        floors = np.zeros(len(raised), FLOOR_DTYPE)
+        floors["queue"], floors["min_queue_offset"] = raised, self._floor[raised]
+        floors["rows"] = self._rows[raised]
+        return ExpiryPlan(
+            floors, self._runs, int(self._rows.sum()), self._expired_bytes, self._living_rows, self._living_bytes,
+            self._next_due_ms,
+        )  # fmt: skip
+
+    def _apply_limits(self) -> None:
+        """Expire the oldest runs of topics above their size limit."""
+        held = _by_queue(self._limited, _LIMITED_DTYPE)
+        first = _starts(held["queue"])
+        if held["is_lmq"].any():  # LMQ entries stay until their messages are gone, and what follows them, too
+            held = held[_in_prefix(_prefixes(held["is_lmq"], first), first, len(held))]
+            first = _starts(held["queue"])
+        if not len(held):
+            return
+        for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(held)], strict=True):
+            # A run cannot expire before those in front of it: it counts as being as new as the newest of them.
+            held["newest_ms"][begin:end] = np.maximum.accumulate(held["newest_ms"][begin:end])
+        topic = self._queues.topic[held["queue"]]
+        order = np.lexsort((held["newest_ms"], topic))
+        topic = topic[order]
+        sizes = held["byte_count"][order]
+        excess = np.maximum(self._topic_bytes - self._queues.max_bytes, 0)
+        first = _starts(topic)
+        length = np.diff(np.append(first, len(topic)))
+        before = np.cumsum(sizes) - sizes
+        is_expired = before - np.repeat(before[first], length) < excess[topic]
+        chosen = np.zeros(len(held), bool)
+        chosen[order[is_expired]] = True
+        self._expire(held["end_queue_offset"], held["rows"], held["byte_count"], held["queue"], chosen)
+
+    def _apply_parents(self, parents: Parents) -> None:
+        """Expire runs of LMQ entries, and what follows them in their queues, in order. The runs requested of each queue
+        double with every round: most queues end at the first."""
+        held = _by_queue(self._lmqs, LMQ_DTYPE)
+        if not len(held) or not (self._floor > 0).any():  # no message has ever expired
+            return
+        begin = _starts(held["queue"])
+        end = np.append(begin[1:], len(held))
+        count = 1
+        while len(begin):
+            taken = np.minimum(count, end - begin)
+            at = np.repeat(begin, taken) + _within(taken)
+            runs = held[at]
+            stays = ~self._is_dead(runs, parents)
+            first = np.cumsum(taken) - taken
+            length = _prefixes(stays, first)
+            is_expired = _in_prefix(length, first, len(runs))
+            self._expire(
+                runs["end_queue_offset"], runs["rows"], runs["byte_count"], runs["queue"], is_expired
+            )
+            is_continued = (length == taken) & (begin + taken < end)
+            begin, end = (begin + taken)[is_continued], end[is_continued]
+            count *= 2
+
+    def _is_dead(self, runs: Table, parents: Parents) -> Bools:
+        dead: Bools = runs["is_due"].copy()
+        lmq = np.flatnonzero(runs["is_lmq"])
+        if not len(lmq):
+            return dead
+        found = parents(runs[lmq])
+        is_below = (found["queue"] < 0) | (found["end_queue_offset"] <= self._floor[found["queue"]])
+        is_known = np.zeros(len(lmq), bool)
+        is_known[found["run"]] = True
+        is_known[found["run"][~is_below]] = False
+        dead[lmq] = is_known
+        return dead
+
+
+def _by_queue(tables: list[Table], dtype: np.dtype[Any]) -> Table:
+    """All of ``tables``, which are emptied, by queue; the offsets of each queue were added in order."""
+    held = np.empty(sum(map(len, tables)), dtype)
+    end = len(held)
+    while tables:  # one copy in memory, not two
+        table = tables.pop()
+        held[end - len(table) : end] = table
+        end -= len(table)
+    order = np.argsort(held["queue"], kind="stable")
+    found: Table = held[order]
+    return found
+
+
+def _starts(sorted_values: NDArray[Any]) -> Ints:
+    """Where each value begins."""
+    if not len(sorted_values):
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(np.append(True, sorted_values[1:] != sorted_values[:-1]))
+
+
+def _prefixes(stays: Bools, first: Ints) -> Ints:
+    """For each group that begins at ``first``: how many runs are in front of the first that stays."""
+    index = np.arange(len(stays))
+    nearest = np.minimum.reduceat(np.where(stays, index, len(stays)), first)
+    found: Ints = np.minimum(nearest, np.append(first[1:], len(stays))) - first
+    return found
+
+
+def _in_prefix(length: Ints, first: Ints, count: int) -> Bools:
+    """The first ``length`` runs of each group."""
+    sizes = np.diff(np.append(first, count))
+    found: Bools = np.arange(count) < np.repeat(first + length, sizes)
+    return found
+
+
+def _within(counts: Ints) -> Ints:
+    """0, 1, … for each count, concatenated."""
+    found: Ints = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return found
