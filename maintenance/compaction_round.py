@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import Reason
 from tiered.catalog.page_merge import sequences_of
 from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
-from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UsageError
 from tiered.formats.container import CATALOG_MAJOR
@@ -46,23 +46,27 @@ from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 
+RUNS_MAX = 1 << 20
+"""Of one round, unless a single sequence of pages has more; 112 bytes of memory each, some times over."""
 GAIN_MIN = 2
 """A plan has at most one output for so many sources, or it is not worth its requests."""
 
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """What a round does: the pages it replaces, which hold ``candidates``, and the plan for them."""
+    """What a round does: the pages it replaces, which hold ``candidates`` with the runs in memory up to
+    ``spilled_version``, and the plan for them."""
 
     pages: list[PageRef]
+    spilled_version: int
     candidates: Candidates
     plan: CompactionPlan
 
 
-def plan_round(
+def plan_rounds(
     store: ObjectStore, state: CatalogState, limits: CompactionLimits, *, before_version: int
-) -> PlannedRound | None:
-    """The oldest round that is worth its requests; None if there is none. Reads pages, and no data.
+) -> Iterator[PlannedRound]:
+    """Rounds that are worth their requests, oldest versions first. Reads pages, and no data.
 
     Only versions below ``before_version`` take part. Raises UsageError when the archive's owner writes an older format.
     """
@@ -71,15 +75,19 @@ def plan_round(
             "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
         )
     index = RunIndex(store)
-    for pages in _ranges(state, before_version):
-        candidates = _candidates(state, [index.living(state, index.read_page(ref)) for ref in pages])
+    for pages, spilled_version in _ranges(state, before_version):
+        found = [index.living(state, index.read_page(ref)) for ref in pages]
+        memory = _older_memory(state, spilled_version)
+        if len(memory.runs):
+            found.append(sorted_page(state.directory.roster.first(len(state.table)), memory))
+        candidates = _candidates(state, found)
         if any(key in state.unindexed for key in candidates.object_keys):
             continue  # a query scans these objects by name
         for level in (plan_level_1, plan_level_2):
             plan = level(candidates, limits)
             if plan is not None and len(plan.outputs) * GAIN_MIN <= len(plan.sources):
-                return PlannedRound(pages, candidates, plan)
-    return None
+                yield PlannedRound(pages, spilled_version, candidates, plan)
+                break
 
 
 def run_round(
@@ -135,6 +143,7 @@ def run_round(
                 added=tuple(pages),
                 removed=[page.key for page in planned.pages],
                 resolved_version=state.version,
+                spilled_version=planned.spilled_version,
             ),
             restored=tuple(taken_back),
             pending_deletions=tuple(sorted(sources | set(result.abandoned))),
@@ -162,6 +171,8 @@ class _Unchanged:
         self._queues = list(planned.candidates.queues)
         self._floors = planned.candidates.floors
         self._tombstones = len(state.tombstones)
+        self._spilled_version = planned.spilled_version
+        self._memory_runs = len(_older_memory(state, planned.spilled_version).runs)
 
     def __call__(self, newest: CatalogState) -> bool:
         # Page objects carry the epoch: those of an earlier one may be collected before a commit names them.
@@ -170,31 +181,52 @@ class _Unchanged:
             and newest.cursor.history == self._history
             and self._pages <= {page.key for page in newest.pages}
             and len(newest.tombstones) == self._tombstones
+            and len(_older_memory(newest, self._spilled_version).runs) == self._memory_runs
             and bool((_floors(newest, self._queues) == self._floors).all())
         )
 
 
-def _ranges(state: CatalogState, before_version: int) -> Iterator[list[PageRef]]:
-    """Pages of consecutive versions inside one log history, oldest first: whole sequences."""
+def _ranges(state: CatalogState, before_version: int) -> Iterator[tuple[list[PageRef], int]]:
+    """Consecutive versions inside one log history, oldest first: whole sequences of pages, and at the end the runs in
+    memory up to a version, or 0."""
     sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
     if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
         return  # versions of two sequences overlap: no range of versions has pages of its own
     last = min(before_version - 1, state.indexed_version if state.indexes else before_version - 1)
+    where: tuple[int, int] | None = None
+    pages: list[PageRef] = []
+    for sequence in sequences:
+        here = _histories(state, sequence[0].from_version)
+        is_inside = here == _histories(state, sequence[0].to_version) and sequence[0].to_version <= last
+        is_full = sum(page.runs for page in (*pages, *sequence)) > RUNS_MAX
+        if pages and (here != where or not is_inside or is_full):
+            yield pages, 0
+            pages = []
+        where = here
+        if is_inside:
+            pages += sequence
+    memory = _older_memory(state, last).runs["version"]
+    if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
+        if pages and where != _histories(state, int(memory.min())):
+            yield pages, 0
+            pages = []
+        yield pages, int(memory.max())
+    elif pages:
+        yield pages, 0
+
+
+def _histories(state: CatalogState, version: int) -> tuple[int, int]:
+    """Equal for versions between which no log history begins or branches off."""
     histories = state.log_histories
+    return (
+        sum(one.version <= version for one in histories),
+        sum(one.common_version < version for one in histories),
+    )
 
-    def place(sequence: list[PageRef]) -> tuple[int, ...] | None:
-        first, end = (
-            (
-                sum(one.version <= version for one in histories),
-                sum(one.common_version < version for one in histories),
-            )
-            for version in (sequence[0].from_version, sequence[0].to_version)
-        )
-        return first if first == end and sequence[0].to_version <= last else None
 
-    for where, group in groupby(sequences, place):
-        if where is not None:
-            yield [page for sequence in group for page in sequence]
+def _older_memory(state: CatalogState, version: int) -> RunChunk:
+    """Runs in memory that versions up to ``version`` added."""
+    return selected(state.memory, state.memory.runs["version"] <= version)
 
 
 def _candidates(state: CatalogState, pages: list[Page]) -> Candidates:
@@ -266,8 +298,10 @@ def _put_pages(
         put_own(store, key, [data])
         return key
 
-    versions = (planned.pages[0].from_version, planned.pages[-1].to_version)
-    level = max(page.level for page in planned.pages)
     if not len(chunk.runs):
         return []
+    first = min([page.from_version for page in planned.pages], default=int(candidates.runs["version"].min()))
+    last = max([planned.spilled_version, *(page.to_version for page in planned.pages)])
+    level = max((page.level for page in planned.pages), default=0)
+    versions = (first, last)
     return write_pages(cut(sorted_page(candidates.queues, chunk), page_runs_max), level, versions, put)

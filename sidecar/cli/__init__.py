@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "reset-offset": ("sidecar.cli.reset_offset", "reset a consumer group's offsets"),
     "verify": ("sidecar.cli.verify", "check an archive for damage"),
     "gc": ("sidecar.cli.gc", "delete garbage from an archive (dry run by default)"),
+    "compact": ("sidecar.cli.compact", "join small objects of an archive to large ones (dry run by default)"),
     "cost": ("sidecar.cli.cost", "estimate what an archive costs a month, and what settings would change"),
     "config": ("sidecar.cli.config_check", "check settings and print the effective values"),
 }

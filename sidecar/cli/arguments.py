@@ -53,6 +53,7 @@ _KNOWN = {flag.key: flag.option for flag in _FLAGS} | {
     "broker.store_path": "STORE",
     "process.state_dir": "--state-dir",
     "gc.grace_ms": "--grace",
+    "compaction.min_age_ms": "--older-than",
 }
 
 

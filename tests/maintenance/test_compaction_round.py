@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from maintenance.compaction_plan import CompactionLimits
-from maintenance.compaction_round import PlannedRound, plan_round, run_round
+from maintenance.compaction_round import PlannedRound, plan_rounds, run_round
 from maintenance.compaction_run import CompactionOptions, CompactionResult
 from maintenance.gc import run_gc
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
@@ -69,7 +69,8 @@ class Scene:
         return load(self.store)
 
     def plan(self, **others: Any) -> PlannedRound | None:
-        return plan_round(self.store, self.state, LIMITS, **({"before_version": EVERYTHING} | others))
+        bounds = {"before_version": EVERYTHING} | others
+        return next(plan_rounds(self.store, self.state, LIMITS, **bounds), None)
 
     def run(self, store: ObjectStore | None = None) -> CompactionResult | None:
         """One round, on ``store``."""
@@ -176,7 +177,7 @@ class Interrupted(StoreWrapper):
 
 
 def test_the_owner_commits_during_a_round(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, spill_runs=10**6 // 10**5, merge_sequences=10**6)
+    scene = Scene(tmp_path, spill_runs=10**6)
     assert scene.run(Interrupted(scene.store, lambda: scene.append(3))) is not None
     scene.append(3)
     scene.check()
@@ -251,13 +252,28 @@ def test_newer_versions_stay_as_they_are(scene: Scene) -> None:
     assert scene.plan(before_version=1) is None
 
 
+def test_runs_that_are_in_no_page_yet_are_joined_too(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, spill_runs=10**6)
+    assert scene.state.pages == ()
+    planned = scene.plan()
+    assert planned is not None
+    assert planned.spilled_version == scene.state.version
+    assert scene.run() is not None
+    assert scene.state.memory_runs == 0
+    scene.check()
+    scene.append(5)
+    scene.check()
+    scene.collect()
+    scene.check()
+
+
 def test_an_older_format_is_refused(scene: Scene) -> None:
     with pytest.raises(UsageError, match="older format"):
-        plan_round(scene.store, replace(scene.state, major=2), LIMITS, before_version=EVERYTHING)
+        next(plan_rounds(scene.store, replace(scene.state, major=2), LIMITS, before_version=EVERYTHING))
 
 
 def test_planning_reads_pages_and_no_data(scene: Scene) -> None:
     counting = FaultStore(scene.store)
     state = scene.state
-    assert plan_round(counting, state, LIMITS, before_version=EVERYTHING) is not None
+    assert list(plan_rounds(counting, state, LIMITS, before_version=EVERYTHING))
     assert not any(request.key.startswith(("data/", "sets/")) for request in counting.requests)

@@ -192,7 +192,7 @@ def test_unknown_settings_are_refused_with_a_suggestion(key: str, hint: str) -> 
     assert hint in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["compaction.size", "encryption.key", "offload.dictionary"])
+@pytest.mark.parametrize("key", ["encryption.key", "offload.dictionary"])
 def test_unsupported_settings_are_refused(key: str) -> None:
     with pytest.raises(UsageError, match="is not supported"):
         load_settings(flags={key: ("flag", "30d")})
@@ -216,7 +216,7 @@ def test_an_unknown_section_and_variable_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not in a section"):
         load_settings(_file(tmp_path, 'url = "x"\n'))
     with pytest.raises(UsageError, match="not supported"):
-        load_settings(_file(tmp_path, "[compaction]\n"))
+        load_settings(_file(tmp_path, "[encryption]\n"))
 
 
 def test_a_variable_with_one_underscore_is_not_ignored() -> None:

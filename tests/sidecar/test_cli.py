@@ -23,6 +23,7 @@ LIBRARIES_OF = {
     "run": frozenset({"prometheus_client", "yaml"}), "serve": frozenset({"prometheus_client", "yaml"}),
     "cost": frozenset({"prometheus_client"}),
     "backfill": frozenset({"tqdm"}), "verify": frozenset({"tqdm"}), "index": frozenset({"tqdm"}),
+    "compact": frozenset({"tqdm"}),
 }  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def test_config_check_tells_a_wrong_address(url: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("compaction.size=1", "compaction.size (--set compaction.size) is not supported"),
+        ("encryption.key=1", "encryption.key (--set encryption.key) is not supported"),
         ("retention.ttl=soon", "retention.ttl = soon (--set retention.ttl) is invalid"),
         ("offload.batch_byte=1", "did you mean offload.batch_bytes?"),
         ("offload.batch_bytes=-1", "use a whole number of bytes"),

@@ -11,6 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from tiered.model.queue import TopicFilter
+from tiered.settings.compaction_section import CompactionSettings
 from tiered.settings.declaration import setting
 from tiered.settings.quantities import BadValueError, duration_ms
 from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_name
@@ -555,6 +556,7 @@ class Settings:
     process: ProcessSettings = field(default_factory=ProcessSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
     read: ReadSettings = field(default_factory=ReadSettings)
     fetch: FetchSettings = field(default_factory=FetchSettings)
@@ -574,6 +576,7 @@ SECTIONS: dict[str, type[Any]] = {
     "process": ProcessSettings,
     "retention": RetentionSettings,
     "gc": GcSettings,
+    "compaction": CompactionSettings,
     "index": IndexSettings,
     "read": ReadSettings,
     "fetch": FetchSettings,
@@ -583,7 +586,6 @@ SECTIONS: dict[str, type[Any]] = {
 }
 
 UNSUPPORTED: dict[str, str] = {
-    "compaction": "segments are not merged",
     "encryption": "objects are not encrypted by this program: use bucket encryption",
     "offload.dictionary": "blocks are compressed without a dictionary",
 }
