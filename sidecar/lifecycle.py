@@ -25,6 +25,8 @@ from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
 
+BLOCKED = "blocked: object store"
+"""The reported state while the uploader runs but the object store stores nothing."""
 EXIT_NOT_DRAINED = 4
 EXIT_INTERNAL = 70
 RETRY_FIRST_S = 1.0
@@ -179,15 +181,20 @@ class Service:
         job = self._job
         if job is None:
             return None
-        return replace(job.report(), state=self._state.value, fenced=self._state is State.STANDBY)
+        report = job.report()
+        is_blocked = self._state is State.FOLLOWING and bool(report.store_problem)
+        state = BLOCKED if is_blocked else self._state.value
+        return replace(report, state=state, fenced=self._state is State.STANDBY)
 
     def health(self) -> tuple[bool, str]:
         """Alive: an uploader runs, or a restart of it is planned."""
         return self._state is not State.STOPPED, f"{self._state.value}: {self._why}"
 
     def readiness(self) -> tuple[bool, str]:
-        """Ready: the uploader runs and owns the archive."""
+        """Ready: the uploader runs, owns the archive, and the object store stores what it uploads."""
         report = self.report()
+        if report is not None and report.state == BLOCKED:
+            return False, f"{BLOCKED}: {report.store_problem}"
         owns = self._state is State.FOLLOWING and report is not None and report.epoch > 0
         return owns, f"{self._state.value}: {self._why}"
 

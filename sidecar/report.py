@@ -62,6 +62,8 @@ class StatusReport:
     """Damaged data objects excluded from the message index: queries by key read them directly."""
     index_files_rebuilt: int = 0
     """Damaged index files rebuilt by this process."""
+    store_problem: str = ""
+    """Why the object store blocks the archive: uploads or commits are being retried; empty if none is."""
     pending_deletions: int = 0
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_seconds: float = 0.0

@@ -459,4 +459,9 @@ class Offloader:
             pending_deletions=state.pending_deletion_count,
             oldest_pending_deletion_ms=state.oldest_pending_deletion_ms,
             index_files_rebuilt=self._index_builder.counters.rebuilt,
+            store_problem=self._store_problem(),
         )
+
+    def _store_problem(self) -> str:
+        counters = self._uploader.counters
+        return self.retry_reason or (counters.last_error if counters.consecutive_failures else "")

@@ -50,3 +50,5 @@ class OffloadStatus:
     oldest_pending_deletion_ms: int | None = None
     index_files_rebuilt: int = 0
     """Damaged index files rebuilt by this process."""
+    store_problem: str = ""
+    """Why uploads or commits are being retried; empty if none is."""

@@ -298,6 +298,7 @@ def test_metrics_without_a_report_say_down() -> None:
         ("following", 0, False, 0),
         ("retrying", 0, False, 0),
         ("retrying", 3, False, 0),
+        ("blocked: object store", 3, False, 0),
         ("stopped", 3, False, 0),
         ("standby", 0, True, 1),
     ],

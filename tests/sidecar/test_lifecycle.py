@@ -120,6 +120,21 @@ def test_stop_drains() -> None:
     assert harness.service.health() == (False, "stopped: drained")
 
 
+def test_an_uploader_that_the_object_store_blocks_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(_until_stopped)
+    harness.wait_for(lambda: harness.service.readiness()[0])
+    blocked = dataclasses.replace(REPORT, store_problem="http://h:9000 is unreachable: refused")
+    monkeypatch.setattr(FakeJob, "report", lambda _job: blocked)
+    why = "blocked: object store: http://h:9000 is unreachable: refused"
+    assert harness.service.readiness() == (False, why)
+    report = harness.service.report()
+    assert report is not None and report.state == "blocked: object store" and not report.is_up
+    assert harness.service.health()[0]
+    monkeypatch.setattr(FakeJob, "report", lambda _job: REPORT)
+    assert harness.service.readiness()[0]
+    assert harness.stop() == 0
+
+
 def test_a_job_that_does_not_drain_is_left_behind_with_exit_4() -> None:
     release = threading.Event()
     harness = Harness(lambda stop: (release.wait(), None)[1], process__drain_timeout_ms=20)
