@@ -1,4 +1,4 @@
-"""The admin HTTP server: /metrics, /health, /ready, /status.json; GET only, by default on 127.0.0.1.
+"""The admin HTTP server: /metrics, /health, /ready, /status.json; GET and HEAD only, by default on 127.0.0.1.
 
 A web page whose name resolves to this host (DNS rebinding) sends that name as Host. So a Host that is a name must be
 ``localhost``, the bound one, or one of ``admin.host_names``; IP addresses cannot be rebound. Requests without Host are
@@ -218,6 +218,10 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "rocketmq-tiered"
     sys_version = ""
 
+    def do_HEAD(self) -> None:
+        """The headers of GET; ``_answer`` omits the body."""
+        self.do_GET()
+
     def do_GET(self) -> None:
         slots = self.server.slots
         if not slots.begin_answer(self.connection):
@@ -253,7 +257,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged: scrapes come every few seconds."""

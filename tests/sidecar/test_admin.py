@@ -73,6 +73,13 @@ def _get(url: str, path: str, method: str = "GET") -> tuple[int, str]:
         connection.close()
 
 
+def _raw(url: str, request: bytes) -> bytes:
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
 def metrics_text(report: StatusReport | None) -> str:
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: report))
@@ -88,6 +95,8 @@ def test_routes() -> None:
         assert _get(url, "/ready") == (503, "standby: epoch 4 is owned by b\n")
         assert _get(url, "/elsewhere")[0] == 404
         assert _get(url, "/health", "POST")[0] == 501
+        assert _get(url, "/ready", "HEAD") == (503, "")
+        assert _raw(url, b"HEAD /health HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\n"), "without a body"
         assert "rocketmq_tiered_store_up" in _get(url, "/metrics")[1]
         assert decode_report(fetch_status(url)) == REPORT
 
