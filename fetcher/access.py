@@ -63,10 +63,13 @@ def decode_threads(wanted: int, processors: int, *, has_loop: bool) -> int:
     return wanted or min(max(processors - has_loop, 1), DECODE_THREADS_MAX)
 
 
-def open_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
-    """The archive at ``url``, data read by threads. Raises NotFoundError, UsageError or what the store raises."""
+def open_access(
+    url: str, *, cluster: str, broker: str, settings: Settings, version: int | None = None
+) -> ArchiveAccess:
+    """The archive at ``url``, data read by threads, at an earlier ``version`` or as it grows. Raises NotFoundError,
+    UsageError or what the store raises."""
 
-    return _opened(url, cluster, broker, settings, partial(_threads, settings=settings))
+    return _opened(url, cluster, broker, settings, partial(_threads, settings=settings), version=version)
 
 
 def _threads(place: ArchivePlace, settings: Settings) -> RangeReader:
@@ -96,15 +99,19 @@ def _opened(
     make_reader: Callable[[ArchivePlace], RangeReader],
     *,
     has_loop: bool = False,
+    version: int | None = None,
 ) -> ArchiveAccess:
     limit_decoding(settings.fetch.memory_bytes)
     root = open_store(url, StoreOptions(settings.object_store))
     try:
         names = cluster or settings.archive.cluster or None, broker or settings.archive.broker or None
         place = open_archive(root, *names)
-        state = load(place.store)
+        state = load(place.store, version=version)
         disk = _disk_cache(settings, place)
-        return ArchiveAccess(url, root, place, state, make_reader(place), settings, disk, has_loop=has_loop)
+        return ArchiveAccess(
+            url, root, place, state, make_reader(place), settings, disk,
+            has_loop=has_loop, is_snapshot=version is not None,
+        )  # fmt: skip
     except BaseException:
         root.close()
         raise
@@ -140,8 +147,10 @@ class ArchiveAccess:
         disk: DiskCache | None = None,
         *,
         has_loop: bool = False,
+        is_snapshot: bool = False,
     ) -> None:
-        """Closes ``root`` and ``reader``. ``has_loop``: an event loop reads."""
+        """Closes ``root`` and ``reader``. ``has_loop``: an event loop reads. ``is_snapshot``: never read a newer
+        version than ``state``."""
         clock_s = time.monotonic
         self.title = f"{place.cluster}/{place.broker} in {url}"
         self.cluster, self.broker, self.store = place.cluster, place.broker, place.store
@@ -151,7 +160,9 @@ class ArchiveAccess:
         self._decoders = Threads(decoders, name="decode")
         self._steps = Threads(STEP_THREADS, name="prefetch")
         self._timer = ThreadTimer()
-        self.catalog = CatalogView(place.store, state, executor=self._steps, clock_s=clock_s)
+        self.catalog = CatalogView(
+            place.store, state, executor=self._steps, clock_s=clock_s, is_snapshot=is_snapshot
+        )
         self.budget = ByteBudget(settings.fetch.memory_bytes)
         self.source = SegmentSource(
             reader,

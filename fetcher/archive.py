@@ -35,13 +35,22 @@ DEFAULT_LIMIT = 64
 
 
 def open_archive(
-    url: str | PathLike[str], *, cluster: str = "", broker: str = "", settings: Settings | None = None
+    url: str | PathLike[str],
+    *,
+    cluster: str = "",
+    broker: str = "",
+    settings: Settings | None = None,
+    version: int | None = None,
 ) -> Archive:
     """The archive at ``url``, or in the local directory at a path; names are optional if there is only one.
+    ``version``: as it was then; reads raise SnapshotExpiredError once objects of that version are deleted.
 
     Raises NotFoundError if there is none, UsageError listing the names when there are several.
     """
-    return Archive(open_access(url_of(url), cluster=cluster, broker=broker, settings=settings or Settings()))
+    settings = settings or Settings()
+    return Archive(
+        open_access(url_of(url), cluster=cluster, broker=broker, settings=settings, version=version)
+    )
 
 
 class Archive:

@@ -53,14 +53,8 @@ def run_gc(
 
     Raises UsageError when the local clock and the store's differ by more than five minutes.
     """
-    now_ms, bucket_ms = clock(), store.clock_ms()
-    skew_ms = now_ms - bucket_ms
-    if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
-        raise UsageError(
-            f"this machine's clock is {abs(skew_ms) // 1000} s {'ahead of' if skew_ms > 0 else 'behind'} "
-            f"that of {store.url}",
-            hint="set the clock: the grace period depends on it",
-        )
+    now_ms = clock()
+    bucket_ms = require_same_clock(store, now_ms)
     listing = (info for prefix in COLLECTED for info in store.list(prefix))
     # Some buckets have timestamps in whole seconds.
     latest_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS)
@@ -91,6 +85,19 @@ def run_gc(
         for upload in plan.uploads:
             store.abort_upload(upload)
     return plan
+
+
+def require_same_clock(store: ObjectStore, now_ms: int) -> int:
+    """The bucket's time. Raises UsageError when the local time ``now_ms`` differs by more than five minutes."""
+    bucket_ms = store.clock_ms()
+    skew_ms = now_ms - bucket_ms
+    if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
+        raise UsageError(
+            f"this machine's clock is {abs(skew_ms) // 1000} s {'ahead of' if skew_ms > 0 else 'behind'} "
+            f"that of {store.url}",
+            hint="set the clock: grace periods and times to live depend on it",
+        )
+    return bucket_ms
 
 
 def _delete(store: ObjectStore, keys: Sequence[str], how: Deletions) -> dict[str, str]:

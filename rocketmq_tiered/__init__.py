@@ -23,6 +23,7 @@ from tiered.errors import (
     AccessDeniedError,
     CorruptionError,
     NotFoundError,
+    SnapshotExpiredError,
     TieredError,
     UnavailableError,
     UnsupportedFormatError,
@@ -35,6 +36,6 @@ from tiered.settings.sections import Settings
 __all__ = [
     "AccessDeniedError", "Archive", "AsyncArchive", "AsyncQueue", "Boundary", "CorruptionError", "InnerMessage",
     "KeyKind", "Message", "MessageBatch", "MessageFilter", "NotFoundError", "Queue", "QueueListing", "Settings",
-    "Sql92Filter", "TagFilter", "TieredError", "UnavailableError", "UnsupportedFormatError", "UsageError",
-    "load_settings", "open", "open_async", "tag_filter",
+    "SnapshotExpiredError", "Sql92Filter", "TagFilter", "TieredError", "UnavailableError",
+    "UnsupportedFormatError", "UsageError", "load_settings", "open", "open_async", "tag_filter",
 ]  # fmt: skip

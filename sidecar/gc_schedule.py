@@ -1,4 +1,4 @@
-"""Garbage collection inside `tiered run`, while this process owns the archive."""
+"""Expiry and garbage collection inside `tiered run`, while this process owns the archive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 from maintenance.gc import Deletions, run_gc
-from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_reader import load, refresh
+from tiered.catalog.state import CatalogState
 from tiered.console import size_text
 from tiered.errors import AccessDeniedError, NotFoundError, TieredError
 from tiered.object_store.interface import ObjectStore
@@ -21,7 +22,8 @@ FIRST_AFTER_S = 600.0
 
 
 class GcSchedule:
-    """Collects every ``settings.every_ms`` in a thread, between ``start`` and ``stop``. ``store`` is the archive's."""
+    """Expires and collects every ``settings.every_ms`` in a thread, between ``start`` and ``stop``. ``store`` is the
+    archive's. ``expire``: a pass over a state, before the collection."""
 
     def __init__(
         self,
@@ -29,9 +31,11 @@ class GcSchedule:
         settings: GcSettings,
         instance: str,
         *,
+        expire: Callable[[ObjectStore, CatalogState], None] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._store, self._settings, self._instance, self._clock_ms = store, settings, instance, clock_ms
+        self._expire = expire
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gc", daemon=True)
 
@@ -61,13 +65,16 @@ class GcSchedule:
                 logger.warning("garbage collection has not run: %s", error)
 
     def collect(self) -> None:
-        """Collect now, if this process owns the archive."""
+        """Expire and collect now, if this process owns the archive."""
         try:
             state = load(self._store)
         except NotFoundError:
             return
         if state.owner is None or state.owner.released or state.owner.instance != self._instance:
             return
+        if self._expire is not None:
+            self._expire(self._store, state)
+            state = refresh(self._store, state)
         plan = run_gc(
             self._store,
             state,

@@ -23,6 +23,7 @@ from sidecar.broker_side import (
     store_path,
     topic_filter_of,
 )
+from sidecar.expiry import expire
 from sidecar.gc_schedule import GcSchedule
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter
@@ -134,7 +135,7 @@ class UploaderJob:
             options=ObjectOptions(settings.index, TopicRules.of(settings)),
         )
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
-        self._gc = GcSchedule(own, settings.gc, writer.instance)
+        self._gc = GcSchedule(own, settings.gc, writer.instance, expire=partial(expire, settings))
         head = StatusReport(
             archive_url=settings.archive.url,
             cluster=names.cluster,

@@ -62,6 +62,10 @@ class NotFoundError(TieredError):
     exit_code = 3
 
 
+class SnapshotExpiredError(NotFoundError):
+    """An earlier version of the archive is no longer whole: garbage collection deleted objects that it names."""
+
+
 class UnavailableError(TieredError):
     """Temporarily unavailable: the same call may succeed later."""
 

@@ -1,7 +1,8 @@
 """The catalog as readers see it: its newest version read so far, refreshed at intervals and when data is missing.
 
 A pull reads one state. States are immutable, so a refresh never changes a pull in progress. The executor refreshes;
-readers that can use the current state do not wait. Does not own the catalog's format (tiered.catalog).
+readers that can use the current state do not wait. A snapshot of an earlier version is never refreshed. Does not own
+the catalog's format (tiered.catalog).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fetcher.rows.run_windows import RunWindows
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState, RunChunk
-from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
+from tiered.errors import CorruptionError, NotFoundError, SnapshotExpiredError, TieredError, UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 
@@ -45,12 +46,14 @@ class CatalogView:
         clock_s: Callable[[], float],
         refresh_ms: int = REFRESH_MS,
         runs_bytes: int = RUNS_BYTES,
+        is_snapshot: bool = False,
     ) -> None:
         self._store = store
         self._state = state
         self._executor = executor
         self._clock_s = clock_s
-        self._refresh_s = refresh_ms / 1000
+        self._refresh_s = float("inf") if is_snapshot else refresh_ms / 1000
+        self._is_snapshot = is_snapshot
         self._lock = threading.RLock()
         self._refreshed_s = clock_s()
         self._failure: TieredError | None = None
@@ -88,6 +91,8 @@ class CatalogView:
 
     async def refreshed(self) -> CatalogState:
         """The newest version, read after this call. Raises what the store raises."""
+        if self._is_snapshot:
+            return self._state
         with self._lock:
             earlier = self._refreshing
         if earlier is not None:
@@ -124,7 +129,12 @@ class CatalogView:
         """
         try:
             return await reading(state)
-        except NotFoundError:
+        except NotFoundError as error:
+            if self._is_snapshot:
+                raise SnapshotExpiredError(
+                    f"version {state.version} of the archive is no longer whole: {error.message}",
+                    hint="garbage collection deleted objects of that version; read a newer one",
+                ) from error
             state = await self.refreshed()
             self.retries += 1
         if queue is not None and state.queue(queue) is None:

@@ -42,6 +42,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("sidecar.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
     "reset-offset": ("sidecar.cli.reset_offset", "reset a consumer group's offsets"),
     "verify": ("sidecar.cli.verify", "check an archive for damage"),
+    "expire": (
+        "sidecar.cli.expire",
+        "expire messages by their time to live, or erase a topic (dry run by default)",
+    ),
     "gc": ("sidecar.cli.gc", "delete garbage from an archive (dry run by default)"),
     "compact": ("sidecar.cli.compact", "join small objects of an archive to large ones (dry run by default)"),
     "cost": ("sidecar.cli.cost", "estimate what an archive costs a month, and what settings would change"),

@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generation", type=int, metavar="N", help="an earlier generation of a recreated topic"
     )
+    parser.add_argument(
+        "--at-version",
+        type=int,
+        metavar="N",
+        help="as the archive was at catalog version N, until gc deletes it",
+    )
     parser.add_argument("--follow", action="store_true", help="continue as the archive grows, until Ctrl-C")
 
 
@@ -67,7 +73,7 @@ def execute(options: argparse.Namespace) -> int:
     message_filter = _checked(options)
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
-    with open_archive(options.url, settings=settings) as archive:
+    with open_archive(options.url, settings=settings, version=options.at_version) as archive:
         printer = _Printer(archive, options, message_filter)
         chosen = _chosen(archive, options)
         if options.follow:
@@ -89,6 +95,10 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
             )
     if options.start is not None and options.since is not None:
         raise UsageError("--from and --since exclude each other", hint="give one of them")
+    if options.follow and options.at_version is not None:
+        raise UsageError(
+            "--follow and --at-version exclude each other", hint="an earlier version does not grow"
+        )
     if options.follow and options.until is not None:
         raise UsageError("--follow and --until exclude each other", hint="give one of them")
     if options.tag is not None and options.where is not None:

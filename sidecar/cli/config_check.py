@@ -97,5 +97,5 @@ def _topic_table(settings: Settings) -> tuple[Mapping[str, Any], str | None]:
         return read_broker_state(Path(store_path)).topics, store_path
     if url:
         with open_for_reading(url, settings) as archive:
-            return archived_topic_table(archive), archive.title
+            return archived_topic_table(archive.store, archive.state), archive.title
     return {}, None

@@ -13,13 +13,14 @@ from maintenance.gc import Deletions, run_gc
 from maintenance.prices import Prices
 from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.progress import LINE_INTERVAL_S
 from tiered.console import print_json, print_lines, size_text
 from tiered.errors import TieredError, UsageError
 from tiered.settings.quantities import BadValueError, duration_ms
 from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
+
+LINE_INTERVAL_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -51,6 +51,13 @@ class KeySet:
             parts.append(np.unique(np.array(digests, np.uint64)))
         self._digests = np.unique(np.concatenate(parts))
 
+    @staticmethod
+    def union(parts: Iterable[KeySet]) -> KeySet:
+        """All keys of ``parts``."""
+        found = KeySet(())
+        found._digests = np.unique(np.concatenate([found._digests, *(part._digests for part in parts)]))
+        return found
+
     def __contains__(self, key: object) -> bool:
         digest = _digest(str(key))
         at = int(np.searchsorted(self._digests, np.uint64(digest)))

@@ -1,0 +1,233 @@
+"""Expiry of real archives: what is readable afterwards is what an oracle says, and nothing else is deleted."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maintenance.expire import Erasure, ExpiryPass, commit_pass, plan_pass
+from maintenance.gc import run_gc
+from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.flat_file.queue_reader import QueueReader
+from tests.formats.golden_archive import GOLDEN
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.deletions import read_list
+from tiered.catalog.state import CatalogState
+from tiered.catalog.writer_limits import CatalogLimits
+from tiered.errors import UsageError
+from tiered.flat_file.verify import verify_archive
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.topic_rules import TopicRule
+
+HOUR_MS = 3_600_000
+A, B, KEPT, LMQ = QueueKey("a", 0, 0), QueueKey("b", 0, 0), QueueKey("kept", 0, 0), QueueKey("%LMQ%x", 0, 0)
+TTL_HOURS = {"a": 10, "b": 30}
+
+
+class Bucket(MemoryStore):
+    """A bucket whose clock moves."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+        super().__init__(clock_ms=lambda: self.now_ms)
+
+
+def rule(topic: str) -> TopicRule:
+    hours = TTL_HOURS.get(topic)
+    ttl_ms = None if hours is None else hours * HOUR_MS
+    return TopicRule(
+        topic, ttl_ms, min(ttl_ms or 72 * HOUR_MS, 72 * HOUR_MS), "test", None, "test", "NOT_IN_DISK", "test"
+    )
+
+
+def built(store: Bucket, cycles: int = 12, **limits: float) -> ArchiveBuilder:
+    """A cycle an hour: messages are stored by the broker, and committed, at the hour of their cycle."""
+    made = ArchiveBuilder(
+        store,
+        limits=CatalogLimits(**({"root_every": 4, "spill_runs": 12, "page_runs_max": 8} | limits)),  # type: ignore[arg-type]
+    )
+    for hour in range(cycles):
+        store.now_ms = NOW_MS + hour * HOUR_MS
+        made.commit([
+            Sent(A, b"a%d" % hour, stored_ms=store.now_ms, lmq=[LMQ]),
+            Sent(A, b"A%d" % hour, stored_ms=store.now_ms),
+            Sent(B, b"b%d" % hour, stored_ms=store.now_ms),
+            Sent(KEPT, b"k%d" % hour, stored_ms=store.now_ms),
+        ], as_set=hour % 3 != 1)  # fmt: skip
+    return made
+
+
+def expire(store: Bucket, *, erase: Erasure | None = None) -> tuple[ExpiryPass, CatalogState]:
+    state = load(store)
+    found = plan_pass(store, state, rule, clock=lambda: store.now_ms, erase=erase)
+    after = commit_pass(store, state, found, clock=lambda: store.now_ms)
+    return found, after
+
+
+def readable(store: MemoryStore, key: QueueKey) -> list[bytes]:
+    reader = QueueReader(store, load(store), key)
+    found, offset = [], reader.min_offset
+    while offset < reader.max_offset:
+        batch = reader.read(offset, max_rows=100, max_bytes=1 << 20)
+        for start, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True):
+            found.append(batch.data[start : start + size].tobytes())
+        offset = batch.next_offset
+    return found
+
+
+def bodies(made: ArchiveBuilder, key: QueueKey, from_hour: int, each: int = 1) -> list[bytes]:
+    return [row.record for row in made.truth[key].rows[from_hour * each :]]
+
+
+def test_messages_expire_by_the_time_to_live_of_their_topic() -> None:
+    store = Bucket()
+    made = built(store)
+    store.now_ms = NOW_MS + 15 * HOUR_MS  # cycles 0 to 5 are at least ten hours old
+    found, state = expire(store)
+    assert found.is_committed
+    assert readable(store, A) == bodies(made, A, 6, 2)
+    assert len(readable(store, B)) == len(readable(store, KEPT)) == 12
+    assert readable(store, LMQ) == bodies(made, LMQ, 6)
+    assert {(state.key_of(int(row)).topic) for row in np.flatnonzero(state.table["flags"] & 16)} == {
+        "a",
+        "%LMQ%x",
+    }
+    assert verify_archive(store, full=True).anomalies == []
+
+
+def test_nothing_expires_before_its_time_in_the_bucket() -> None:
+    """The broker's clock was in 1970."""
+    store = Bucket()
+    made = ArchiveBuilder(store)
+    made.commit([Sent(A, b"x", stored_ms=1_000)])
+    store.now_ms = NOW_MS + 10 * HOUR_MS - 1_000
+    assert not len(expire(store)[0].plan.floors)
+    store.now_ms = NOW_MS + 10 * HOUR_MS + 1_000
+    assert len(expire(store)[0].plan.floors) == 1
+    assert readable(store, A) == []
+
+
+def test_objects_without_living_messages_are_deleted_after_the_grace_period() -> None:
+    store = Bucket()
+    made = built(store)
+    store.now_ms = NOW_MS + 50 * HOUR_MS
+    found, state = expire(store)
+    (listed,) = [listed for listed in state.deletion_lists if listed.reason == "expired"]
+    assert sorted(read_list(store, listed)) == found.objects
+    assert found.objects and found.object_bytes == sum(len(store.get(key)) for key in found.objects)
+    assert found.shared_bytes > 0  # in objects with messages that are kept
+    assert expire(store)[0].plan.rows == 0
+    for hours, deleted in ((10, False), (80, True)):
+        store.now_ms = NOW_MS + 50 * HOUR_MS + hours * HOUR_MS
+        run_gc(store, load(store), apply=True, grace_ms=72 * HOUR_MS, clock=lambda: store.now_ms)
+        assert deleted == (not {info.key for info in store.list("data/")} & set(found.objects))
+    assert readable(store, KEPT) == bodies(made, KEPT, 0)
+    report = verify_archive(store, full=True)
+    assert (report.anomalies, report.leftovers) == ([], [])
+
+
+def test_pages_without_living_runs_leave_the_catalog() -> None:
+    store = Bucket()
+    made = ArchiveBuilder(
+        store, limits=CatalogLimits(root_every=2, spill_runs=3, page_runs_max=4, merge_sequences=64)
+    )
+    for hour in range(20):
+        store.now_ms = NOW_MS + hour * HOUR_MS
+        made.commit([Sent(A, b"x", stored_ms=store.now_ms)])
+    store.now_ms = NOW_MS + 40 * HOUR_MS
+    found, state = expire(store)
+    assert found.dead_pages and not state.pages
+    made.writer.refresh()
+    made.commit([Sent(A, b"new", stored_ms=store.now_ms)])
+    assert readable(store, A) == bodies(made, A, 20)
+
+
+def test_a_pass_that_another_one_overtook_changes_nothing() -> None:
+    store = Bucket()
+    built(store)
+    store.now_ms = NOW_MS + 15 * HOUR_MS
+    state = load(store)
+    stale = plan_pass(store, state, rule, clock=lambda: store.now_ms)
+    expire(store)
+    version = load(store).version
+    commit_pass(store, state, stale, clock=lambda: store.now_ms)
+    assert not stale.is_committed and load(store).version == version
+
+
+def test_commits_of_the_writer_during_a_pass_lose_nothing() -> None:
+    store = Bucket()
+    made = built(store)
+    store.now_ms = NOW_MS + 15 * HOUR_MS
+    state = load(store)
+    found = plan_pass(store, state, rule, clock=lambda: store.now_ms)
+    for _ in range(9):
+        made.commit([Sent(A, b"new", stored_ms=store.now_ms)])
+    commit_pass(store, state, found, clock=lambda: store.now_ms)
+    assert found.is_committed
+    assert readable(store, A) == bodies(made, A, 6, 2)
+    assert verify_archive(store, full=True).anomalies == []
+
+
+@pytest.mark.parametrize("generation", [None, 0])
+def test_a_topic_is_erased_whatever_its_age(generation: int | None) -> None:
+    store = Bucket()
+    made = built(store)
+    found, _ = expire(store, erase=Erasure("kept", generation))
+    assert readable(store, KEPT) == [] and found.plan.rows == 12
+    assert readable(store, A) == bodies(made, A, 0, 2)
+    with pytest.raises(UsageError, match="topic nobody is not in the archive"):
+        expire(store, erase=Erasure("nobody"))
+
+
+def test_an_owner_with_an_older_format_expires_nothing() -> None:
+    golden, store = FileStore(GOLDEN / "2.2" / "archive"), Bucket()
+    for info in golden.list(""):
+        store.put_if_absent(info.key, [golden.get(info.key)])
+    with pytest.raises(UsageError, match="writes an older format"):
+        plan_pass(store, load(store), rule, clock=lambda: store.now_ms)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(2, 14))
+def test_no_message_younger_than_its_time_to_live_is_ever_unreadable(seed: int, steps: int) -> None:
+    """Commits, passes, collections, and a divergence, in any order; the oracle knows each message's two times."""
+    rand = random.Random(seed)
+    store = Bucket()
+    made = ArchiveBuilder(
+        store, limits=CatalogLimits(root_every=3, spill_runs=6, page_runs_max=4, merge_sequences=3)
+    )
+    committed: dict[QueueKey, list[tuple[bytes, int]]] = {A: [], B: [], KEPT: []}
+    expired = {A: 0, B: 0, KEPT: 0}
+    for step in range(steps):
+        store.now_ms += rand.choice([1, 1, 5, 20]) * HOUR_MS
+        stamps = {key: store.now_ms - rand.choice([0, 3, 40]) * HOUR_MS for key in committed}
+        chosen = [key for key in committed if rand.random() < 0.7] or [A]
+        made.commit(
+            [Sent(key, b"%d" % step, stored_ms=stamps[key]) for key in chosen],
+            as_set=rand.random() < 0.7,
+        )
+        for key in chosen:
+            committed[key].append((made.truth[key].rows[-1].record, max(stamps[key], store.now_ms)))
+        if rand.random() < 0.5:
+            expire(store)
+            made.writer.refresh()
+            for key, messages in committed.items():
+                hours = TTL_HOURS.get(key.topic)
+                while hours is not None and expired[key] < len(messages):
+                    if messages[expired[key]][1] + hours * HOUR_MS > store.now_ms:
+                        break
+                    expired[key] += 1
+        if rand.random() < 0.3:
+            run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: store.now_ms)
+            made.writer.refresh()
+        for key, messages in committed.items():
+            if messages:
+                assert readable(store, key) == [record for record, _ in messages[expired[key] :]]
+    report = verify_archive(store, full=True)
+    assert report.anomalies == []

@@ -1,0 +1,90 @@
+"""`tiered expire` on a real store's archive: dry run, the brake, erasing a topic, and what readers find afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sidecar.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def url(real_store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Store F, archived."""
+    store = real_store("F")
+    target = f"file://{tmp_path}/archive"
+    assert (
+        main(
+            ["backfill", str(store / "store"), target, "--broker-conf", str(store / "broker.conf"), "--json"]
+        )
+        == 0
+    )
+    capsys.readouterr()
+    return target
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def execute(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return execute
+
+
+def queues(run: Run, url: str) -> dict[tuple[str, int], tuple[int, int]]:
+    listed = json.loads(run("ls", url, "--json", "--hidden")[1])["queues"]
+    return {(found["topic"], found["queueId"]): (found["minOffset"], found["maxOffset"]) for found in listed}
+
+
+def test_a_pass_is_a_dry_run_and_stops_at_a_large_share(run: Run, url: str) -> None:
+    code, out, _ = run("expire", url)
+    assert code == 0 and "nothing expires" in out  # forever is the default
+    rules = ("--set", "retention.ttl=1h", "--set", "retention.min_archived=1ms")
+    before = queues(run, url)
+    code, out, error = run("expire", url, *rules, "--apply")
+    assert code == 2 and "100% of the archive expires, more than retention.max_share (20%)" in error, error
+    assert queues(run, url) == before
+    code, out, _ = run("expire", url, *rules, "--yes")
+    assert code == 0 and "dry run, add --apply to expire: 18,004 messages" in out
+    assert queues(run, url) == before
+    code, out, _ = run("expire", url, *rules, "--yes", "--apply", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["applied"] and document["rows"] == 18_004
+    assert all(begin == end for begin, end in queues(run, url).values())
+    assert run("verify", url, "--full")[0] == 0
+    version = document["version"]
+    assert run("gc", url, "--apply", "--grace", "0")[0] == 0
+    code, _, error = run("cat", url, "--all", "--at-version", version)
+    assert code == 3 and f"version {version} of the archive is no longer whole" in error
+    code, out, _ = run("verify", url, "--full", "--strict")
+    assert code == 0 and "rows 0" in out
+    assert not list(Path(url.removeprefix("file://")).rglob("*.so"))
+
+
+def test_a_topic_is_erased_and_the_others_stay(run: Run, url: str) -> None:
+    before = queues(run, url)
+    code, out, error = run("expire", url, "--topic", "t_k_one")
+    assert code == 2 and "it requires --all" in error
+    code, erased, _ = run("expire", url, "--topic", "t_k_one", "--all", "--apply")
+    assert code == 0 and "stay in objects with living messages" in erased
+    after = queues(run, url)
+    for queue, (begin, end) in before.items():
+        assert after[queue] == ((end, end) if queue[0] == "t_k_one" else (begin, end))
+    code, out, _ = run("cat", url, "t_k_one")
+    assert code == 0 and not out
+    assert run("verify", url, "--full")[0] == 0
+    version = int(re.search(r"--at-version (\d+)", erased)[1])  # type: ignore[index]
+    code, out, _ = run("cat", url, "t_k_one", "--at-version", version)
+    assert code == 0 and len(out.splitlines()) == sum(
+        end - begin for (topic, _), (begin, end) in before.items() if topic == "t_k_one"
+    )
+    code, _, error = run("expire", url, "--topic", "unknown", "--all")
+    assert code == 2 and "topic unknown is not in the archive" in error
