@@ -8,27 +8,30 @@ summary compares the last with the first. Owns the figures and their limits.
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import statistics
 import sys
+import tempfile
 import time
 import tracemalloc
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+from weakref import finalize
 
 from benchmarks.recording import record
 from benchmarks.report import MIB, Row
-from benchmarks.synthetic_history import SyntheticHistory
+from benchmarks.synthetic_history import START_MS, SyntheticHistory
 from fetcher.io.waiting import new_future, run_sync
 from fetcher.queries.queue_listing import list_queues
 from fetcher.rows.catalog_view import CatalogView
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.state import CatalogState
 from tiered.errors import AlreadyExistsError, NotFoundError
-from tiered.formats.keys import CATALOG_PREFIX
+from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo
 from tiered.object_store.memory import MemoryStore
@@ -45,32 +48,66 @@ LOCK_S_MAX, MORE_RSS_BYTES_MAX, FOLLOW_MS_MAX = 0.1, 64 * MIB, 1.0
 
 
 class CountingStore(MemoryStore):
-    """Counts requests. Keys are sorted when they are listed: a million of them cost less that way."""
+    """Counts requests. Content is in a temporary file, so that the process has the memory of writer and readers; keys
+    are sorted when they are listed."""
 
     def __init__(self) -> None:
         self.reads = self.puts = self.put_bytes = 0
-        self.content: dict[str, bytes] = {}
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the store
+        finalize(self, self._file.close)
+        self._commits = array("q")  # where version n ends, at n
+        self._begins = array("q")
+        self._others: dict[str, tuple[int, int]] = {}
         super().__init__()
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        if key in self.content:
+        content = b"".join(body)
+        begin = self.put_bytes
+        version = parse_catalog_key(key)
+        if self._place(key) is not None:
             raise AlreadyExistsError(f"{key} exists")
-        self.content[key] = b"".join(body)
+        if version is None:
+            self._others[key] = begin, len(content)
+        else:
+            assert version == len(self._begins) + 1
+            self._begins.append(begin)
+            self._commits.append(len(content))
+        os.pwrite(self._file.fileno(), content, begin)
         self.puts += 1
-        self.put_bytes += len(self.content[key])
+        self.put_bytes += len(content)
+
+    def _place(self, key: str) -> tuple[int, int] | None:
+        version = parse_catalog_key(key)
+        if version is None:
+            return self._others.get(key)
+        return (
+            (self._begins[version - 1], self._commits[version - 1]) if version <= len(self._begins) else None
+        )
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         self.reads += 1
-        if key not in self.content:
+        place = self._place(key)
+        if place is None:
             raise NotFoundError(f"{key} does not exist")
-        return self.content[key]
+        begin, length = place
+        return os.pread(self._file.fileno(), length, begin)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        if prefix == CATALOG_PREFIX and limit == 1 and not start_after:
-            commits = (key for key in reversed(self.content) if key.startswith(prefix))
-            return (ObjectInfo(key, len(self.content[key]), 0) for key in islice(commits, 1))
-        found = sorted(key for key in self.content if key.startswith(prefix) and key > start_after)
-        return (ObjectInfo(key, len(self.content[key]), 0) for key in found[:limit])
+        if prefix.startswith(CATALOG_PREFIX):
+            wanted = parse_catalog_key(prefix)
+            newest = len(self._begins) if wanted is None else wanted
+            versions = range(newest, 0, -1)
+            keys = map(catalog_key, versions[:limit])
+        else:
+            keys = iter(
+                sorted(key for key in self._others if key.startswith(prefix) and key > start_after)[:limit]
+            )
+        return (ObjectInfo(key, self._length(key), START_MS) for key in keys)
+
+    def _length(self, key: str) -> int:
+        place = self._place(key)
+        assert place is not None
+        return place[1]
 
 
 class _Inline:
@@ -114,7 +151,7 @@ def _cycles(store: CountingStore, history: SyntheticHistory, count: int) -> Row:
         "puts_a_cycle": (store.puts - puts) / done,
         "catalog_bytes_a_cycle": store.put_bytes / count,
         "stored_bytes_a_cycle": history.stored_bytes / count,
-        "writer_rss_bytes": _rss_bytes() - store.put_bytes,
+        "writer_rss_bytes": _rss_bytes(),
     }
 
 

@@ -28,7 +28,7 @@ MORE_REQUESTS_MAX, ROOT_RATIO_MAX = 10, 1.2
 
 
 class _Clocked(CountingStore):
-    """Its clock is the history's: a commit has the time of its cycle."""
+    """Its clock is the history's, and every commit is from its beginning."""
 
     def clock_ms(self, prefix: str = "") -> int:
         return self.now_ms
@@ -69,7 +69,7 @@ def measured(queues: int, commits: int, passes: int) -> Iterator[Row]:
             "queues": queues, "runs": sum(page.runs for page in state.pages) + state.memory_runs,
             "pass_s": time.process_time() - begun, "requests": store.reads - reads, "pages": len(state.pages),
             "expired_runs": found.plan.runs, "objects": len(found.objects),
-            "commit_bytes": len(store.content[catalog_key(after.version)]),
+            "commit_bytes": len(store.get(catalog_key(after.version))),
             "root_bytes_before": len(encode_root(state)), "root_bytes": len(encode_root(after)),
             "traced_peak_bytes": tracemalloc.get_traced_memory()[1] if is_traced else 0,
         }  # fmt: skip

@@ -110,8 +110,8 @@ def commit_pass(
     nonce = random.SystemRandom().getrandbits(40)
     writer = CatalogWriter(
         store, cluster=state.cluster, broker=state.broker, instance=f"expire-{nonce:010x}", kind="maintenance",
-        clock_ms=clock, state=state,
-    )  # fmt: skip
+        clock_ms=clock,
+    ).begin_at(state)  # fmt: skip
     deletions = _listed(store, state, found, f"{nonce:010x}", clock())
 
     def build(newest: CatalogState) -> CommitDraft | None:

@@ -141,8 +141,7 @@ def _purge(
         instance=f"gc-{nonce:012x}",
         kind="maintenance",
         clock_ms=clock,
-        state=state,
-    )
+    ).begin_at(state)
     purged: list[str] = []
     lists: list[str] = []
 

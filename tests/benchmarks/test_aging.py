@@ -40,7 +40,7 @@ def test_reading_costs_the_same_after_a_long_history(queues: int) -> None:
     for name in ("open", "first", "middle", "list"):
         assert long[f"{name}_peak_bytes"] <= short[f"{name}_peak_bytes"] + (4 << 20)
     stored = history.stored_bytes / history.writer.state.version
-    assert long["bytes"] <= 2_500 + stored / 10  # pages are short here: twice the share of roots and merges
+    assert long["bytes"] <= 3_000 + stored / 10  # pages are short here: a larger share of roots and merges
     assert len(state.pending_deletions) < 4 * SMALL.spill_deletions
     assert describe(load(store)) == describe(state)
     # Every offset of a queue is found, whatever the level of its page.

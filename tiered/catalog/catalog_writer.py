@@ -63,7 +63,6 @@ class CatalogWriter:
 
     ``instance`` identifies the actor across restarts of one process at a time. ``random`` gives put ids and jitter.
     ``background`` runs a merge of pages, which may take minutes; default: in the thread of ``append``, after it.
-    ``state``: a version that was read before, to begin at.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class CatalogWriter:
         random: random_module.Random | None = None,
         wait: Callable[[float], object] | None = None,
         background: Callable[[Callable[[], None]], object] | None = None,
-        state: CatalogState | None = None,
     ) -> None:
         limits = limits or CatalogLimits()
         self._store = store
@@ -96,7 +94,7 @@ class CatalogWriter:
         self._background = background or (lambda work: work())
         self._attempt = CommitAttempt(store, self._limits, self._retry)
         self._lock = threading.RLock()
-        self._state = state or CatalogState()
+        self._state = CatalogState()
         self._own_state: CatalogState | None = None
         self._epoch: int | None = None
         self._pending: _Pending | None = None
@@ -149,6 +147,11 @@ class CatalogWriter:
                     f"not of {self._cluster}/{self._broker}"
                 )
             return self._state if self._state.started else None
+
+    def begin_at(self, state: CatalogState) -> CatalogWriter:
+        """Use ``state``, which was read before, instead of loading one; returns this writer."""
+        self._state = state
+        return self
 
     def refresh(self) -> CatalogState:
         """Catch up with the head, for fenced writers and standbys."""
