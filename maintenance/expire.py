@@ -21,6 +21,7 @@ from maintenance.expire_plan import (
     ExpiryQueues,
 )
 from maintenance.gc import require_same_clock
+from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import NO_PAGES, CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, encode_list, list_of
@@ -117,7 +118,7 @@ def commit_pass(
     def build(newest: CatalogState) -> CommitDraft | None:
         if newest.cursor.history != state.cursor.history or newest.log_histories != state.log_histories:
             raise UsageError("the log was truncated during the pass", hint="run `tiered expire` again")
-        found.is_committed = _is_current(state, newest, found.plan.floors)
+        found.is_committed = _is_current(store, state, newest, found.plan.floors)
         if not found.is_committed:
             return None
         floors = found.plan.floors.copy()
@@ -304,8 +305,11 @@ def _listed(
     return DeletionChange(added=[list_of(key, entries, len(data))])
 
 
-def _is_current(state: CatalogState, newest: CatalogState, floors: Table) -> bool:
-    """Whether no other pass has changed the minimum of a queue."""
+def _is_current(store: ObjectStore, state: CatalogState, newest: CatalogState, floors: Table) -> bool:
+    """Whether no other pass has changed the minimum of a queue, and no compaction has joined runs."""
+    for version in range(state.version + 1, newest.version + 1):
+        if read_commit(store, version).draft.reason == Reason.COMPACTED:
+            return False
     for floor in floors:
         now = newest.queue(state.key_of(int(floor["queue"])))
         if now is None or now["min_queue_offset"] != state.table["min_queue_offset"][floor["queue"]]:

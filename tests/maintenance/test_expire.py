@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maintenance.compaction_plan import CompactionLimits
+from maintenance.compaction_round import plan_rounds, run_round
+from maintenance.compaction_run import CompactionOptions
 from maintenance.expire import Erasure, ExpiryPass, commit_pass, plan_pass
 from maintenance.gc import run_gc
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
@@ -171,6 +175,25 @@ def test_commits_of_the_writer_during_a_pass_lose_nothing() -> None:
     commit_pass(store, state, found, clock=lambda: store.now_ms)
     assert found.is_committed
     assert readable(store, A) == bodies(made, A, 6, 2)
+    assert verify_archive(store, full=True).anomalies == []
+
+
+def test_a_pass_during_a_compaction_changes_nothing(tmp_path: Path) -> None:
+    """Runs that the pass counted were joined with younger ones."""
+    store = Bucket()
+    made = built(store)
+    made.writer.release()
+    store.now_ms = NOW_MS + 15 * HOUR_MS
+    state = load(store)
+    found = plan_pass(store, state, rule, clock=lambda: store.now_ms)
+    limits = CompactionLimits(split_bytes=1 << 20)
+    (planned, *_) = plan_rounds(store, state, limits, before_version=state.version + 1)
+    assert run_round(store, state, planned, CompactionOptions(tmp_path, 1 << 24), clock=lambda: store.now_ms)
+    commit_pass(store, state, found, clock=lambda: store.now_ms)
+    assert not found.is_committed
+    again, _ = expire(store)
+    assert again.is_committed or not len(again.plan.floors)
+    assert readable(store, KEPT) == bodies(made, KEPT, 0)
     assert verify_archive(store, full=True).anomalies == []
 
 
