@@ -320,7 +320,11 @@ class World:
         # Pages travel in commits, or those of a merge besides, or all of them.
         embedded_bytes_max = (4 << 20, 3_000, 0)[seed % 3]
         self.limits = small_limits(
-            spill_runs=25, page_runs_max=20, embedded_bytes_max=embedded_bytes_max, pack_bytes_max=4_000
+            spill_deletions=6,
+            spill_runs=25,
+            page_runs_max=20,
+            embedded_bytes_max=embedded_bytes_max,
+            pack_bytes_max=4_000,
         )
         self.running: list[Uploader] = []
         self.reader: CatalogState | None = None
