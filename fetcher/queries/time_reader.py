@@ -6,6 +6,7 @@ Owns the choice of the version. Does not own the search (time_search.py) nor req
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fetcher.io.request_scheduler import Priority
@@ -20,7 +21,8 @@ from fetcher.queries.time_search import (
     timestamp_of,
 )
 from fetcher.rows.catalog_view import CatalogView
-from tiered.catalog.state import CatalogState
+from fetcher.rows.queue_view import QueueView
+from tiered.catalog.state import EMPTY_CHUNK, CatalogState, RunChunk
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
@@ -53,6 +55,7 @@ class TimeReader:
             queue,
             lambda times, columns_of: offset_by_time(times, timestamp_ms, boundary, columns_of),
             lambda times: times.ends_before(timestamp_ms),
+            partial(self._runs_by_time, timestamp_ms=timestamp_ms, is_lower=boundary is Boundary.LOWER),
             is_stale_allowed=True,
         )
 
@@ -63,6 +66,7 @@ class TimeReader:
             queue,
             lambda times, columns_of: first_at_or_after(times, timestamp_ms, columns_of),
             lambda times: times.ends_before(timestamp_ms),
+            partial(self._runs_by_time, timestamp_ms=timestamp_ms, is_lower=True),
         )
 
     async def timestamp_of(self, queue: QueueKey, offset: int) -> int | None:
@@ -71,27 +75,32 @@ class TimeReader:
             queue,
             lambda times, columns_of: timestamp_of(times, offset, columns_of),
             lambda times: offset >= times.max_offset,
+            partial(self._runs_at, offset=offset),
         )
 
     async def earliest_time(self, queue: QueueKey) -> int | None:
         """When the first message was stored, ms since the epoch; None for an empty queue."""
-        return await self._answered(queue, earliest_time, lambda times: not len(times.chunk.runs))
+        return await self._answered(
+            queue, earliest_time, lambda times: times.min_offset == times.max_offset, self._first_runs
+        )
 
     async def _answered(
         self,
         queue: QueueKey,
         ask: Callable[[QueueTimes, ColumnsOf], Coroutine[Any, Any, T]],
         is_at_end: Callable[[QueueTimes], bool],
+        runs_of: Callable[[QueueView], Coroutine[Any, Any, RunChunk]],
         *,
         is_stale_allowed: bool = False,
     ) -> T:
-        """``is_at_end``: whether messages archived since could change the result. ``is_stale_allowed``: the cached
+        """``runs_of``: the runs that decide. ``is_at_end``: whether messages archived since could change the result.
+        ``is_stale_allowed``: the cached
         version is good enough if the catalog cannot be read."""
 
         async def read(state: CatalogState) -> T:
-            times = await self._times(state, queue)
+            times = await self._times(state, queue, runs_of)
             if is_at_end(times):
-                times = await self._times(await self._recent(is_stale_allowed), queue)
+                times = await self._times(await self._recent(is_stale_allowed), queue, runs_of)
             return await ask(times, columns_from(times, self._open))
 
         self._catalog.refresh_if_due()
@@ -105,11 +114,29 @@ class TimeReader:
                 raise
             return self._catalog.state
 
-    async def _times(self, state: CatalogState, queue: QueueKey) -> QueueTimes:
+    async def _runs_by_time(self, view: QueueView, timestamp_ms: int, is_lower: bool) -> RunChunk:
+        if view.is_batch:
+            return await self._catalog.all_runs_of(view)  # the broker's search depends on the number of rows
+        return await self._catalog.runs_by_time(view, timestamp_ms, is_lower=is_lower)
+
+    async def _runs_at(self, view: QueueView, offset: int) -> RunChunk:
+        if not view.min_offset <= offset < view.max_offset or view.existing(offset) != offset:
+            return EMPTY_CHUNK
+        return (await self._catalog.runs_of(view, offset)).around(offset)
+
+    async def _first_runs(self, view: QueueView) -> RunChunk:
+        return await self._runs_at(view, view.existing(view.min_offset))
+
+    async def _times(
+        self,
+        state: CatalogState,
+        queue: QueueKey,
+        runs_of: Callable[[QueueView], Coroutine[Any, Any, RunChunk]],
+    ) -> QueueTimes:
         view = self._catalog.view(state, queue)
         if view is None:
             raise NotFoundError(f"{queue} is not in the archive")
-        return QueueTimes.of(state, queue, await self._catalog.all_runs_of(view))
+        return QueueTimes.of(state, queue, await runs_of(view))
 
     def _open(self, key: str, size_bytes: int, tail_bytes: int) -> Awaitable[SegmentIndex]:
         return self._source.index(key, size_bytes, tail_bytes, Priority.USER)

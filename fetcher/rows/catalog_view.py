@@ -215,6 +215,14 @@ class CatalogView:
             found = await Wait(self._submitted(self._windows.load, view, offset))
         return found
 
+    async def runs_by_time(self, view: QueueView, timestamp_ms: int, *, is_lower: bool) -> RunChunk:
+        """The runs that decide which is the first offset of the view's queue stored at or after ``timestamp_ms``, or
+        the last one at or before it; without all others that take a request."""
+        read = self._index.runs_from if is_lower else self._index.runs_until
+        if any(ref.first <= view.queue <= ref.last for ref in view.state.pages):
+            return await Wait(self._submitted(read, view.state, view.queue, timestamp_ms))
+        return read(view.state, view.queue, timestamp_ms)
+
     async def all_runs_of(self, view: QueueView) -> RunChunk:
         """All runs of the view's queue, at its version."""
         if any(ref.first <= view.queue <= ref.last for ref in view.state.pages):

@@ -12,13 +12,13 @@ from fetcher.rows.run_list import RunList
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_HIDDEN
+from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN
 
 
 class QueueView:
     """Bounds and gaps of ``queue`` in ``state``: offsets [min_offset, max_offset)."""
 
-    __slots__ = ("_gaps", "is_hidden", "max_offset", "min_offset", "queue", "state", "tail")
+    __slots__ = ("_gaps", "is_batch", "is_hidden", "max_offset", "min_offset", "queue", "state", "tail")
 
     def __init__(self, state: CatalogState, queue: QueueKey, row: Any) -> None:
         self.state = state
@@ -27,6 +27,7 @@ class QueueView:
         self.min_offset = min(int(row["min_queue_offset"]), self.max_offset)
         self.is_hidden = bool(int(row["flags"]) & QUEUE_HIDDEN)
         """Of a deleted topic, or an earlier generation: read by name only, never by consumers."""
+        self.is_batch = bool(int(row["flags"]) & QUEUE_BATCH)
         self._gaps = QueueGaps(state.gaps_of(queue))
         self.tail: RunList | None = None
         """The newest runs, kept by RunWindows."""

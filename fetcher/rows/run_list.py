@@ -140,6 +140,12 @@ class RunList:
                 return part.first + index if is_inside else -1
         return -1
 
+    def around(self, offset: int) -> RunChunk:
+        """The run that holds ``offset`` and others next to it, as the catalog's tables; none if none holds it."""
+        if self.at(offset) < 0:
+            return EMPTY_CHUNK
+        return next(part.chunk for part in reversed(self._parts) if part.base[0] <= offset)
+
     def place(self, number: int) -> RunPlace:
         """The run of this number."""
         chunk, index = self._row(number)

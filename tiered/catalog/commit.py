@@ -295,7 +295,7 @@ def _unknown_runs(runs: Table | None) -> str:
 
 
 def page_ref(item: Any) -> PageRef:
-    """From a stored list, which has two values less before format 3.0."""
+    """From a stored list, which has the first eight values before format 3.0."""
     found = items(item)
     return row(PageRef, [*found, *PageRef._field_defaults.values()] if len(found) == 8 else found)
 

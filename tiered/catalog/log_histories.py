@@ -30,7 +30,7 @@ from tiered.catalog.state import (
     RunChunk,
     selected,
 )
-from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
+from tiered.model.tables import QUEUE_EXPIRED, QUEUE_FILLED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
 Ints = NDArray[Any]
 
@@ -231,5 +231,5 @@ def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int
             now[name] = before[name]
         now["end_byte"] = max(int(before["end_byte"]), since.end_byte.get(row, 0))
         now["min_queue_offset"] = min(int(now["min_queue_offset"]), int(before["end_queue_offset"]))
-        now["flags"] = int(before["flags"]) | hidden | (int(now["flags"]) & QUEUE_EXPIRED)
+        now["flags"] = int(before["flags"]) | hidden | (int(now["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED))
     return table

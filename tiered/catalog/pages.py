@@ -39,7 +39,7 @@ from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import sorted_order, taken
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 
 PAGE_KIND = b"RMQTPAGE"
@@ -144,7 +144,8 @@ def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], pu
         refs.append(
             PageRef(
                 key, level, *versions, len(page.chunk.runs), len(data), page.queues[0], page.queues[-1],
-                int(base[0]), int(base[-1]),
+                int(base[0]), int(base[-1]), int(page.chunk.runs["min_store_timestamp"].min()),
+                int(page.chunk.runs["max_store_timestamp"].max()),
             )
         )  # fmt: skip
     return refs
@@ -275,14 +276,7 @@ class RunIndex:
 
     def _candidates(self, state: CatalogState, key: QueueKey, offset: int) -> Iterator[PageRef]:
         """Pages that may hold ``offset``, oldest sequence first: one of each sequence if first offsets are known."""
-        pages, sequences = self._sequences
-        if pages is not state.pages:
-            grouped: dict[tuple[int, int, int], list[PageRef]] = {}
-            for ref in state.pages:
-                grouped.setdefault((ref.from_version, ref.to_version, ref.level), []).append(ref)
-            sequences = [grouped[place] for place in sorted(grouped)]
-            self._sequences = state.pages, sequences
-        for sequence in sequences:
+        for sequence in self._sequences_of(state):
             begin = bisect_left(sequence, key, key=lambda ref: ref.last)
             end = bisect_right(sequence, key, key=lambda ref: ref.first)
             mine = sequence[begin:end]
@@ -290,6 +284,28 @@ class RunIndex:
                 at = bisect_right(mine, (key, offset), key=lambda ref: (ref.first, ref.first_offset))
                 mine = mine[at - 1 : at] if at else []
             yield from mine
+
+    def _of_page(self, state: CatalogState, ref: PageRef, key: QueueKey) -> RunChunk:
+        """The queue's living runs in one page."""
+        page = self.page(ref)
+        number = _find(page.queues, key)
+        if number is None:
+            return EMPTY_CHUNK
+        begin, end = np.searchsorted(page.chunk.runs["queue"], [number, number + 1])
+        chunk = selected(page.chunk, np.arange(begin, end))
+        chunk.runs["queue"] = 0
+        return self.living(state, Page([key], chunk)).chunk
+
+    def _sequences_of(self, state: CatalogState) -> list[list[PageRef]]:
+        """The sequences of pages, oldest first."""
+        pages, sequences = self._sequences
+        if pages is not state.pages:
+            grouped: dict[tuple[int, int, int], list[PageRef]] = {}
+            for ref in state.pages:
+                grouped.setdefault((ref.from_version, ref.to_version, ref.level), []).append(ref)
+            sequences = [grouped[place] for place in sorted(grouped)]
+            self._sequences = state.pages, sequences
+        return sequences
 
     def _look(
         self, state: CatalogState, ref: PageRef, key: QueueKey, offset: int, runs_max: int
@@ -310,6 +326,58 @@ class RunIndex:
         living = self.living(state, Page([key], chunk)).chunk
         holds = (living.runs["base_queue_offset"] <= offset) & (offset < living.runs["end_queue_offset"])
         return living if holds.any() else 1
+
+    def runs_from(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
+        """As ``runs_of``, but pages are read only up to the first run with a message stored at or after
+        ``timestamp_ms``, and none with earlier messages alone."""
+        return self._runs_by_time(state, key, (ref for ref in self._in_order(state, key) if ref.max_ms >= timestamp_ms),
+                                  lambda runs: runs["max_store_timestamp"] >= timestamp_ms)  # fmt: skip
+
+    def runs_until(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
+        """As ``runs_of``, but pages are read only back to the last run with a message stored at or before
+        ``timestamp_ms``, and none with later messages alone. All of memory first: it is newer."""
+        row = state.row_of(key)
+        if row is not None and bool(
+            (state.memory_runs_of(row).runs["min_store_timestamp"] <= timestamp_ms).any()
+        ):
+            return state.memory_chunk_of(row)
+        newest_first = reversed(list(self._in_order(state, key)))
+        return self._runs_by_time(state, key, (ref for ref in newest_first if ref.min_ms <= timestamp_ms),
+                                  lambda runs: runs["min_store_timestamp"] <= timestamp_ms)  # fmt: skip
+
+    def _in_order(self, state: CatalogState, key: QueueKey) -> Iterator[PageRef]:
+        """Pages that cover the queue, by the offsets in them."""
+        for sequence in self._sequences_of(state):
+            yield from (ref for ref in sequence if ref.first <= key <= ref.last)
+
+    def _runs_by_time(
+        self,
+        state: CatalogState,
+        key: QueueKey,
+        refs: Iterator[PageRef],
+        fits: Callable[[Table], NDArray[np.bool_]],
+    ) -> RunChunk:
+        row = state.row_of(key)
+        if row is None:
+            return EMPTY_CHUNK
+        if not state.is_ordered(row):
+            return self.runs_of(state, key)
+        found = []
+        for ref in refs:
+            chunk = self._of_page(state, ref, key)
+            found.append(chunk)
+            if fits(chunk.runs).any():
+                break
+        found.append(state.memory_chunk_of(row))
+        if not any(
+            len(chunk.runs) for chunk in found
+        ):  # the newest ones, which are all too early or too late
+            newest_first = (
+                self._of_page(state, ref, key) for ref in reversed(list(self._in_order(state, key)))
+            )
+            found.append(next((chunk for chunk in newest_first if len(chunk.runs)), EMPTY_CHUNK))
+        chunk = joined(tuple(found))
+        return replace(chunk, runs=chunk.runs[np.argsort(chunk.runs["base_queue_offset"], kind="stable")])
 
     def all_runs(self, state: CatalogState) -> Iterator[Page]:
         """All live runs, page by page, memory last. Not cached."""

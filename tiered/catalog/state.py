@@ -23,6 +23,7 @@ from tiered.model.tables import (
     GAP_DTYPE,
     OBJECT_DTYPE,
     QUEUE_EXPIRED,
+    QUEUE_FILLED,
     QUEUE_HIDDEN,
     QUEUE_STATE_DTYPE,
     QUEUE_SUPERSEDED,
@@ -90,6 +91,10 @@ class PageRef(NamedTuple):
     """Base offset of the first run, of queue ``first``; unknown in pages of format 1."""
     last_offset: int = UNKNOWN_OFFSET
     """Base offset of the last run, of queue ``last``."""
+    min_ms: int = -(1 << 63)
+    """The smallest store timestamp in it."""
+    max_ms: int = (1 << 63) - 1
+    """The largest one."""
 
     def overlaps(self, first_version: int, last_version: int) -> bool:
         """Whether it may contain runs that these versions added."""
@@ -246,6 +251,10 @@ class CatalogState:
     def has_expired_runs(self) -> bool:
         """Whether pages may contain runs below the floor of their queue."""
         return bool((self.table["flags"] & QUEUE_EXPIRED).any())
+
+    def is_ordered(self, row: int) -> bool:
+        """Whether later versions added higher offsets of the queue only: no gap was filled, as far as is known."""
+        return self.major_version == 1 and not self.table["flags"][row] & QUEUE_FILLED
 
     # -- runs since the last spill ----------------------------------------------------------------------------
 

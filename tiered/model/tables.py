@@ -66,6 +66,7 @@ QUEUE_LMQ = 2
 QUEUE_BATCH = 4
 QUEUE_SUPERSEDED = 8  # of an earlier log history; its next record starts a new generation
 QUEUE_EXPIRED = 16  # a floor was set: runs in pages may lie below ``min_queue_offset``
+QUEUE_FILLED = 32  # a gap was filled: a later version may have added lower offsets
 
 FLOOR_DTYPE = np.dtype([
     ("queue", "<u4"),
