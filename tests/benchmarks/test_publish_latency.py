@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.publish_latency import RATE, Experiment, measure
+
+pytestmark = pytest.mark.integration
 
 
 def test_a_live_store_is_followed_to_its_end_and_then_left_alone() -> None:

@@ -54,6 +54,7 @@ def check_requests(requests: list[Request]) -> int:
     return faults
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("seed", sweep(range(3), fast=[0]))
 def test_hundreds_of_lost_puts_change_nothing(seed: int, real_store: Callable[[str], Path]) -> None:
     directory = real_store("F")

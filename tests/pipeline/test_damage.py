@@ -28,6 +28,8 @@ from tiered.errors import CorruptionError
 from tiered.formats.segment_layout import HEADER_BYTES
 from tiered.object_store.file import FileStore
 
+pytestmark = pytest.mark.integration
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -16,6 +16,8 @@ from tests.pipeline.plain_read import read_without_spark
 from tests.pipeline.row_truth import EVERY_COLUMN, PLACE, differences, rows_by_place
 from tests.sweeps import sweep
 
+pytestmark = pytest.mark.integration
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -33,6 +33,8 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE
 from tiered.object_store.file import FileStore
 
+pytestmark = pytest.mark.integration
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

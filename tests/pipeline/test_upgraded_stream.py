@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pipeline.options.columns import chosen
@@ -16,6 +17,8 @@ from pipeline.options.spark_types import schema_of
 from pipeline.source.stream_offsets import from_json, to_json
 from pipeline.source.stream_reader import MessageStreamReader
 from tests.upgrade.left_behind import QUEUES, left, packed
+
+pytestmark = pytest.mark.integration
 
 __all__ = ["left", "packed"]
 

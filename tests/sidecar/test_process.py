@@ -23,6 +23,8 @@ from sidecar.instance import running_instance
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.errors import NotFoundError
 
+pytestmark = pytest.mark.integration
+
 MESSAGES = 18_004
 TIMEOUT_S = 60.0
 TIERED = (

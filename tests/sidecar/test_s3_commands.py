@@ -17,6 +17,8 @@ from tests.servers.proxy import Action, FaultProxy, ProxiedRequest
 from tests.servers.running_store import RunningStore
 from tests.sweeps import sweep
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main())")
 

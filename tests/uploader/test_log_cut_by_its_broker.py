@@ -27,6 +27,8 @@ from tiered.object_store.prefixed import PrefixedStore
 from uploader.follow_loop import BrokerRestartedError
 from uploader.offload import Offloader
 
+pytestmark = pytest.mark.integration
+
 MESSAGES, KEPT, AFTER = 8_000, 3_601, 1_200
 SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
 RECORD = SPEC.record_bytes

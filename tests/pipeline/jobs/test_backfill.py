@@ -39,6 +39,8 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.skipped_log import SkippedLog
 
+pytestmark = pytest.mark.integration
+
 if TYPE_CHECKING:
     pass
 

@@ -26,6 +26,8 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 
+pytestmark = pytest.mark.integration
+
 RealStore = Callable[[str], Path]
 IMPATIENT = replace(OPTIONS, outage_limit_s=0.5)
 

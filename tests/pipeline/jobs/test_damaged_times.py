@@ -17,6 +17,8 @@ from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.jobs.export_runs import exported, run, source
 from tiered.object_store.file import FileStore
 
+pytestmark = pytest.mark.integration
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

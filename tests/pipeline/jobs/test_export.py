@@ -32,6 +32,8 @@ from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
+pytestmark = pytest.mark.integration
+
 if TYPE_CHECKING:
     pass
 
