@@ -49,6 +49,12 @@ class BrokerOffsetsClient:
         """Why the offsets are unknown; empty while the broker answers."""
         self._config: Mapping[str, str] = {}
 
+    @property
+    def is_master(self) -> bool:
+        """Whether the broker says that it is the master; false while it does not answer."""
+        role = self._config.get("brokerRole", "")
+        return not self.silence and role.endswith("MASTER") and self._config.get("brokerId", "0") == "0"
+
     def ask(self) -> BrokerOffsets | None:
         """The broker's present offsets; None if it does not answer or has no address, which is logged once."""
         if not self._address:

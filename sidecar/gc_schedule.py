@@ -13,7 +13,7 @@ from tiered.catalog.state import CatalogState
 from tiered.console import size_text
 from tiered.errors import AccessDeniedError, NotFoundError, TieredError
 from tiered.object_store.interface import ObjectStore
-from tiered.settings.sections import GcSettings
+from tiered.settings.retention_sections import GcSettings
 
 logger = logging.getLogger(__name__)
 

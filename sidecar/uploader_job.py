@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,15 +26,19 @@ from sidecar.broker_side import (
 )
 from sidecar.expiry import expire
 from sidecar.gc_schedule import GcSchedule
+from sidecar.lag import measure_lag
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter
+from sidecar.standby_watch import StandbyWatch
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
+from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import CatalogState
 from tiered.console import RECORD_ATTRIBUTES
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
+from tiered.model.queue import TopicFilter
 from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
@@ -87,6 +92,8 @@ class Writer:
     """See uploader.offload.Environment."""
     pins: ProcessPins = field(default_factory=ProcessPins)
     tls: TlsCache = field(default_factory=TlsCache)
+    standby: StandbyWatch | None = None
+    """None: never takes over without ``take_over``."""
 
 
 class UploaderJob:
@@ -131,7 +138,9 @@ class UploaderJob:
             take_over=writer.take_over,
             replace_log=settings.archive.replace_log,
             pins=pins,
-            environment=_environment(writer, archive, names),
+            environment=_with_standby(
+                _environment(writer, archive, names), writer, partial(_has_lag, store, topic_filter, voice)
+            ),
             options=ObjectOptions(settings.index, TopicRules.of(settings)),
         )
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
@@ -169,6 +178,54 @@ class UploaderJob:
     def report(self) -> StatusReport:
         """The full report; from any thread, also before and after the run."""
         return self._reporter.report(self.offloader.status)
+
+
+def _has_lag(
+    store: BrokerStore,
+    topic_filter: TopicFilter,
+    voice: BrokerOffsetsClient,
+    committed_phys: int,
+    end_phys: int | None,
+) -> bool:
+    """Whether the master's log has messages to be archived beyond ``committed_phys``; False if this is not the
+    master's, or the broker does not answer."""
+    if end_phys is None or not voice.is_master:
+        return False
+    store.commit_log.refresh()
+    index = store.consume_queues()
+    if index is not None:
+        index.refresh()
+    return bool(measure_lag(store.commit_log, index, topic_filter, committed_phys, end_phys).queues)
+
+
+def _with_standby(
+    environment: Environment, writer: Writer, has_lag: Callable[[int, int | None], bool]
+) -> Environment:
+    watch = writer.standby
+    if watch is None or not watch.lag_ms:
+        return environment
+
+    def may_take_over(state: CatalogState, log_end_phys: int | None) -> bool:
+        may = watch.may_take_over(
+            state, has_lag=has_lag(state.cursor.phys, log_end_phys), now_ms=time.monotonic() * 1000
+        )
+        if may:
+            owner = state.owner
+            logger.warning(
+                "taking over: the archive has not advanced while the log grew",
+                extra={
+                    "owner": owner and owner.instance,
+                    "host": owner and owner.host,
+                    "lag_ms": watch.lag_ms,
+                },
+            )
+        return may
+
+    def committed(state: CatalogState) -> None:
+        watch.archived()
+        environment.committed(state)
+
+    return replace(environment, may_take_over=may_take_over, committed=committed)
 
 
 def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> Environment:

@@ -79,6 +79,9 @@ class ArchiveOwner:
             self._environment.refuse_empty()
         if claim_now:
             # The previous owner may commit until the claim is won: compare with the state after it.
+            owned = self.writer.state
+            if not self._take_over and owned.owner is not None and not owned.owner.released:
+                self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
             self.claim()
             state = self.writer.state_or_none
         if state is None:

@@ -28,6 +28,7 @@ from sidecar.metrics import DecodingCollector, ObjectStoreCollector, StatusColle
 from sidecar.report import encode_report
 from sidecar.serving import ServingThread, handlers_with, services_of
 from sidecar.serving_metrics import ServingCollector
+from sidecar.standby_watch import StandbyWatch
 from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
@@ -130,14 +131,17 @@ class _Factory:
         self._took_over_for: Settings | None = None
         self._claiming: tuple[UploaderJob, Settings] | None = None
         self._pins, self._tls = ProcessPins(), TlsCache()
+        self._standby = StandbyWatch(0)
 
     def __call__(self, settings: Settings) -> UploaderJob:
         if self._claiming is not None and self._claiming[0].offloader.is_claim_settled:
             self._took_over_for = self._claiming[1]
         take_over = settings.archive.take_over and settings is not self._took_over_for
         writer = Writer(
-            self._state.identity(), "run", take_over, self._state.path, pins=self._pins, tls=self._tls
-        )
+            self._state.identity(), "run", take_over, self._state.path, pins=self._pins, tls=self._tls,
+            standby=self._standby,
+        )  # fmt: skip
+        self._standby.lag_ms = settings.process.take_over_lag_ms
         if self._committed is not None:
             writer = replace(writer, committed=self._committed)
         job = UploaderJob(settings, writer, self._metrics)

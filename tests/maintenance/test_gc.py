@@ -14,7 +14,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.errors import AccessDeniedError
 from tiered.object_store.memory import MemoryStore
-from tiered.settings.sections import GcSettings
+from tiered.settings.retention_sections import GcSettings
 
 
 class Locked(MemoryStore):

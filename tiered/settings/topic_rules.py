@@ -12,8 +12,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from tiered.settings.quantities import duration_text
+from tiered.settings.retention_sections import HOUR_MS, RetentionSettings
 from tiered.settings.rule_entries import RuleEntry
-from tiered.settings.sections import HOUR_MS, ReadSettings, RetentionSettings, Settings
+from tiered.settings.sections import ReadSettings, Settings
 
 RESERVE_TIME: Final = "reserve.time"
 """The topic attribute of RocketMQ 5: hours, unset if not positive (org.apache.rocketmq.common.TopicAttributes)."""
