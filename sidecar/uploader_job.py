@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -136,7 +137,7 @@ class UploaderJob:
             offsets_source=voice.ask,
             silence=lambda: voice.silence,
             take_over=writer.take_over,
-            replace_log=settings.archive.replace_log,
+            supersedes_max_bytes=_supersedes_max_bytes(settings, writer),
             pins=pins,
             environment=_with_standby(
                 _environment(writer, archive, names), writer, partial(_has_lag, store, topic_filter, voice)
@@ -178,6 +179,12 @@ class UploaderJob:
     def report(self) -> StatusReport:
         """The full report; from any thread, also before and after the run."""
         return self._reporter.report(self.offloader.status)
+
+
+def _supersedes_max_bytes(settings: Settings, writer: Writer) -> float:
+    if settings.archive.replace_log:
+        return math.inf
+    return settings.archive.truncate_max_bytes if writer.kind == "run" else 0
 
 
 def _has_lag(

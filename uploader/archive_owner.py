@@ -7,6 +7,7 @@ Owns that order, and claims an epoch only once.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +29,8 @@ from uploader.log_divergence import (
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
+logger = logging.getLogger(__name__)
+
 
 class ArchiveOwner:
     """The ownership of one archive by one writer. ``claim`` from any thread."""
@@ -41,13 +44,14 @@ class ArchiveOwner:
         *,
         root_every: int,
         take_over: bool,
-        may_replace_log: bool,
+        supersedes_max_bytes: float,
         reported_end_phys: Callable[[], int | None],
         background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """``may_replace_log``: continue even with a log that shares nothing with the archive. ``reported_end_phys``:
+        """``supersedes_max_bytes``: how much of the archive's log a diverged log may supersede; 0: nothing by an older
+        copy, nor by a log that shares nothing with the archive. ``reported_end_phys``:
         the end of log that a live broker reports, or None. ``background``: see CatalogWriter."""
-        self._may_replace_log = may_replace_log
+        self._supersedes_max_bytes = supersedes_max_bytes
         self._reported_end_phys = reported_end_phys
         self._archive = archive
         self._log = log
@@ -136,14 +140,41 @@ class ArchiveOwner:
     def _find_divergence(self, reported_end_phys: int | None) -> Divergence:
         newest = partial(newest_log_check, self._archive)
         found = find_divergence(self._log, history_spans(self.writer.state), newest, reported_end_phys)
-        may_be_older = found.version > 0 and not self._may_replace_log
+        may_replace = self._supersedes_max_bytes > 0
+        lost_bytes = self._lost_bytes(found)
+        if may_replace and lost_bytes > self._supersedes_max_bytes:
+            raise UnavailableError(
+                f"the broker's log was truncated or replaced: it matches the archive up to {found.phys} only, and "
+                f"{lost_bytes} bytes above are archived, more than archive.truncate_max_bytes "
+                f"({self._supersedes_max_bytes})",
+                hint="start the broker with its newer log, or set archive.replace_log to hide the archived messages "
+                "that this log lacks",
+            )
+        may_be_older = found.version > 0 and not may_replace
         is_older_copy = may_be_older and ends_before(self._log, self.writer.state.cursor.check, found.phys)
-        return require_shared(found, is_older_copy=is_older_copy, may_replace=self._may_replace_log)
+        return require_shared(found, is_older_copy=is_older_copy, may_replace=may_replace)
+
+    def _lost_bytes(self, found: Divergence) -> int:
+        """Bytes of the archive's log that a history from ``found`` supersedes; none of a log that shares nothing: all
+        messages stay, as an earlier generation."""
+        return max(0, self.writer.state.cursor.phys - found.phys) if found.version else 0
 
     def _start_history(self, divergence: Divergence) -> int:
+        lost_bytes = self._lost_bytes(divergence)
         self.writer.append_history(common_version=divergence.version, phys=divergence.phys)
+        logger.error(
+            "the broker's log diverged from the archive at %d: %d archived bytes are superseded, and kept for "
+            "gc.diverged_grace_ms (version %d of the catalog has them)",
+            divergence.phys,
+            lost_bytes,
+            self.writer.state.version - 1,
+        )
         self._environment.log(
             "the broker's log diverged from the archive: new log history",
-            {"from_phys": divergence.phys, "common_version": divergence.version},
+            {
+                "from_phys": divergence.phys,
+                "common_version": divergence.version,
+                "superseded_bytes": lost_bytes,
+            },
         )
         return divergence.phys

@@ -12,6 +12,7 @@ dispatch loop in follow_loop.py.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -83,7 +84,7 @@ class Offloader:
         offsets_source: OffsetsSource,
         silence: Silence = lambda: NO_ADDRESS,
         take_over: bool = False,
-        replace_log: bool = False,
+        supersedes_max_bytes: float | None = None,
         pins: PinKeeper | None = None,
         environment: Environment | None = None,
         options: ObjectOptions | None = None,
@@ -100,10 +101,13 @@ class Offloader:
         self._pins = pins
         self._bound_source = BoundSource(broker_store, offsets_source, silence)
         self._page_merges = ThreadPoolExecutor(1, thread_name_prefix="page-merge")
+        supersedes = supersedes_max_bytes
+        if supersedes is None:
+            supersedes = 0 if identity.kind == "backfill" else math.inf
         self._owner = ArchiveOwner(
             self._archive, self._log, identity, self._environment,
             root_every=settings.root_every, take_over=take_over,
-            may_replace_log=replace_log or identity.kind == "run",
+            supersedes_max_bytes=supersedes,
             reported_end_phys=self._bound_source.reported_end_phys,
             background=lambda work: self._page_merges.submit(self._guarded, work),
         )  # fmt: skip

@@ -14,6 +14,7 @@ same job continues from the last commit. Only ``take_over`` fences a writer that
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 import time
@@ -117,7 +118,7 @@ class StoreBackfill:
             Environment(refuse_empty=partial(require_exclusive_creates, archive)),
             root_every=self._options.settings.root_every,
             take_over=self._options.take_over,
-            may_replace_log=self._options.replace_log,
+            supersedes_max_bytes=math.inf if self._options.replace_log else 0,
             reported_end_phys=self._bound_source.reported_end_phys,
         )
         writer = owner.writer

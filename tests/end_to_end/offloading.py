@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def backfill(
             settings,
             topic_filter=topic_filter,
             offsets_source=no_offsets,
-            replace_log=replace_log,
+            supersedes_max_bytes=math.inf if replace_log else None,
             environment=environment,
             options=ObjectOptions(index_settings or IndexSettings(), rules or TopicRules()),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import struct
 import threading
@@ -26,7 +27,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState, LogCheck
-from tiered.errors import UsageError
+from tiered.errors import UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -65,13 +66,13 @@ def another_log(directory: Path, messages: int, files_gone: int = 0) -> Path:
     return directory
 
 
-def follow_a_while(directory: Path, memory: MemoryStore) -> None:
+def follow_a_while(directory: Path, memory: MemoryStore, supersedes_max_bytes: float | None = None) -> None:
     """Until messages are committed."""
     stop = threading.Event()
     with open_broker_store(directory) as store:
         offloader = Offloader(
             store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
-            topic_filter=FILTER, offsets_source=no_offsets,
+            topic_filter=FILTER, offsets_source=no_offsets, supersedes_max_bytes=supersedes_max_bytes,
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
@@ -91,6 +92,40 @@ def test_an_older_copy_takes_nothing_out(memory: MemoryStore, tmp_path: Path, in
     with pytest.raises(UsageError, match=r"an older copy.*--replace-log"):
         backfill(tmp_path / "copy", memory, settings=SETTINGS, instance=instance)
     assert load(archive_of(memory)).version == before.version
+
+
+def test_a_run_beside_a_much_shorter_log_stops_and_one_beside_a_little_shorter_continues(
+    memory: MemoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = archive_of(memory)
+    before = load(archive)
+    write_store(tmp_path / "copy", SPEC, messages=MESSAGES * 2 // 5)
+    with open_broker_store(tmp_path / "copy") as store:
+        lost_bytes = before.cursor.phys - store.commit_log.max_file_end
+    with open_broker_store(tmp_path / "copy") as store:
+        offloader = Offloader(
+            store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
+            topic_filter=FILTER, offsets_source=no_offsets, supersedes_max_bytes=lost_bytes // 2,
+        )  # fmt: skip
+        with pytest.raises(
+            UnavailableError, match=r"more than archive.truncate_max_bytes .*archive.replace_log"
+        ):
+            offloader.run(threading.Event(), follow=True)
+    after = load(archive)
+    assert not after.log_histories and after.cursor == before.cursor
+    follow_a_while(tmp_path / "copy", memory, math.inf)
+    after = load(archive)
+    assert [history.common_version > 0 for history in after.log_histories] == [True]
+    assert any("archived bytes are superseded" in record.getMessage() for record in caplog.records)
+    reasons = {pending.reason for pending in after.pending_deletions.values()}
+    assert "diverged" in reasons
+    gone = {key for key, pending in after.pending_deletions.items() if pending.reason == "diverged"}
+    for grace_ms, stays in ((1 << 40, True), (0, False)):
+        run_gc(
+            archive, load(archive), apply=True, grace_ms=0, diverged_grace_ms=grace_ms, clock=archive.clock_ms
+        )
+        left = {info.key for prefix in ("data/", "sets/") for info in archive.list(prefix)}
+        assert (gone <= left) == stays
 
 
 def test_a_log_that_has_padding_where_the_archive_ends_goes_on_in_another_way(tmp_path: Path) -> None:

@@ -95,8 +95,14 @@ class ArchiveSettings:
     )
     replace_log: bool = setting(
         False,
-        "backfill a store whose log does not continue the archive (another broker's, an older copy, a truncated log); "
+        "continue with a log that does not continue the archive (another broker's, an older copy, a truncated log); "
         "hides archived messages missing from this log",
+    )
+    truncate_max_bytes: int = setting(
+        256 * MIB,
+        "`tiered run` stops archiving when the broker's log was truncated further below the archive's end; "
+        "archive.replace_log continues",
+        minimum=0,
     )
 
 
