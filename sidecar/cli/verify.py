@@ -10,7 +10,9 @@ from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
 from tiered.console import camel_names, print_json, print_lines
+from tiered.errors import UsageError
 from tiered.flat_file.verify import verify_archive
+from tiered.flat_file.verify_names import verify_names
 
 EXIT_ANOMALIES = 1
 
@@ -19,21 +21,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, depth, strictness."""
     add_archive(parser)
     parser.add_argument(
-        "--full", action="store_true", help="read all data and check every checksum and record"
+        "--full", action="store_true", help="read all commits and data, and check every checksum and record"
     )
+    parser.add_argument(
+        "--since-version", type=int, metavar="N",
+        help="without --full: follow the chain of commits from version N (default: from the newest root)",
+    )  # fmt: skip
     parser.add_argument("--strict", action="store_true", help="report unreferenced objects as anomalies")
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print anomalies and leftovers. Exit code 1 for anomalies."""
+    if options.full and options.since_version is not None:
+        raise UsageError("--full and --since-version exclude each other", hint="--full reads every commit")
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     with (
         open_for_reading(options.url, settings) as archive,
         Progress("verify", 0, quiet=options.json) as progress,
     ):
-        report = verify_archive(archive.store, full=options.full, progress=progress.update)
+        if options.full:
+            report = verify_archive(archive.store, full=True, progress=progress.update)
+        else:
+            report = verify_names(archive.store, since_version=options.since_version)
     failed = bool(report.anomalies) or (options.strict and bool(report.leftovers))
     if options.json:
         print_json(camel_names(asdict(report)) | {"ok": not failed})

@@ -110,7 +110,7 @@ def verify_archive(
     for key, reason in runs.unreadable.items():
         report.add(AnomalyKind.PAGE, key, reason)
     _check_named(store, state, objects.referenced(), report)
-    _check_state_objects(store, state, report)
+    check_state_objects(store, state, report)
     report.counts = {
         "versions": head, "queues": state.queue_count, "objects": objects.count, **report.counts,
     }  # fmt: skip
@@ -286,7 +286,7 @@ def _check_named(
     report.leftovers.sort()
 
 
-def _check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
+def check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
     """The broker's tables, which archive mode needs. They are few and small."""
     for name, key in sorted(state.state_objects.items()):
         try:

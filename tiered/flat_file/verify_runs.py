@@ -9,7 +9,7 @@ A window is a pass over the pages that may hold runs of it: more history means m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,11 +39,13 @@ class Window:
 
 @dataclass
 class LivingRuns:
-    """The runs of one state. ``unreadable``: pages that could not be read, with the reason; their runs are missing."""
+    """The runs of one state. ``unreadable``: pages that could not be read, with the reason; their runs are missing.
+    ``seen`` is called with every page as it is read."""
 
     store: ObjectStore
     state: CatalogState
     unreadable: dict[str, str] = field(default_factory=dict)
+    seen: Callable[[Page], object] = lambda page: None
 
     def in_order(self) -> Iterator[Page]:
         """Every run once, by (queue, base offset), without the objects they are in."""
@@ -78,9 +80,12 @@ class LivingRuns:
         index = RunIndex(self.store)
         for ref in refs:
             try:
-                yield index.living(self.state, index.read_page(ref))
+                page = index.living(self.state, index.read_page(ref))
             except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
                 self.unreadable[ref.key] = error.message
+                continue
+            self.seen(page)
+            yield page
 
 
 def cut_windows(counts: NDArray[np.int64], runs_max: int) -> list[Window]:

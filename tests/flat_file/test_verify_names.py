@@ -1,0 +1,98 @@
+"""Verification by listing: finds what is missing, follows the chain, and takes requests for pages and listings only."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.formats.golden_archive import GOLDEN
+from tests.object_store.fault_store import FaultStore
+from tiered.catalog.writer_limits import CatalogLimits
+from tiered.errors import NotFoundError
+from tiered.flat_file.verify import verify_archive
+from tiered.flat_file.verify_names import verify_names
+from tiered.flat_file.verify_segment import AnomalyKind
+from tiered.formats.keys import catalog_key
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.memory import MemoryStore
+
+ONE, TWO = QueueKey("one", 0, 0), QueueKey("two", 1, 0)
+
+
+def built(cycles: int) -> ArchiveBuilder:
+    small = CatalogLimits(root_every=8, root_runs_max=8, page_runs_max=32, merge_sequences=4)
+    made = ArchiveBuilder(MemoryStore(), limits=small)
+    for cycle in range(cycles):
+        made.commit([Sent(ONE), Sent(TWO)], as_set=cycle % 2 == 0)
+    return made
+
+
+@pytest.mark.parametrize("version", sorted(path.name for path in GOLDEN.glob("[0-9].[0-9]")))
+def test_golden_archives_are_clean(version: str) -> None:
+    store = FileStore(GOLDEN / version / "archive")
+    report = verify_names(store, since_version=1)
+    assert (report.anomalies, report.leftovers) == ([], [])
+    whole = verify_archive(store, full=True)
+    for name in ("versions", "queues", "objects", "rows"):
+        assert report.counts[name] == whole.counts[name]
+
+
+def test_without_an_archive_it_says_so() -> None:
+    with pytest.raises(NotFoundError):
+        verify_names(MemoryStore())
+
+
+def test_requests_follow_pages_not_commits_nor_objects() -> None:
+    made = built(640)
+    made.writer.release()
+    store = FaultStore(made.store, (), wait=lambda seconds: None)
+    report = verify_names(store)
+    assert (report.anomalies, report.leftovers) == ([], [])
+    assert report.counts["objects"] > 900 and report.counts["versions"] > 640
+    gets = [request for request in store.requests if request.operation.startswith("get")]
+    assert len(gets) <= len(made.writer.state.pages) + 32 + 640 / 32
+    assert len({request.key for request in gets}) >= 3
+
+
+def test_a_missing_object_and_one_of_another_size_are_named() -> None:
+    made = built(60)
+    gone, cut = made.keys[3], made.keys[40]
+    content = made.store.get(cut)
+    made.store.delete([gone, cut])
+    made.store.put_if_absent(cut, [content[:-1]])
+    found = verify_names(made.store).anomalies
+    assert {(anomaly.kind, anomaly.key) for anomaly in found} == {
+        (AnomalyKind.MISSING, gone), (AnomalyKind.MISSING, cut),
+    }  # fmt: skip
+
+
+def test_a_missing_commit_is_found_by_its_name() -> None:
+    made = built(60)
+    made.store.delete([catalog_key(7), catalog_key(8), catalog_key(1)])
+    found = [(anomaly.key, anomaly.detail) for anomaly in verify_names(made.store).anomalies]
+    assert (catalog_key(8), "versions 7 to 8 are missing") in found
+    assert (catalog_key(1), "versions 1 to 1 are missing") in found
+
+
+def test_another_commit_in_the_chain_is_found_since_a_version() -> None:
+    made, other = built(60), built(60)
+    key = catalog_key(9)
+    content = other.store.get(catalog_key(10))
+    made.store.delete([key])
+    made.store.put_if_absent(key, [content])
+    assert verify_names(made.store).anomalies == []  # before the newest root: --full, or --since-version
+    assert {anomaly.key for anomaly in verify_names(made.store, since_version=5).anomalies} >= {key}
+
+
+def test_a_damaged_root_page_and_a_leftover_are_named() -> None:
+    made = built(60)
+    root = made.state.root.key
+    content = bytearray(made.store.get(root))
+    content[-1] ^= 1
+    made.store.delete([root])
+    made.store.put_if_absent(root, [bytes(content)])
+    made.store.put_if_absent("sets/00/9-1-99.sso", [b"x"])
+    report = verify_names(made.store)
+    assert [(anomaly.kind, anomaly.key) for anomaly in report.anomalies] == [(AnomalyKind.ROOT, root)]
+    assert "sets/00/9-1-99.sso" in report.leftovers

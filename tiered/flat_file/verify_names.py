@@ -1,0 +1,231 @@
+"""Verification without reading data: names by listing, the catalog by its newest root and its pages.
+
+    commits   versions without a hole, by listing; the chain of put ids since the newest root, or since a version
+    queues    every run in order, each page of the catalog read once
+    objects   each named object exists with its size, by listing; no request for each object
+
+Proves that nothing is missing, and that the catalog is whole. Damage inside data objects, and commits before the
+chain, are found by verify.py. Memory: 17 bytes for each object and what queues need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.catalog.catalog_reader import head_version, load, read_commit, read_root
+from tiered.catalog.garbage import pending_keys
+from tiered.catalog.pages import Page
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.flat_file.verify import VerifyReport, check_state_objects
+from tiered.flat_file.verify_queues import check_queues
+from tiered.flat_file.verify_runs import LivingRuns
+from tiered.flat_file.verify_segment import AnomalyKind
+from tiered.formats.keys import (
+    CATALOG_PREFIX,
+    DATA_PREFIX,
+    INDEX_PREFIX,
+    PAGES_PREFIX,
+    SERVE_PREFIX,
+    SETS_PREFIX,
+    STATE_PREFIX,
+    catalog_key,
+    parse_catalog_key,
+)
+from tiered.object_store.interface import ObjectStore
+
+_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX)
+Progress = Callable[[int, int], object]
+"""(objects listed, objects named)."""
+
+
+def verify_names(
+    store: ObjectStore, *, since_version: int | None = None, progress: Progress = lambda done, total: None
+) -> VerifyReport:
+    """Check the archive at ``store``, which is its own prefix. ``since_version``: the chain of put ids is followed from
+    there; by default from the newest root. Raises NotFoundError without an archive, and the store's errors."""
+    report = VerifyReport()
+    head = head_version(store)
+    if head == 0:
+        raise NotFoundError(f"{store.url} holds no archive")
+    _check_versions(store, head, report)
+    try:
+        state = load(store, version=head)
+    except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+        report.add(AnomalyKind.CHAIN, catalog_key(head), f"the head cannot be loaded: {error.message}")
+        return report
+    _check_root(store, state, report)
+    if since_version is not None:
+        _check_chain(store, state, since_version, report)
+    named = _Named()
+    runs = LivingRuns(store, state, seen=named.add)
+    if state.memory_runs:
+        named.add(Page(state.directory.keys, state.memory))
+    report.anomalies += check_queues(state, runs.in_order())
+    for key, reason in runs.unreadable.items():
+        report.add(AnomalyKind.PAGE, key, reason)
+    named.close()
+    _check_listing(store, state, named, report, progress)
+    for key in _missing(store, state, named):
+        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist, or has another size")
+    check_state_objects(store, state, report)
+    report.counts = {
+        "versions": head, "queues": state.queue_count, "objects": len(named),
+        "rows": int(state.table["row_count"].sum()), **report.counts,
+    }  # fmt: skip
+    return report
+
+
+# -- commits --------------------------------------------------------------------------------------------------
+
+
+def _check_versions(store: ObjectStore, head: int, report: VerifyReport) -> None:
+    expected = head
+    for info in store.list(CATALOG_PREFIX):
+        version = parse_catalog_key(info.key)
+        if version is None or version > head:  # a folder object, or committed since
+            continue
+        if version < expected:
+            report.add(
+                AnomalyKind.CHAIN, catalog_key(expected), f"versions {version + 1} to {expected} are missing"
+            )
+        expected = version - 1
+    if expected:
+        report.add(AnomalyKind.CHAIN, catalog_key(expected), f"versions 1 to {expected} are missing")
+
+
+def _check_root(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
+    """Readers do without a damaged root, so that only this check reports it."""
+    root = state.unread_root if state.unread_root.key else state.root
+    if not root.key:
+        return
+    try:
+        read_root(store, root)
+    except NotFoundError:
+        return  # reported with everything else that is named and does not exist
+    except (CorruptionError, UnsupportedFormatError) as error:
+        report.add(AnomalyKind.ROOT, root.key, error.message)
+
+
+def _check_chain(store: ObjectStore, state: CatalogState, since: int, report: VerifyReport) -> None:
+    """Put ids from ``since`` to the newest root, after which ``load`` has followed them."""
+    put_id: str | None = None
+    for version in range(max(1, since), state.root.version + 1):
+        try:
+            commit = read_commit(store, version)
+        except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+            report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
+            put_id = None
+            continue
+        if put_id is not None and commit.place.predecessor_put_id != put_id:
+            report.add(
+                AnomalyKind.CHAIN,
+                catalog_key(version),
+                f"follows {commit.place.predecessor_put_id!r}, but version {version - 1} is {put_id!r}",
+            )
+        put_id = commit.put_id
+
+
+# -- objects --------------------------------------------------------------------------------------------------
+
+
+class _Named:
+    """Names and sizes of all objects with living runs, as digests."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
+        self._digests = np.empty(0, np.uint64)
+        self._sizes = np.empty(0, np.int64)
+        self._is_found = np.empty(0, bool)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def add(self, page: Page) -> None:
+        """The objects of a page's runs."""
+        chunk = page.chunk
+        used = np.unique(chunk.runs["object"])
+        keys = (chunk.object_keys[number] for number in chunk.objects["key"][used].tolist())
+        digests = np.fromiter(map(_digest, keys), np.uint64, len(used))
+        self._parts.append((digests, chunk.objects["size_bytes"][used].astype(np.int64)))
+        if len(self._parts) >= 64:
+            self._join()
+
+    def close(self) -> None:
+        """All pages were added."""
+        self._join()
+        self._is_found = np.zeros(len(self._digests), bool)
+
+    def found(self, key: str, size_bytes: int) -> bool:
+        """Whether ``key`` is one of them; it exists with this size."""
+        digest = np.uint64(_digest(key))
+        at = int(np.searchsorted(self._digests, digest))
+        if at == len(self._digests) or self._digests[at] != digest:
+            return False
+        self._is_found[at] = self._sizes[at] == size_bytes
+        return True
+
+    def is_missing(self, key: str) -> bool:
+        """Whether ``key``, one of them, was not found with its size."""
+        at = int(np.searchsorted(self._digests, np.uint64(_digest(key))))
+        return not bool(self._is_found[at])
+
+    @property
+    def are_all_found(self) -> bool:
+        """Whether each of them was found."""
+        return bool(self._is_found.all())
+
+    def _join(self) -> None:
+        digests = np.concatenate([self._digests, *(part[0] for part in self._parts)])
+        sizes = np.concatenate([self._sizes, *(part[1] for part in self._parts)])
+        self._digests, first = np.unique(digests, return_index=True)
+        self._sizes = sizes[first]
+        self._parts = []
+
+
+def _digest(key: str) -> int:
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
+
+
+def _check_listing(
+    store: ObjectStore, state: CatalogState, named: _Named, report: VerifyReport, progress: Progress
+) -> None:
+    wanted = state.catalog_keys()
+    missing, pending = set(wanted), pending_keys(store, state)
+    pending_deletions = done = 0
+    for info in (info for prefix in _PREFIXES for info in store.list(prefix)):
+        missing.discard(info.key)
+        is_named = named.found(info.key, info.size_bytes) or info.key in wanted
+        if info.key in pending:
+            pending_deletions += 1
+            if is_named:
+                report.add(
+                    AnomalyKind.PENDING_DELETION, info.key, "is a pending deletion, but still referenced"
+                )
+        elif not is_named and not info.key.startswith(SERVE_PREFIX):
+            report.leftovers.append(info.key)
+        done += is_named
+        if done % 1_000 == 0:
+            progress(done, len(named))
+    for key in sorted(missing):
+        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
+    report.counts["pending_deletions"] = pending_deletions
+    report.leftovers.sort()
+
+
+def _missing(store: ObjectStore, state: CatalogState, named: _Named) -> Iterator[str]:
+    """Names of the objects that were not listed; reads the pages again, if there are any."""
+    if named.are_all_found:
+        return
+    seen: set[str] = set()
+    for page in LivingRuns(store, replace(state)).between(0, state.version):
+        for number in np.unique(page.chunk.objects["key"][np.unique(page.chunk.runs["object"])]).tolist():
+            key = page.chunk.object_keys[number]
+            if key not in seen and named.is_missing(key):
+                seen.add(key)
+                yield key
