@@ -43,14 +43,14 @@ def read_counts(instance: InstanceDescription) -> RequestCounts | None:
 
 def counts_in(metrics: str, seconds: float) -> RequestCounts:
     """The counters in ``metrics`` of a process that has run for ``seconds``. Pure."""
-    requests: dict[str, float] = {}
+    by_request: dict[str, float] = {}
     moved = {f"{PREFIX}_provider_upload_bytes_sum": 0.0, f"{PREFIX}_provider_download_bytes_sum": 0.0}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
             if sample.name == f"{PREFIX}_provider_rpc_latency_count":
                 request = sample.labels.get("request", "")
-                requests[request] = requests.get(request, 0.0) + sample.value
+                by_request[request] = by_request.get(request, 0.0) + sample.value
             elif sample.name in moved:
                 moved[sample.name] += sample.value
     uploaded, downloaded = moved.values()
-    return RequestCounts(seconds, requests, uploaded, downloaded)
+    return RequestCounts(seconds, by_request, uploaded, downloaded)
