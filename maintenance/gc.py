@@ -19,6 +19,7 @@ from tiered.catalog.deletions import NO_DELETION_CHANGE, DeletionChange, read_li
 from tiered.catalog.garbage import COLLECTED, GcPlan, Grace, KeySet, plan_gc, referenced_by, settled_version
 from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, TieredError, UsageError
+from tiered.formats.keys import DATA_PREFIX
 from tiered.object_store.interface import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 CLOCK_SKEW_MS_MAX = 5 * 60_000
 CLOCK_UNIT_MS = 1_000
 DELETE_BATCH = 1000
+PROBE_KEY = f"{DATA_PREFIX}00/gc-may-delete"
+"""Of no object."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ def run_gc(
     """Plan, and with ``apply`` delete. ``store`` is below the archive's prefix; ``clock`` gives ms since the epoch.
     ``diverged_grace_ms``: grace period of objects of a truncated log, by default ``grace_ms``.
 
-    Raises UsageError when the local clock and the store's differ by more than five minutes.
+    Raises UsageError when the local clock and the store's differ by more than five minutes, AccessDeniedError, before
+    anything is purged, when the account may not delete.
     """
     now_ms = clock()
     bucket_ms = require_same_clock(store, now_ms)
@@ -71,7 +75,8 @@ def run_gc(
         plan.uploads = [upload for upload in store.uploads("") if latest_ms - upload.begun_ms >= grace_ms]
     except AccessDeniedError as error:
         logger.warning("abandoned uploads are not looked for: %s", error)
-    if apply:
+    if apply and (plan.delete or plan.purge or plan.lists):
+        store.delete([PROBE_KEY])  # an account that may not delete must not purge: that is final
         purged, lists = _purge(store, state, plan, clock)
         waiting = KeySet(
             key for listed in plan.lists if listed.key not in lists for key in read_list(store, listed)
@@ -82,6 +87,7 @@ def run_gc(
             if (key not in state.pending_deletions or key in purged) and key not in waiting
         ]
         plan.failed = _delete(store, plan.delete, deletions or Deletions())
+    if apply:
         for upload in plan.uploads:
             store.abort_upload(upload)
     return plan

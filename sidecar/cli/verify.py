@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import time
 from dataclasses import asdict
 
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.logs import log_plain
-from sidecar.progress import Progress
+from sidecar.progress import LINE_INTERVAL_S, Progress
 from tiered.console import camel_names, print_json, print_lines
 from tiered.errors import UsageError
 from tiered.flat_file.verify import verify_archive
 from tiered.flat_file.verify_names import verify_names
+
+logger = logging.getLogger(__name__)
 
 EXIT_ANOMALIES = 1
 
@@ -31,6 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+class _Listed:
+    """A line in the log every ten seconds, with rate and time left."""
+
+    def __init__(self, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
+        self._begun_s = self._line_s = time.monotonic()
+
+    def update(self, done: int, total: int) -> None:
+        """``done`` of ``total`` objects are listed."""
+        now_s = time.monotonic()
+        if self._is_quiet or not done or now_s - self._line_s < LINE_INTERVAL_S:
+            return
+        self._line_s = now_s
+        rate = done / (now_s - self._begun_s)
+        logger.info(
+            "verify: %d of %d objects, %.0f a second, %.0f s left", done, total, rate, (total - done) / rate
+        )
+
+
 def execute(options: argparse.Namespace) -> int:
     """Print anomalies and leftovers. Exit code 1 for anomalies."""
     if options.full and options.since_version is not None:
@@ -44,7 +67,9 @@ def execute(options: argparse.Namespace) -> int:
         if options.full:
             report = verify_archive(archive.store, full=True, progress=progress.update)
         else:
-            report = verify_names(archive.store, since_version=options.since_version)
+            report = verify_names(
+                archive.store, since_version=options.since_version, progress=_Listed(options.json).update
+            )
     failed = bool(report.anomalies) or (options.strict and bool(report.leftovers))
     if options.json:
         print_json(camel_names(asdict(report)) | {"ok": not failed})

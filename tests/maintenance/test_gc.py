@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from maintenance.gc import DELETE_BATCH, Deletions, run_gc
+from maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions, run_gc
 from sidecar.gc_schedule import GcSchedule
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
 from tiered.catalog.catalog_reader import load
@@ -68,6 +68,17 @@ def test_a_store_that_refuses_everything_is_not_tried_key_by_key() -> None:
     plan = run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: NOW_MS)
     assert len(plan.failed) == len(keys)
     assert store.deletes <= DELETE_BATCH + 2
+
+
+def test_an_account_that_may_not_delete_purges_nothing() -> None:
+    """A purge is final: objects that are purged and stay would be garbage that nothing finds in this epoch."""
+    store = Locked([PROBE_KEY])
+    with_garbage(store, 3)
+    before = load(store)
+    with pytest.raises(AccessDeniedError):
+        run_gc(store, before, apply=True, grace_ms=0, clock=lambda: NOW_MS)
+    assert load(store).version == before.version
+    assert len(list(store.list("sets/00/x-"))) == 3
 
 
 def test_deletion_keeps_to_its_rate_and_ends_when_stopped() -> None:

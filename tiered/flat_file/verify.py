@@ -106,7 +106,7 @@ def verify_archive(
     found, items = check_indexes(store, state, runs.between, full=full)
     report.anomalies += found
     report.counts["keys"] = items
-    _forgive_what_moved(store, state, report)
+    forgive_what_moved(store, state, report)
     for key, reason in runs.unreadable.items():
         report.add(AnomalyKind.PAGE, key, reason)
     _check_named(store, state, objects.referenced(), report)
@@ -246,7 +246,7 @@ def _few_at_a_time(pending: Iterator[tuple[K, Future[T]]]) -> Iterator[tuple[K, 
         window += islice(pending, 1)
 
 
-def _forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
+def forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
     """Drop missing objects that the newest catalog no longer names."""
     missing = {anomaly.key for anomaly in report.anomalies if anomaly.kind == AnomalyKind.MISSING}
     newest = refresh(store, state) if missing else state

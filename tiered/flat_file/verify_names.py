@@ -22,7 +22,7 @@ from tiered.catalog.garbage import pending_keys
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
-from tiered.flat_file.verify import VerifyReport, check_state_objects
+from tiered.flat_file.verify import VerifyReport, check_state_objects, forgive_what_moved
 from tiered.flat_file.verify_queues import check_queues
 from tiered.flat_file.verify_runs import LivingRuns
 from tiered.flat_file.verify_segment import AnomalyKind
@@ -70,9 +70,12 @@ def verify_names(
     for key, reason in runs.unreadable.items():
         report.add(AnomalyKind.PAGE, key, reason)
     named.close()
-    _check_listing(store, state, named, report, progress)
+    unlisted = _check_listing(store, state, named, report, progress)
     for key in _missing(store, state, named):
         report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist, or has another size")
+    forgive_what_moved(store, state, report)
+    for key in unlisted:
+        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
     check_state_objects(store, state, report)
     report.counts = {
         "versions": head, "queues": state.queue_count, "objects": len(named),
@@ -194,7 +197,8 @@ def _digest(key: str) -> int:
 
 def _check_listing(
     store: ObjectStore, state: CatalogState, named: _Named, report: VerifyReport, progress: Progress
-) -> None:
+) -> list[str]:
+    """Compares the listing with what is named; returns objects of the catalog that are not in it."""
     wanted = state.catalog_keys()
     missing, pending = set(wanted), pending_keys(store, state)
     pending_deletions = done = 0
@@ -212,10 +216,9 @@ def _check_listing(
         done += is_named
         if done % 1_000 == 0:
             progress(done, len(named))
-    for key in sorted(missing):
-        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
     report.counts["pending_deletions"] = pending_deletions
     report.leftovers.sort()
+    return sorted(missing)
 
 
 def _missing(store: ObjectStore, state: CatalogState, named: _Named) -> Iterator[str]:
