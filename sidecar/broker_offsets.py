@@ -38,7 +38,7 @@ class BrokerOffsetsClient:
         name: str = "",
         connect: Connect = BrokerClient,
     ) -> None:
-        self._address = address
+        self.address = address
         self._timeout_s = timeout_s
         self._credentials, self._tls = credentials, tls
         self._connect = connect
@@ -57,7 +57,7 @@ class BrokerOffsetsClient:
 
     def ask(self) -> BrokerOffsets | None:
         """The broker's present offsets; None if it does not answer or has no address, which is logged once."""
-        if not self._address:
+        if not self.address:
             if not self._has_warned:
                 logger.warning(
                     "the broker's address is unknown", extra={"cause": "broker.address is not set"}
@@ -70,18 +70,18 @@ class BrokerOffsetsClient:
             self.close()
             if not self.silence:
                 logger.warning(
-                    "the broker does not answer", extra={"address": self._address, "cause": str(error)}
+                    "the broker does not answer", extra={"address": self.address, "cause": str(error)}
                 )
-            self.silence = f"it does not answer at {self._address} ({error.message})"
+            self.silence = f"it does not answer at {self.address} ({error.message})"
             return None
         if self.silence:
-            logger.info("the broker answers again", extra={"address": self._address})
+            logger.info("the broker answers again", extra={"address": self.address})
         self.silence = ""
         return offsets
 
     def _read(self) -> BrokerOffsets:
         if self._client is None:
-            self._client = self._connect(self._address, self._timeout_s, self._credentials, self._tls)
+            self._client = self._connect(self.address, self._timeout_s, self._credentials, self._tls)
             self._config = self._client.broker_config() or {}
             self._refuse_another(self._config)
         # First, so that a dead broker costs one timeout.
@@ -106,7 +106,7 @@ class BrokerOffsetsClient:
         name = config.get("brokerName", "") if self._name else ""
         if name not in ("", self._name):
             raise UnavailableError(
-                f"{self._address} is broker {name}, but the store is broker {self._name}'s",
+                f"{self.address} is broker {name}, but the store is broker {self._name}'s",
                 hint="set broker.address, or brokerIP1 and listenPort of broker.conf",
             )
 

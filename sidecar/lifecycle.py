@@ -12,25 +12,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 from sidecar.event_queue import EventQueue
 from sidecar.report import StatusReport
+from sidecar.run_state import ARCHIVING, TROUBLE, Condition, RetryPlan, RunState, after_failure, while_running
 from sidecar.sighup import was_received
-from tiered.errors import FencedError, TieredError, UnavailableError
+from tiered.errors import TieredError
+from tiered.kernels.jit import compiling
 from tiered.settings.load import FIELDS, LoadedSettings, changed_keys, value_of
 from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
 
-BLOCKED = "blocked: object store"
-"""The reported state while the uploader runs but the object store stores nothing."""
 EXIT_NOT_DRAINED = 4
-EXIT_INTERNAL = 70
-RETRY_FIRST_S = 1.0
-RETRY_MAX_S = 30.0
+OBSERVE_S = 5.0
+"""Within this time a changed state is logged."""
 SETTLED_S = 60.0
 """After a job ran this long, the next outage starts with the shortest wait."""
 
@@ -50,17 +49,6 @@ class Job(Protocol):
 JobFactory = Callable[[Settings], Job]
 
 
-class State(Enum):
-    """The state of the service."""
-
-    STARTING = "starting"
-    FOLLOWING = "following"
-    RETRYING = "retrying"
-    STANDBY = "standby"
-    DRAINING = "draining"
-    STOPPED = "stopped"
-
-
 class Event(Enum):
     """Events of the main loop."""
 
@@ -68,29 +56,6 @@ class Event(Enum):
     RELOAD = "reload"
     JOB_ENDED = "job ended"
     TIMEOUT = "timeout"
-
-
-@dataclass(frozen=True)
-class RetryPlan:
-    """The reaction to a failed job: wait ``delay_s`` in ``state``, or end with ``exit_code``."""
-
-    state: State
-    delay_s: float
-    exit_code: int | None = None
-
-
-def after_failure(error: BaseException, settings: Settings, failures: int, jitter: float) -> RetryPlan:
-    """The reaction to the ``failures``-th failure in a row (from 1); ``jitter`` in [0, 1). Pure."""
-    if isinstance(error, FencedError):
-        if settings.process.when_fenced == "exit":
-            return RetryPlan(State.STOPPED, 0, error.exit_code)
-        return RetryPlan(State.STANDBY, settings.process.standby_retry_ms / 1000)
-    if isinstance(error, UnavailableError):
-        ceiling_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))
-        return RetryPlan(State.RETRYING, ceiling_s * (0.5 + jitter / 2))
-    if isinstance(error, TieredError):
-        return RetryPlan(State.STOPPED, 0, error.exit_code)
-    return RetryPlan(State.STOPPED, 0, EXIT_INTERNAL)
 
 
 def with_values_of(before: Settings, after: Settings, keys: Sequence[str]) -> Settings:
@@ -122,8 +87,13 @@ class Service:
         self._monotonic_s = monotonic_s
         self._jitter = jitter
         self._events: EventQueue[tuple[Event, int]] = EventQueue()
-        self._state = State.STARTING
-        self._why = "starting"
+        self._condition = Condition(RunState.STARTING, "reading settings")
+        """In effect unless the uploader has claimed its archive."""
+        self._is_running = False
+        self._has_owned = False
+        self._standby_report: StatusReport | None = None
+        self._logged = self._condition
+        self._logged_s = monotonic_s()
         self._failures = 0
         self._retry_at_s: float | None = None
         self._started_s = 0.0
@@ -141,9 +111,9 @@ class Service:
         """The settings of the last job that was built."""
 
     @property
-    def state(self) -> State:
-        """The state of the service."""
-        return self._state
+    def condition(self) -> Condition:
+        """The present state and its cause; callable from any thread."""
+        return self._observed()[0]
 
     def handle_signals(self) -> None:
         """SIGTERM and SIGINT drain; SIGHUP reloads, also one received before. Main thread only."""
@@ -176,37 +146,47 @@ class Service:
         """Stop listening to signals, after ``serve``."""
         self._events.close()
 
-    def report(self) -> StatusReport | None:
-        """The uploader's report with the service's state; None before the first uploader."""
-        job = self._job
-        if job is None:
-            return None
-        report = job.report()
-        is_blocked = self._state is State.FOLLOWING and bool(report.store_problem)
-        state = BLOCKED if is_blocked else self._state.value
-        return replace(report, state=state, fenced=self._state is State.STANDBY)
+    def report(self) -> StatusReport:
+        """The uploader's report with the service's state; only the state before the first uploader."""
+        condition, report = self._observed()
+        return replace(report or StatusReport(), state=condition.text, why=condition.why)
 
     def health(self) -> tuple[bool, str]:
         """Alive: an uploader runs, or a restart of it is planned."""
-        return self._state is not State.STOPPED, f"{self._state.value}: {self._why}"
+        condition = self.condition
+        return condition.state is not RunState.STOPPED, f"{condition.text}: {condition.why}"
 
     def readiness(self) -> tuple[bool, str]:
-        """Ready: the uploader runs, owns the archive, and the object store stores what it uploads."""
-        report = self.report()
-        if report is not None and report.state == BLOCKED:
-            return False, f"{BLOCKED}: {report.store_problem}"
-        owns = self._state is State.FOLLOWING and report is not None and report.epoch > 0
-        return owns, f"{self._state.value}: {self._why}"
+        """Ready: the uploader archives. One that the object store or a silent broker stops is not ready."""
+        condition = self.condition
+        return condition.state in ARCHIVING, f"{condition.text}: {condition.why}"
+
+    def _observed(self) -> tuple[Condition, StatusReport | None]:
+        job, now = self._job, self._condition
+        if now.state in (RunState.STARTING, RunState.CONNECTING) and (kernel := compiling()):
+            now = Condition(RunState.STARTING, f"compiling {kernel}")
+        report = None if job is None else job.report()
+        if report is None:
+            return now, None
+        if self._is_running and self._is_built:
+            now = while_running(report, now, self._settings.offload.batch_age_ms)
+        if now.state in (RunState.STANDBY, RunState.FENCED) and report.lag_bytes is None:
+            return now, self._standby_report or report  # a new job has not measured the lag yet
+        self._standby_report = report
+        return now, report
 
     def _next_event(self) -> tuple[Event, int]:
+        self._log_changes()
         due_at_s = self._late_at_s if self._retry_at_s is None else self._retry_at_s
-        wait_s = None if due_at_s is None else max(0.0, due_at_s - self._monotonic_s())
+        wait_s = OBSERVE_S if due_at_s is None else min(OBSERVE_S, max(0.0, due_at_s - self._monotonic_s()))
         return self._events.get(wait_s) or (Event.TIMEOUT, 0)
 
     def _due(self) -> None:
+        now_s = self._monotonic_s()
         if self._retry_at_s is not None:
-            self._start_job()
-        else:
+            if now_s >= self._retry_at_s:
+                self._start_job()
+        elif self._late_at_s is not None and now_s >= self._late_at_s:
             self._late_at_s = None
             logger.error("the uploader has not drained in time: new settings apply once it has")
 
@@ -218,7 +198,9 @@ class Service:
         self._job_stop = threading.Event()
         self._restart_when_ended = False
         self._jobs_started += 1
-        self._enter(State.FOLLOWING, "the uploader is running")
+        if self._condition.state not in TROUBLE | {RunState.STANDBY}:
+            self._condition = Condition(RunState.CONNECTING, "opening the broker's store and the archive")
+        self._is_running = True
         self._thread = threading.Thread(
             target=self._run_job,
             args=(self._settings, self._job_stop, self._jobs_started),
@@ -242,20 +224,25 @@ class Service:
         self._thread.join()
         self._thread = None
         error = self._job_error
+        condition, report = self._observed()
+        self._has_owned = self._has_owned or (report is not None and report.epoch > 0)
+        self._is_running = False
+        if condition.state in ARCHIVING:
+            self._condition = Condition(RunState.CONNECTING, "starting again")
         if self._restart_when_ended:
             self._start_job()
             return None
         if error is None:
-            self._enter(State.STOPPED, "the uploader has ended")
+            self._enter(Condition(RunState.STOPPED, "the uploader has ended"))
             return 0
         if self._rolls_back(error):
             return None
         if self._monotonic_s() - self._started_s >= SETTLED_S:
             self._failures = 0
         self._failures += 1
-        plan = after_failure(error, self._settings, self._failures, self._jitter())
+        plan = after_failure(error, self._settings, self._failures, self._jitter(), has_owned=self._has_owned)
         self._log_failure(error, plan)
-        self._enter(plan.state, str(error))
+        self._enter(plan.condition)
         if plan.exit_code is not None:
             return plan.exit_code
         self._retry_at_s = self._monotonic_s() + plan.delay_s
@@ -280,11 +267,10 @@ class Service:
         self._on_reload(settings)
 
     def _log_failure(self, error: BaseException, plan: RetryPlan) -> None:
-        details: dict[str, Any] = {"state": plan.state.value, "failures": self._failures}
-        if plan.exit_code is None:
-            details["retry_in_s"] = round(plan.delay_s, 1)
-        level = logging.CRITICAL if not isinstance(error, TieredError) else logging.ERROR
-        logger.log(level, "the uploader stopped", exc_info=error, extra=details)
+        """Failures that a retry may cure are logged as states."""
+        if plan.exit_code is not None:
+            level = logging.ERROR if isinstance(error, TieredError) else logging.CRITICAL
+            logger.log(level, "the uploader stopped", exc_info=error, extra={"failures": self._failures})
 
     def _reload(self) -> None:
         try:
@@ -320,12 +306,11 @@ class Service:
             self._late_at_s = self._monotonic_s() + self._settings.process.drain_timeout_ms / 1000
 
     def _drain(self) -> int:
-        self._enter(State.DRAINING, "finishing uploads in flight")
+        self._enter(Condition(RunState.STOPPING, "finishing uploads in flight"))
         was_running = self._thread is not None
         drained = self._stop_job()
-        self._enter(
-            State.STOPPED, "drained" if drained else "stopped before all uploads in flight were finished"
-        )
+        why = "drained" if drained else "stopped before all uploads in flight were finished"
+        self._enter(Condition(RunState.STOPPED, why))
         if drained and was_running and isinstance(self._job_error, TieredError):
             logger.error("the uploader failed while draining", exc_info=self._job_error)
             return self._job_error.exit_code
@@ -342,7 +327,20 @@ class Service:
         self._thread = None
         return True
 
-    def _enter(self, state: State, why: str) -> None:
-        if state is not self._state:
-            logger.info("state %s", state.value, extra={"why": why})
-        self._state, self._why = state, why
+    def _enter(self, condition: Condition) -> None:
+        self._condition, self._is_running = condition, False
+        self._log_changes()
+
+    def _log_changes(self) -> None:
+        """One line for each entered state."""
+        now, before = self.condition, self._logged
+        if now.text == before.text:
+            return
+        now_s = self._monotonic_s()
+        details = {"why": now.why}
+        if before.state in TROUBLE:
+            details |= {"before": before.text, "after": f"{now_s - self._logged_s:.0f} s"}
+        logger.log(
+            logging.ERROR if now.state in TROUBLE else logging.INFO, "state %s", now.text, extra=details
+        )
+        self._logged, self._logged_s = now, now_s

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from sidecar.report import StatusReport
+from sidecar.run_state import UP, RunState, word_of
 from tiered.formats.memory_bound import SHORTAGES
 from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
 
@@ -35,17 +36,26 @@ class ScrapeCollector(Collector):
 class StatusCollector(ScrapeCollector):
     """Metrics of the current report."""
 
-    def __init__(self, report: Callable[[], StatusReport | None]) -> None:
+    def __init__(self, report: Callable[[], StatusReport]) -> None:
         self._report = report
 
     def collect(self) -> Iterator[Metric]:
         """All families of one scrape."""
         report = self._report()
-        is_up = report is not None and report.is_up
-        yield _labelled(GaugeMetricFamily, "up", "1 while an uploader owns its archive or stands by.", is_up)
-        if report is not None:
+        word = word_of(report.state)
+        meaning = "1 while an uploader archives, or stands by."
+        yield _labelled(GaugeMetricFamily, "up", meaning, word in {state.value for state in UP})
+        yield _state_family(word)
+        if report.cluster:
             yield from _queue_families(report)
             yield from _total_families(report)
+
+
+def _state_family(word: str) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_state", "1 for the present state.", labels=[*_MEDIUM, "state"])
+    for state in RunState:
+        family.add_metric([*_MEDIUM.values(), state.value], int(state.value == word))
+    return family
 
 
 def _queue_families(report: StatusReport) -> Iterator[Metric]:
@@ -87,8 +97,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
             "Physical commitlog offset up to which the broker allows uploads.",
             report.bound_phys,
         ),
-        ("gaps", "Gaps recorded by this process.", report.gaps),
-        ("fenced", "1 while another writer owns the archive.", int(report.fenced)),
+        ("gaps", "Gaps of the archive.", report.gaps),
         ("epoch", "Epoch of this writer.", report.epoch),
         ("memory_budget_used_bytes", "Bytes of buffers in use.", report.budget_used_bytes),
         ("memory_budget_limit_bytes", "Limit of buffers in bytes.", report.budget_limit_bytes),
@@ -113,6 +122,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
         if value is not None:
             yield _labelled(GaugeMetricFamily, name, meaning, value)
     counters = [
+        ("gaps_recorded", "Gaps recorded by this process.", report.new_gaps),
         ("messages_dispatch", "Messages archived by this process.", report.messages),
         ("upload_message_bytes", "Message bytes archived by this process.", report.bytes),
         ("errors", "Upload attempts abandoned since the start.", report.errors),

@@ -30,12 +30,14 @@ class StatusReport:
     source: str = "instance"
     """``instance``: from a running instance; ``catalog``: from the archive (and the store)."""
     state: str = ""
+    """The words of run_state.py, or of a catalog: `owned`, `no writer`."""
+    why: str = ""
+    """The cause of ``state``, for one that does not archive with the next step."""
     archive_url: str = ""
     cluster: str = ""
     broker: str = ""
     writer: str = ""
     epoch: int = 0
-    fenced: bool = False
     committed_phys: int = 0
     """The dispatch offset: physical commitlog offset up to which everything is archived."""
     bound_phys: int | None = None
@@ -47,7 +49,9 @@ class StatusReport:
     retention_margin_seconds: float | None = None
     """Time until the broker deletes messages not archived yet; None without risk."""
     gaps: int = 0
-    """Gaps recorded by this process (instance) or in the archive (catalog)."""
+    """Gaps of the archive."""
+    new_gaps: int = 0
+    """Gaps recorded by this process."""
     errors: int = 0
     last_error: str = ""
     budget_used_bytes: int = 0
@@ -64,6 +68,9 @@ class StatusReport:
     """Damaged index files rebuilt by this process."""
     store_problem: str = ""
     """Why the object store blocks the archive: uploads or commits are being retried; empty if none is."""
+    broker_address: str = ""
+    broker_problem: str = ""
+    """Why the broker, which runs, reports no offsets, so that uploads wait; empty if it does."""
     pending_deletions: int = 0
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_seconds: float = 0.0
@@ -72,11 +79,6 @@ class StatusReport:
     """None if proxy mode is off."""
     slave: SlaveStatus | None = None
     """None if slave mode is off."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether an instance archives or stands by. One that cannot reach its archive is not up."""
-        return self.fenced or (self.epoch > 0 and self.state in ("following", "draining"))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for orjson."""

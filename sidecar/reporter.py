@@ -17,6 +17,7 @@ from sidecar.retention_margin import LogGrowth, retention_margin_s
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
 from tiered.model.queue import TopicFilter
 from uploader.offload import OffloadStatus
@@ -59,6 +60,26 @@ class Reporter:
                 self._made_s = now_s
             return self._last
 
+    def stand_by(self, state: CatalogState, log_end_phys: int | None) -> StatusReport:
+        """A report of the lag behind the archive of another writer, whose state is ``state``."""
+        with self._lock:
+            head = replace(
+                self._head,
+                committed_phys=state.cursor.phys,
+                gaps=len(state.gaps),
+                pending_deletions=state.pending_deletion_count,
+                oldest_pending_deletion_seconds=seconds_since(
+                    state.oldest_pending_deletion_ms, self._wall_ms()
+                ),
+            )
+            try:
+                self._view.commit_log.refresh()
+                end_phys = self._view.commit_log.max_file_end if log_end_phys is None else log_end_phys
+                self._last = self._with_lag(head, end_phys)
+            except (TieredError, OSError) as error:
+                self._last = replace(head, last_error=str(error))
+            return self._last
+
     def close(self) -> None:
         """Stop reading; the last report stays."""
         with self._lock:
@@ -70,11 +91,11 @@ class Reporter:
         report = replace(
             self._head,
             epoch=status.epoch,
-            fenced=status.fenced,
             committed_phys=status.committed_phys,
             bound_phys=status.bound_phys,
             bound_reason=status.bound_reason,
-            gaps=status.counters.gaps,
+            gaps=status.gaps,
+            new_gaps=status.counters.gaps,
             errors=status.counters.attempts_abandoned,
             last_error=status.last_error,
             budget_used_bytes=status.memory_used_bytes,
@@ -92,32 +113,32 @@ class Reporter:
         if not status.bound_reason:
             return replace(report, bound_phys=None)  # no bound yet
         try:
-            return self._with_lag(report, status)
+            return self._with_lag(report, status.written_phys)
         except (TieredError, OSError) as error:
             # Without a readable store the lag is unknown.
             return replace(report, last_error=str(error))
 
-    def _with_lag(self, report: StatusReport, status: OffloadStatus) -> StatusReport:
+    def _with_lag(self, report: StatusReport, written_phys: int) -> StatusReport:
         index = self._view.consume_queues()
         if index is not None:
             index.refresh()
         log = self._view.commit_log
         log.refresh()
         # Beyond the bound too: what a silent broker excludes is lag as well.
-        lag = measure_lag(log, index, self._filter, status.committed_phys, status.written_phys)
-        end_phys = lag.end_phys if lag.is_complete else max(lag.end_phys, status.bound_phys)
-        bound_phys = report.bound_phys
-        if bound_phys is not None and status.bound_reason == BoundReason.DEAD.value and lag.is_complete:
-            bound_phys = min(bound_phys, max(end_phys, status.committed_phys))  # it ends where its files do
+        committed_phys, bound_phys = report.committed_phys, report.bound_phys
+        lag = measure_lag(log, index, self._filter, committed_phys, written_phys)
+        end_phys = lag.end_phys if lag.is_complete else max(lag.end_phys, bound_phys or 0)
+        if bound_phys is not None and report.bound_reason == BoundReason.DEAD.value and lag.is_complete:
+            bound_phys = min(bound_phys, max(end_phys, committed_phys))  # it ends where its files do
         growth = self._growth.bytes_per_s(self._monotonic_s(), end_phys)
         now_ms = self._wall_ms()
         return replace(
             report,
             bound_phys=bound_phys,
             lag_messages=lag.messages,
-            lag_bytes=max(0, end_phys - status.committed_phys),
+            lag_bytes=max(0, end_phys - committed_phys),
             lag_seconds=age_s(lag, now_ms),
-            retention_margin_seconds=retention_margin_s(self._view, status.committed_phys, end_phys, growth),
+            retention_margin_seconds=retention_margin_s(self._view, committed_phys, end_phys, growth),
             queues=lag.reports(now_ms),
         )
 

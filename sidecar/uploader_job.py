@@ -27,19 +27,17 @@ from sidecar.broker_side import (
 )
 from sidecar.expiry import expire
 from sidecar.gc_schedule import GcSchedule
-from sidecar.lag import measure_lag
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter
 from sidecar.standby_watch import StandbyWatch
+from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
-from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import CatalogState
 from tiered.console import RECORD_ATTRIBUTES
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
-from tiered.model.queue import TopicFilter
 from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
@@ -58,6 +56,8 @@ from uploader.offload import (
 )
 
 logger = logging.getLogger(__name__)
+
+BROKER_HINT = "check the broker, its listenPort, and broker.address or --broker-conf"
 
 
 class ProcessPins:
@@ -123,6 +123,7 @@ class UploaderJob:
             name=conf.broker if conf is not None else "",
         )
         opened.callback(voice.close)
+        self._voice = voice
         topic_filter = topic_filter_of(settings, conf, names.cluster, names.broker)
         archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
         opened.callback(archive.close)
@@ -139,9 +140,7 @@ class UploaderJob:
             take_over=writer.take_over,
             supersedes_max_bytes=_supersedes_max_bytes(settings, writer),
             pins=pins,
-            environment=_with_standby(
-                _environment(writer, archive, names), writer, partial(_has_lag, store, topic_filter, voice)
-            ),
+            environment=_with_standby(_environment(writer, archive, names), writer, self._has_standby_lag),
             options=ObjectOptions(settings.index, TopicRules.of(settings)),
         )
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
@@ -168,6 +167,12 @@ class UploaderJob:
         with self._opened:
             return self.offloader.run(stop, follow=follow)
 
+    def _has_standby_lag(self, state: CatalogState, log_end_phys: int | None) -> bool:
+        """Report the lag behind another writer's archive. Whether the master's log has messages that are not archived;
+        False if this is not the master's, or the broker does not answer."""
+        report = self._reporter.stand_by(state, log_end_phys)
+        return log_end_phys is not None and self._voice.is_master and bool(report.queues)
+
     def expected_end_phys(self, status: OffloadStatus) -> int:
         """The estimated end of a backfill, without preallocated files."""
         return max(status.committed_phys, min(status.bound_phys, self._log.data_end_phys()))
@@ -178,7 +183,11 @@ class UploaderJob:
 
     def report(self) -> StatusReport:
         """The full report; from any thread, also before and after the run."""
-        return self._reporter.report(self.offloader.status)
+        report = self._reporter.report(self.offloader.status)
+        if report.bound_reason != BoundReason.FROZEN.value:
+            return report
+        problem = self._voice.silence or "it reports no offsets"
+        return replace(report, broker_address=self._voice.address, broker_problem=f"{problem}; {BROKER_HINT}")
 
 
 def _supersedes_max_bytes(settings: Settings, writer: Writer) -> float:
@@ -187,35 +196,16 @@ def _supersedes_max_bytes(settings: Settings, writer: Writer) -> float:
     return settings.archive.truncate_max_bytes if writer.kind == "run" else 0
 
 
-def _has_lag(
-    store: BrokerStore,
-    topic_filter: TopicFilter,
-    voice: BrokerOffsetsClient,
-    committed_phys: int,
-    end_phys: int | None,
-) -> bool:
-    """Whether the master's log has messages to be archived beyond ``committed_phys``; False if this is not the
-    master's, or the broker does not answer."""
-    if end_phys is None or not voice.is_master:
-        return False
-    store.commit_log.refresh()
-    index = store.consume_queues()
-    if index is not None:
-        index.refresh()
-    return bool(measure_lag(store.commit_log, index, topic_filter, committed_phys, end_phys).queues)
-
-
 def _with_standby(
-    environment: Environment, writer: Writer, has_lag: Callable[[int, int | None], bool]
+    environment: Environment, writer: Writer, has_lag: Callable[[CatalogState, int | None], bool]
 ) -> Environment:
     watch = writer.standby
-    if watch is None or not watch.lag_ms:
+    if watch is None:
         return environment
 
     def may_take_over(state: CatalogState, log_end_phys: int | None) -> bool:
-        may = watch.may_take_over(
-            state, has_lag=has_lag(state.cursor.phys, log_end_phys), now_ms=time.monotonic() * 1000
-        )
+        lags = has_lag(state, log_end_phys)
+        may = watch.lag_ms > 0 and watch.may_take_over(state, has_lag=lags, now_ms=time.monotonic() * 1000)
         if may:
             owner = state.owner
             logger.warning(

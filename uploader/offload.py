@@ -23,7 +23,7 @@ from typing import Any
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
-from tiered.errors import FencedError, TieredError, UnavailableError, UnreadableError
+from tiered.errors import TieredError, UnavailableError, UnreadableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.kernels.queue_table import QueueTable
@@ -452,13 +452,13 @@ class Offloader:
             bound_phys=bound,
             written_phys=max(bound, self._bound_source.written_phys),
             epoch=state.epoch,
-            fenced=isinstance(self._failure, FencedError),
             memory_used_bytes=self._pool.used_bytes() + self._uploader.in_flight_bytes(),
             memory_budget_bytes=self._settings.memory_budget_bytes,
             last_error=self.retry_reason or self._uploader.counters.last_error,
             pins=self._loop.pin_status,
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
+            gaps=len(state.gaps),
             unindexed_objects=len(state.unindexed),
             pending_deletions=state.pending_deletion_count,
             oldest_pending_deletion_ms=state.oldest_pending_deletion_ms,

@@ -36,13 +36,14 @@ class OffloadStatus:
     written_phys: int
     """End of what may be written, at least ``bound_phys``."""
     epoch: int
-    fenced: bool
     memory_used_bytes: int
     memory_budget_bytes: int
     last_error: str
     pins: PinStatus | None
     bound_reason: str
     counters: UploadCounters
+    gaps: int = 0
+    """Of the archive."""
     unindexed_objects: int = 0
     """Damaged data objects excluded from the message index."""
     pending_deletions: int = 0

@@ -33,7 +33,7 @@ from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.catalog.state import CatalogState
-from tiered.errors import StoreFullError, UnavailableError, UsageError
+from tiered.errors import StoreFullError, UsageError
 from tiered.object_store.open_store import check_addresses
 from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import Settings
@@ -186,8 +186,6 @@ class _Source:
     def status_json(self) -> bytes:
         """See AdminSource."""
         report = self._service.report()
-        if report is None:
-            raise UnavailableError("the uploader has not started yet")
         for service in self._services:
             if isinstance(service, ProxyService):
                 report = replace(report, proxy=service.status())

@@ -29,6 +29,7 @@ from sidecar.lag import Lag, measure_lag
 from sidecar.report import StatusReport, decode_report, seconds_since
 from sidecar.reporter import age_s
 from sidecar.retention_margin import retention_margin_s
+from sidecar.run_state import RunState
 from tiered.console import clear_screen, duration_text, print_json, print_lines, print_table, size_text
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.settings.sections import Settings
@@ -171,9 +172,10 @@ def _print(report: StatusReport) -> None:
 
     bound = number(report.bound_phys)
     lag_bytes = "unknown" if report.lag_bytes is None else size_text(report.lag_bytes)
-    fenced = ", FENCED: another writer owns the archive" if report.fenced else ""
     title = f"{report.cluster}/{report.broker} in {report.archive_url}"
-    print_lines(f"{title}: {report.state}, epoch {report.epoch}{fenced}")
+    print_lines(f"{title}: {report.state}, epoch {report.epoch}")
+    if report.why and report.state != RunState.FOLLOWING.value:
+        print_lines(f"why         {report.why}")
     print_lines(f"writer      {report.writer or 'none'}")
     print_lines(
         f"archived    to {report.committed_phys:,} of {bound} ({report.bound_reason or 'bound unknown'})"

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from sidecar.cli import gc
+from sidecar.run_state import RunState
 from tests.deploy.bucket_policies import ROLES, for_minio, policy_of
 from tests.servers.install import NotInstallableError, compose_validator, promtool_binary
 from tiered.catalog.garbage import COLLECTED
@@ -159,6 +160,14 @@ def test_alerts_behave() -> None:
     for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
         done = subprocess.run([promtool, *command], cwd=rules, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_and_state_is_explained() -> None:
+    page = (ROOT / "docs" / "OPERATING.md").read_text("utf-8")
+    alerts = re.findall(r"alert: (\w+)", (DEPLOY / "prometheus" / "alerts.yml").read_text("utf-8"))
+    assert re.findall(r"^### (\w+)", page, re.MULTILINE) == alerts
+    explained = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE))
+    assert explained == {state.value for state in RunState}
 
 
 def test_scrape_jobs_have_the_names_that_the_alerts_expect() -> None:

@@ -167,7 +167,7 @@ def test_a_put_that_is_given_up_ends_at_once_and_closes_its_socket(
     with abandonable(abandonment):
         with pytest.raises(UnansweredError):
             proxied.store.put_if_absent("k", [bytes(8 * MIB)], timeout_s=30)
-        assert 0.3 <= time.monotonic() - began_s < 3
+        assert 0.2 < time.monotonic() - began_s < 3
         with pytest.raises(ThrottledError):
             proxied.store.put_if_absent("later", [b"x"], timeout_s=30)
     _first, stalled = proxied.proxy.requests

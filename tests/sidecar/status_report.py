@@ -12,7 +12,6 @@ REPORT = StatusReport(
     broker="b",
     writer="w",
     epoch=3,
-    fenced=False,
     committed_phys=10,
     bound_phys=20,
     bound_reason="told by the broker",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def _raw(url: str, request: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
-def metrics_text(report: StatusReport | None) -> str:
+def metrics_text(report: StatusReport) -> str:
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: report))
     return generate_latest(registry).decode()
@@ -296,25 +297,33 @@ def test_metrics_keep_rocketmq_names() -> None:
 
 
 def test_metrics_without_a_report_say_down() -> None:
-    assert 'rocketmq_tiered_store_up{storage_medium="blob",storage_type="tiered"} 0.0' in metrics_text(None)
+    assert 'rocketmq_tiered_store_up{storage_medium="blob",storage_type="tiered"} 0.0' in metrics_text(
+        StatusReport()
+    )
 
 
 @pytest.mark.parametrize(
-    ("state", "epoch", "fenced", "is_up"),
+    ("state", "is_up"),
     [
-        ("following", 3, False, 1),
-        ("draining", 3, False, 1),
-        ("following", 0, False, 0),
-        ("retrying", 0, False, 0),
-        ("retrying", 3, False, 0),
-        ("blocked: object store", 3, False, 0),
-        ("stopped", 3, False, 0),
-        ("standby", 0, True, 1),
+        ("starting", 0),
+        ("connecting", 0),
+        ("following", 1),
+        ("behind", 1),
+        ("blocked: object store", 0),
+        ("frozen: broker h:10911 does not answer", 0),
+        ("standby", 1),
+        ("fenced", 1),
+        ("stopping", 1),
+        ("stopped", 0),
     ],
 )
-def test_an_uploader_that_has_no_archive_is_not_up(state: str, epoch: int, fenced: bool, is_up: int) -> None:
+def test_an_uploader_that_does_not_archive_is_not_up(state: str, is_up: int) -> None:
     """An archive that is not mounted fails no request: no other metric tells of it."""
-    text = metrics_text(dataclasses.replace(REPORT, state=state, epoch=epoch, fenced=fenced))
+    text = metrics_text(dataclasses.replace(REPORT, state=state))
+    word = state.partition(":")[0]
+    labels = f'state="{word}",storage_medium="blob",storage_type="tiered"'
+    assert f"rocketmq_tiered_store_state{{{labels}}} 1.0" in text
+    assert len(re.findall(r"tiered_store_state{.*} 1.0", text)) == 1
     assert f'rocketmq_tiered_store_up{{storage_medium="blob",storage_type="tiered"}} {is_up}.0' in text
 
 

@@ -9,12 +9,24 @@ from collections.abc import Callable
 
 import pytest
 
-from sidecar.lifecycle import Event, Service, State, after_failure
+from sidecar.lifecycle import Event, Service
 from sidecar.report import StatusReport
+from sidecar.run_state import RunState, after_failure
 from tests.sidecar.status_report import REPORT
-from tiered.errors import CorruptionError, FencedError, NotFoundError, UnavailableError, UsageError
+from tiered.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    FencedError,
+    NotFoundError,
+    RefusedRequestError,
+    UnavailableError,
+    UsageError,
+)
 from tiered.settings.load import LoadedSettings, load_settings
 from tiered.settings.sections import Settings
+
+NEVER_OWNERS: list[Callable[[threading.Event], None]] = []
+"""Behaviours that end before their archive is claimed."""
 
 
 class FakeJob:
@@ -27,7 +39,7 @@ class FakeJob:
         self._behaviour(stop)
 
     def report(self) -> StatusReport:
-        return REPORT
+        return REPORT if self._behaviour not in NEVER_OWNERS else dataclasses.replace(REPORT, epoch=0)
 
 
 class Harness:
@@ -72,7 +84,7 @@ class Harness:
     def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 10
         while not condition():
-            assert time.monotonic() < deadline, f"state {self.service.state}"
+            assert time.monotonic() < deadline, f"state {self.service.condition}"
             time.sleep(0.002)
 
     def stop(self) -> int | None:
@@ -94,10 +106,12 @@ def _until_stopped(stop: threading.Event) -> None:
     stop.wait()
 
 
-def _raising(error: BaseException) -> Callable[[threading.Event], None]:
+def _raising(error: BaseException, *, owned: bool = False) -> Callable[[threading.Event], None]:
     def behaviour(stop: threading.Event) -> None:
         raise error
 
+    if not owned:
+        NEVER_OWNERS.append(behaviour)
     return behaviour
 
 
@@ -128,7 +142,7 @@ def test_an_uploader_that_the_object_store_blocks_is_not_ready(monkeypatch: pyte
     why = "blocked: object store: http://h:9000 is unreachable: refused"
     assert harness.service.readiness() == (False, why)
     report = harness.service.report()
-    assert report is not None and report.state == "blocked: object store" and not report.is_up
+    assert report.state == "blocked: object store"
     assert harness.service.health()[0]
     monkeypatch.setattr(FakeJob, "report", lambda _job: REPORT)
     assert harness.service.readiness()[0]
@@ -138,7 +152,7 @@ def test_an_uploader_that_the_object_store_blocks_is_not_ready(monkeypatch: pyte
 def test_a_job_that_does_not_drain_is_left_behind_with_exit_4() -> None:
     release = threading.Event()
     harness = Harness(lambda stop: (release.wait(), None)[1], process__drain_timeout_ms=20)
-    harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.FOLLOWING)
     assert harness.stop() == 4
     release.set()
 
@@ -151,7 +165,7 @@ def test_an_outage_is_retried_with_growing_waits() -> None:
 
 
 def test_an_outage_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.lifecycle.RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr("sidecar.run_state.RETRY_FIRST_S", 0.02)
     harness = Harness(
         _raising(UnavailableError("bucket away")), _raising(UnavailableError("x")), _until_stopped
     )
@@ -163,21 +177,89 @@ def test_a_fenced_writer_stands_by_and_comes_back() -> None:
     harness = Harness(
         _raising(FencedError("epoch 4 is owned by b")), _until_stopped, process__standby_retry_ms=200
     )
-    harness.wait_for(lambda: harness.service.state is State.STANDBY)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.STANDBY)
     report = harness.service.report()
-    assert report is not None and report.fenced and report.state == "standby"
+    assert (report.state, report.why) == ("standby", "epoch 4 is owned by b")
     ready, why = harness.service.readiness()
     assert not ready and "epoch 4 is owned by b" in why
     assert harness.service.health()[0]
-    harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.FOLLOWING)
     assert harness.stop() == 0
+
+
+def test_a_broker_that_is_silent_freezes_and_one_log_line_marks_each_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sidecar.lifecycle.OBSERVE_S", 0.01)
+    caplog.set_level("INFO")
+    harness = Harness(_until_stopped)
+    harness.wait_for(lambda: "state following" in caplog.messages)
+    silent = dataclasses.replace(
+        REPORT, broker_address="h:10911", broker_problem="it does not answer at h:10911 (refused)"
+    )
+    text = "frozen: broker h:10911 does not answer"
+    monkeypatch.setattr(FakeJob, "report", lambda _job: silent)
+    assert harness.service.readiness() == (False, f"{text}: it does not answer at h:10911 (refused)")
+    harness.wait_for(lambda: f"state {text}" in caplog.messages)
+    time.sleep(0.05)
+    monkeypatch.setattr(FakeJob, "report", lambda _job: REPORT)
+    harness.wait_for(lambda: caplog.messages[-1] == "state following")
+    assert vars(caplog.records[-1])["before"] == text
+    assert harness.stop() == 0
+    assert caplog.messages.count(f"state {text}") == 1
+
+
+def test_an_uploader_that_lags_is_behind_and_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(_until_stopped)
+    harness.wait_for(lambda: harness.service.readiness()[0])
+    monkeypatch.setattr(FakeJob, "report", lambda _job: dataclasses.replace(REPORT, lag_seconds=90.0))
+    why = "behind: the oldest message not archived yet is 90 s old"
+    assert harness.service.readiness() == (True, why)
+    assert harness.stop() == 0
+
+
+def test_an_uploader_is_not_ready_before_it_owns_its_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeJob, "report", lambda _job: dataclasses.replace(REPORT, epoch=0))
+    harness = Harness(_until_stopped)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.CONNECTING)
+    assert not harness.service.readiness()[0]
+    assert harness.stop() == 0
+
+
+def test_a_standby_stays_one_while_it_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    harness = Harness(_raising(FencedError("epoch 4 is owned by b")), process__standby_retry_ms=100)
+    harness.wait_for(lambda: len(harness.seen) > 3)
+    assert harness.service.condition.state is RunState.STANDBY
+    assert harness.stop() == 0
+    assert caplog.messages.count("state standby") == 1 and "state following" not in caplog.messages
+
+
+def test_a_writer_that_lost_its_archive_is_fenced() -> None:
+    harness = Harness(
+        _raising(FencedError("epoch 5 is owned by b"), owned=True), process__standby_retry_ms=60_000
+    )
+    harness.wait_for(lambda: harness.service.condition.state is RunState.FENCED)
+    assert harness.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "error", [AccessDeniedError("s3://a/b: denied"), NotFoundError("bucket a"), RefusedRequestError("clock")]
+)
+def test_what_the_object_store_refuses_while_running_blocks_and_serving_continues(error: Exception) -> None:
+    """Credentials may expire; clients are served meanwhile. At the start they end the process."""
+    blocked = after_failure(error, Settings(), 1, 0.0, has_owned=True)
+    assert (blocked.condition.text, blocked.exit_code) == ("blocked: object store", None)
+    assert after_failure(error, Settings(), 1, 0.0).exit_code in (2, 3)
+    harness = Harness(_raising(error, owned=True))
+    harness.wait_for(lambda: harness.service.condition.text == "blocked: object store")
+    assert harness.service.health()[0] and harness.stop() == 0
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (UsageError("x"), 2),
-        (NotFoundError("x"), 3),
         (CorruptionError("x"), 1),
         (FencedError("x"), 5),
         (OSError(), 70),
@@ -194,7 +276,7 @@ def test_reload_applies_new_settings_to_a_new_job() -> None:
     harness.service.post(Event.RELOAD)
     harness.wait_for(lambda: len(harness.seen) == 2)
     assert harness.seen[1].topics.exclude == ("noise-*",)
-    harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.FOLLOWING)
     assert harness.stop() == 0
 
 
@@ -255,11 +337,11 @@ def test_reload_without_effect_leaves_the_job_alone(bad: bool) -> None:
 
 def test_reload_while_standing_by_starts_at_once() -> None:
     harness = Harness(_raising(FencedError("x")), _until_stopped, process__standby_retry_ms=3_600_000)
-    harness.wait_for(lambda: harness.service.state is State.STANDBY)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.STANDBY)
     harness.next_loaded = _loaded(archive__take_over=True)
     harness.service.post(Event.RELOAD)
     harness.wait_for(lambda: harness.seen[-1].archive.take_over)
-    harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.FOLLOWING)
     assert harness.stop() == 0
 
 
@@ -271,7 +353,7 @@ def test_stop_does_not_wait_for_a_reload_that_does_not_drain() -> None:
     harness.next_loaded = _loaded(topics__exclude="noise-*", process__drain_timeout_ms=60_000)
     harness.service.post(Event.RELOAD)
     harness.service.post(Event.STOP)
-    harness.wait_for(lambda: harness.service.state is State.DRAINING)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.STOPPING)
     drained.set()
     assert harness.join() == 0 and len(harness.seen) == 1
 
@@ -318,7 +400,7 @@ def test_settings_that_may_be_usable_later_stay() -> None:
     harness.refused["noise-*"] = UnavailableError("the disk does not give broker.conf")
     harness.next_loaded = _loaded(topics__exclude="noise-*")
     harness.service.post(Event.RELOAD)
-    harness.wait_for(lambda: harness.service.state is State.RETRYING)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.CONNECTING)
     assert harness.seen[-1].topics.exclude == ("noise-*",)
     assert harness.stop() == 0
 
@@ -331,8 +413,8 @@ def test_a_job_that_ran_with_reloaded_settings_and_failed_is_no_reason_to_take_t
     assert harness.join() == 2 and len(harness.seen) == 2
 
 
-def test_a_report_before_the_first_job_is_none() -> None:
+def test_a_report_before_the_first_job_has_the_state_only() -> None:
     service = Service(_loaded(), factory=lambda settings: FakeJob(_until_stopped), reload=_loaded)
-    assert service.report() is None
+    assert service.report() == StatusReport(state="starting", why="reading settings")
     assert not service.readiness()[0]
     assert dataclasses.asdict(REPORT)["epoch"] == 3

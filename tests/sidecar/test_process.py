@@ -241,10 +241,9 @@ def test_another_instance_stands_by_or_exits_with_5(home: Path) -> None:
             assert code == 503 and "epoch 1 belongs to" in text
             assert standby.get("/health")[0] == 200
             report = standby.report()
-            assert (report["state"], report["fenced"], report["lagMessages"]) == ("standby", True, None)
-            assert (
-                'store_fenced{storage_medium="blob",storage_type="tiered"} 1.0' in standby.get("/metrics")[1]
-            )
+            assert (report["state"], report["lagMessages"]) == ("standby", 0)
+            labels = 'state="standby",storage_medium="blob",storage_type="tiered"'
+            assert f"store_state{{{labels}}} 1.0" in standby.get("/metrics")[1]
             assert standby.end(signal.SIGTERM) == 0
         leaving = Sidecar(home, "--set", "process.when_fenced=exit", name="third")
         assert leaving.process.wait(TIMEOUT_S) == 5

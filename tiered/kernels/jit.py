@@ -29,6 +29,8 @@ _PACKAGE = Path(__file__).parent
 _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_PACKAGE.glob("*.py")))).hexdigest()
 """Taken at import: a process that runs on while its files are replaced must not cache old code as new."""
 _lock = RLock()
+_compiling: list[str] = []
+"""Names of the kernels that are being compiled, innermost last."""
 
 
 class Deferred:
@@ -70,9 +72,34 @@ def _intrinsic(function: Callable[..., Any]) -> Any:
     return extending.intrinsic(function)
 
 
+def compiling() -> str:
+    """The kernel that this process is compiling; empty if none. From any thread."""
+    return next(iter(_compiling[:1]), "")
+
+
+@cache
+def _observe_compilation() -> None:
+    from numba.core import event
+
+    class Observer(event.Listener):  # type: ignore[misc, unused-ignore]
+        def on_start(self, event: Any) -> None:
+            if not self.has_logged:
+                logger.info("compiling kernels: without a cache the first start takes about a minute")
+            self.has_logged = True
+            _compiling.append(event.data["dispatcher"].py_func.__name__)
+
+        def on_end(self, event: Any) -> None:
+            _compiling.pop()
+
+        has_logged = False
+
+    event.register("numba:compile", Observer())
+
+
 def _njit(function: Callable[..., Any]) -> Any:
     import numba
 
+    _observe_compilation()
     configured = numba.config.CACHE_DIR
     directory = numba.config.CACHE_DIR = _cache_directory(configured)
     try:
