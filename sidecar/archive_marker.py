@@ -1,7 +1,7 @@
-"""Marks in the state directory which archives have commits, so that an empty one is not started again.
+"""Marks in the state directory which archives have commits, so that another one is not begun by mistake.
 
-An unmounted disk, an emptied bucket or a wrong one look like a new archive. A second archive started there would be
-hidden once the disk is back. One file for each archive.
+An unmounted disk, an emptied bucket and a mistyped URL look like a new archive. Messages would be in two archives, and
+one begun below a mount point would be hidden once the disk is back. One file for each archive.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from tiered.errors import UnavailableError
 from tiered.whole_file import replace_whole
+
+NEW_ARCHIVE = "to begin a new archive there, start once with --new-archive"
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +35,21 @@ class ArchiveMarker:
             logger.warning("archive marker not written", extra={"problem": str(error)})
 
     def refuse_empty(self) -> None:
-        """The archive has no commits. Raises UnavailableError if it is marked."""
+        """The archive has no commits. Raises UnavailableError if this state directory marks it, or another of the
+        same broker."""
         try:
-            self.path.stat()
-        except FileNotFoundError:
-            return
+            marked = {path: path.read_text("utf-8").strip() for path in self.path.parent.glob("begun-*")}
         except OSError as error:
             raise UnavailableError(f"{self.path}: {error.strerror or error}") from error
-        raise UnavailableError(
-            f"{self._url} is empty, but this sidecar has archived to it before",
-            hint=f"check the disk's mount or the bucket's name; to start a new archive there, remove {self.path}",
-        )
+        if self.path in marked:
+            raise UnavailableError(
+                f"{self._url} is empty, but this sidecar has archived to it before",
+                hint=f"check the disk's mount or the bucket's name; {NEW_ARCHIVE}",
+            )
+        names = self._url.rsplit("/", 2)[1:]
+        others = sorted(url for url in marked.values() if url.rsplit("/", 2)[1:] == names)
+        if others:
+            raise UnavailableError(
+                f"{self._url} is empty, and this sidecar has archived to {others[0]} before",
+                hint=f"check archive.url; {NEW_ARCHIVE}",
+            )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import secrets
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 LOCK_FILE = "lock"
 IDENTITY_FILE = "instance.id"
 DESCRIPTION_FILE = "instance.json"
+LINKS = "elsewhere"
+"""Links to other state directories."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock_fd = -1
+        self._link: Path | None = None
 
     def __enter__(self) -> StateDirectory:
         try:
@@ -81,6 +85,8 @@ class StateDirectory:
     ) -> None:
         try:
             (self.path / DESCRIPTION_FILE).unlink(missing_ok=True)
+            if self._link is not None:
+                self._link.unlink(missing_ok=True)
         except OSError as failure:  # a disk that became read-only; without the lock the file is ignored
             logger.warning("instance description not removed: %s", failure)
         finally:
@@ -101,9 +107,20 @@ class StateDirectory:
         _write_whole(path, fresh.encode())
         return fresh
 
-    def describe(self, description: InstanceDescription) -> None:
-        """Publish the description of this instance."""
+    def describe(self, description: InstanceDescription, root: Path | None = None) -> None:
+        """Publish the description of this instance, with a link below ``root`` for ``running_instances``."""
         _write_whole(self.path / DESCRIPTION_FILE, orjson.dumps(asdict(description)))
+        own = self.path.resolve()
+        if root is None or own.is_relative_to(root.resolve()):
+            return
+        link = root / LINKS / hashlib.sha256(os.fsencode(own)).hexdigest()[:16]
+        try:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(own)
+            self._link = link
+        except OSError as error:
+            logger.debug("state directory not linked: %s", error)  # only a convenience
 
 
 def default_state_dir(environment: Mapping[str, str], cluster: str, broker: str) -> Path:
@@ -132,12 +149,12 @@ def running_instance(path: Path) -> InstanceDescription:
 
 
 def running_instances(root: Path) -> list[InstanceDescription]:
-    """All instances with a default state directory below ``root``."""
+    """All instances of this user whose state directory is below ``root``, or linked there."""
     found = []
     for description in sorted(root.glob(f"*/*/{DESCRIPTION_FILE}")):
         try:
             found.append(running_instance(description.parent))
-        except NotFoundError:
+        except (NotFoundError, AccessDeniedError):
             continue
     return found
 

@@ -1,4 +1,4 @@
-"""Configures logging: JSON lines for services, plain lines for one-shot commands."""
+"""Configures logging: JSON lines for services, plain lines for one-shot commands and on a terminal."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class JsonFormatter(logging.Formatter):
             return json.dumps(document, default=str)
 
 
-def log_json(level: str) -> None:
-    """Log JSON lines to stderr at ``level`` (a setting's value) and above."""
-    _install(JsonFormatter(), level)
+def log_service(level: str) -> None:
+    """Log to stderr at ``level`` (a setting's value) and above: JSON lines, or plain ones if it is a terminal."""
+    _install(PlainFormatter() if sys.stderr.isatty() else JsonFormatter(), level)
 
 
 def log_plain(level: str) -> None:

@@ -57,6 +57,7 @@ from uploader.offload import (
 
 logger = logging.getLogger(__name__)
 
+LOSSES = frozenset({"gap recorded", "commitlog missing: its messages are lost to the archive"})
 BROKER_HINT = "check the broker, its listenPort, and broker.address or --broker-conf"
 
 
@@ -93,6 +94,8 @@ class Writer:
     """See uploader.offload.Environment."""
     pins: ProcessPins = field(default_factory=ProcessPins)
     tls: TlsCache = field(default_factory=TlsCache)
+    new_archive: bool = False
+    """Whether an archive may begin though this instance has archived to another one."""
     standby: StandbyWatch | None = None
     """None: never takes over without ``take_over``."""
 
@@ -235,8 +238,10 @@ def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> En
     marker = ArchiveMarker(writer.state_dir, own.url)
 
     def refuse_empty() -> None:
-        marker.refuse_empty()
+        if not writer.new_archive:
+            marker.refuse_empty()
         require_exclusive_creates(own)
+        logger.info("beginning a new archive", extra={"archive": own.url})
 
     return replace(environment, archive_exists=marker.create, refuse_empty=refuse_empty)
 
@@ -264,6 +269,10 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
 
 
 def _log(message: str, fields: Mapping[str, object]) -> None:
-    level = logging.WARNING if "error" in fields else logging.INFO
+    level = logging.INFO
+    if "error" in fields:
+        level = logging.WARNING
+    if message in LOSSES:
+        level = logging.ERROR
     extra = {f"{name}_" if name in RECORD_ATTRIBUTES else name: value for name, value in fields.items()}
     logger.log(level, message, extra=extra)

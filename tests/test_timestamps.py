@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
@@ -30,7 +31,16 @@ def test_milliseconds_and_iso_8601(text: str, expected: int) -> None:
     assert parse_instant(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "12:00", "1.5", "--5"])
+@pytest.mark.parametrize(
+    ("text", "ago_ms"),
+    [("-30s", 30_000), ("-90m", 5_400_000), ("-2h", 7_200_000), ("-7d", 604_800_000), ("-0w", 0)],
+)
+def test_times_before_now(text: str, ago_ms: int) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    assert 0 <= parse_instant(text) + ago_ms - now_ms < 10_000
+
+
+@pytest.mark.parametrize("text", ["-1y", "-h", "1h", "", "soon", "2026-13-01", "12:00", "1.5", "--5"])
 def test_anything_else_is_wrong_usage(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time"):
         parse_instant(text)

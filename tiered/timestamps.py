@@ -1,15 +1,20 @@
-"""Parses points in time: milliseconds since the epoch, datetimes, ISO 8601."""
+"""Parses points in time: milliseconds since the epoch, datetimes, ISO 8601, and times before now."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from operator import index
+from time import time_ns
 
 from tiered.errors import UsageError
 
 TimePoint = int | datetime
 """Milliseconds since the epoch, or a datetime; without a zone it is UTC."""
 
+RELATIVE = re.compile(r"-(?P<count>\d{1,9})(?P<unit>[smhdw])")
+"""Seconds, minutes, hours, days or weeks before now."""
+_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -32,16 +37,19 @@ def milliseconds(time: TimePoint) -> int:
 
 
 def parse_instant(text: str) -> int:
-    """Milliseconds since the epoch of ``1795227708020`` or ``2026-11-21T07:00:00.5Z``; without a zone it is UTC.
+    """Milliseconds since the epoch of ``1795227708020``, ``2026-11-21T07:00:00.5Z`` (without a zone it is UTC), or
+    ``-90m``, which is 90 minutes ago.
 
     Raises UsageError.
     """
     text = text.strip()
+    if ago := RELATIVE.fullmatch(text):
+        return time_ns() // 1_000_000 - int(ago["count"]) * _UNIT_MS[ago["unit"]]
     try:
         if text.lstrip("-").isdecimal():
             return int(text)
         return milliseconds(datetime.fromisoformat(text))
     except ValueError as error:
         raise UsageError(
-            f"{text or '(empty)'} is not a time: use milliseconds since 1970, or 2026-11-21T07:00:00Z"
+            f"{text or '(empty)'} is not a time: use milliseconds since 1970, 2026-11-21T07:00:00Z, or -1h"
         ) from error

@@ -21,6 +21,7 @@ from typing import NoReturn
 from sidecar.sighup import catch_sighup
 from tiered.console import print_lines
 from tiered.errors import FULL_ERRNOS, StoreFullError, TieredError, UsageError
+from tiered.timestamps import RELATIVE
 
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
@@ -102,9 +103,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     before = os.umask(PRIVATE_UMASK)
     try:
-        return _execute(module, parser.parse_args(rest))
+        return _execute(module, parser.parse_args(_with_relative_times(rest)))
     finally:
         os.umask(before)  # the caller's, if it is a program
+
+
+def _with_relative_times(words: list[str]) -> list[str]:
+    """``--since -1h`` as ``--since=-1h``: argparse takes words that begin with a hyphen for options."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1].startswith("--") and RELATIVE.fullmatch(word):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def _split_verb(words: list[str]) -> tuple[str | None, list[str]]:

@@ -21,9 +21,9 @@ from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
 from sidecar.broker_side import TlsCache, names_of, open_store_of, read_conf
 from sidecar.cli.arguments import add_places, add_writer_flags, settings_of
-from sidecar.instance import InstanceDescription, StateDirectory, default_state_dir
+from sidecar.instance import InstanceDescription, StateDirectory, default_state_dir, state_root
 from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
-from sidecar.logs import log_json
+from sidecar.logs import log_service
 from sidecar.metrics import DecodingCollector, ObjectStoreCollector, StatusCollector
 from sidecar.report import encode_report
 from sidecar.serving import ServingThread, handlers_with, services_of
@@ -45,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Settings that are usually given on the command line."""
     add_places(parser)
     add_writer_flags(parser)
+    parser.add_argument(
+        "--new-archive", dest="archive.new_archive", action="store_const", const="true", default=None,
+        help="begin a new archive even if this instance has archived elsewhere, or there, before",
+    )  # fmt: skip
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -52,7 +56,7 @@ def execute(options: argparse.Namespace) -> int:
     return_freed_memory()
     loaded = settings_of(options)
     settings = loaded.settings
-    log_json(settings.process.log_level)
+    log_service(settings.process.log_level)
     if not settings.archive.url:
         raise UsageError("archive.url is not set", hint="give --url file:///… or s3://…")
     check_addresses(settings.archive.url, settings.object_store.endpoint_url)  # before they are logged
@@ -84,7 +88,7 @@ def execute(options: argparse.Namespace) -> int:
             started_ms,
         )
         try:
-            state.describe(description)
+            state.describe(description, state_root(os.environ))
         except StoreFullError as error:
             # Other commands do not find this instance; archiving works.
             logger.warning("instance description not written: %s", error)
@@ -139,7 +143,7 @@ class _Factory:
         take_over = settings.archive.take_over and settings is not self._took_over_for
         writer = Writer(
             self._state.identity(), "run", take_over, self._state.path, pins=self._pins, tls=self._tls,
-            standby=self._standby,
+            standby=self._standby, new_archive=settings.archive.new_archive,
         )  # fmt: skip
         self._standby.lag_ms = settings.process.take_over_lag_ms
         if self._committed is not None:

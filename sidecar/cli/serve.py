@@ -22,7 +22,7 @@ from sidecar.admin import AdminServer
 from sidecar.archive_admin import ArchiveAdminSource
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
 from sidecar.group_owner import is_gone, own_name
-from sidecar.logs import log_json
+from sidecar.logs import log_service
 from sidecar.sighup import was_received
 from tiered.console import print_lines
 from tiered.errors import UsageError
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     settings = settings_of(options).settings
-    log_json(settings.process.log_level)
+    log_service(settings.process.log_level)
     access = open_async_access(
         options.url, cluster=settings.archive.cluster, broker=settings.archive.broker, settings=settings
     )

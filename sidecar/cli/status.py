@@ -109,7 +109,7 @@ def _instance(settings: Settings) -> InstanceDescription:
     ]
     if not found:
         raise NotFoundError(
-            "no instance runs on this host with a default state directory",
+            "no instance of this user runs on this host",
             hint="give ARCHIVE_URL to read the archive, or --state-dir",
         )
     if len(found) > 1:

@@ -47,7 +47,7 @@ class Host:
         with closing(open_store(named.url, StoreOptions(self.settings.object_store))) as store:
             return load(PrefixedStore(store, archive_prefix(named.cluster, named.broker)))
 
-    def run(self) -> CatalogState:
+    def run(self, *, new_archive: bool = False) -> CatalogState:
         """A process of its own, until messages are archived or none comes."""
         with StateDirectory(self.state_dir) as state:
             ended = threading.Event()
@@ -58,6 +58,7 @@ class Host:
                 state.path,
                 committed=lambda _: ended.set(),
                 pins=ProcessPins(),
+                new_archive=new_archive,
             )
             timer = threading.Timer(1, ended.set)
             timer.start()
@@ -116,13 +117,22 @@ def test_an_emptied_bucket_is_no_archive_to_begin(
         assert list(store.list("")) == []
 
 
-def test_whoever_means_it_begins_anew(host: Host) -> None:
-    """The message names the file to remove."""
+def test_a_new_archive_is_begun_when_that_is_wanted(host: Host) -> None:
     host.run()
     host.unmount()
-    with pytest.raises(UnavailableError) as refused:
+    with pytest.raises(UnavailableError, match="--new-archive"):
         host.run()
-    Path(refused.value.hint.rsplit("remove ", 1)[1]).unlink()
+    assert host.run(new_archive=True).started
+
+
+def test_a_mistyped_url_begins_no_archive(host: Host) -> None:
+    host.run()
+    named = host.settings.archive
+    host.settings = replace(host.settings, archive=replace(named, url=f"{named.url}-mistyped"))
+    with pytest.raises(UnavailableError, match=r"archive-mistyped/c/b is empty, and .*/archive/c/b before"):
+        host.run()
+    assert host.run(new_archive=True).started
+    host.settings = replace(host.settings, archive=named)
     assert host.run().started
 
 

@@ -71,6 +71,15 @@ def test_what_a_killed_instance_left_is_not_running(tmp_path: Path) -> None:
         running_instance(tmp_path / "never")
 
 
+def test_running_instances_are_found_wherever_their_state_directory_is(tmp_path: Path) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    for _ in range(2):
+        with StateDirectory(other) as state:
+            state.describe(DESCRIPTION, root)
+            assert running_instances(root) == [DESCRIPTION]
+        assert running_instances(root) == []
+
+
 def test_running_instances_are_found_below_the_root(tmp_path: Path) -> None:
     environment = {"XDG_STATE_HOME": str(tmp_path)}
     assert running_instances(state_root(environment)) == []

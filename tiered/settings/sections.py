@@ -93,6 +93,10 @@ class ArchiveSettings:
     take_over: bool = setting(
         False, "claim the archive at start even if another instance owns it; that instance is fenced"
     )
+    new_archive: bool = setting(
+        False,
+        "begin a new archive at archive.url even if this instance has archived elsewhere, or there, before",
+    )
     replace_log: bool = setting(
         False,
         "continue with a log that does not continue the archive (another broker's, an older copy, a truncated log); "
