@@ -41,15 +41,24 @@ def open_archive(
     broker: str = "",
     settings: Settings | None = None,
     version: int | None = None,
+    log_history: int | None = None,
 ) -> Archive:
     """The archive at ``url``, or in the local directory at a path; names are optional if there is only one.
     ``version``: as it was then; reads raise SnapshotExpiredError once objects of that version are deleted.
+    ``log_history``: only messages of that log history that a truncated or replaced log took out of the visible offsets.
 
     Raises NotFoundError if there is none, UsageError listing the names when there are several.
     """
     settings = settings or Settings()
     return Archive(
-        open_access(url_of(url), cluster=cluster, broker=broker, settings=settings, version=version)
+        open_access(
+            url_of(url),
+            cluster=cluster,
+            broker=broker,
+            settings=settings,
+            version=version,
+            log_history=log_history,
+        )
     )
 
 

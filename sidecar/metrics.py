@@ -117,6 +117,11 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
             "Age in seconds of the oldest pending deletion.",
             report.oldest_pending_deletion_seconds,
         ),
+        (
+            "diverged_objects",
+            "Objects of a truncated or replaced log that wait for their deletion.",
+            report.diverged_objects,
+        ),
     ]
     for name, meaning, value in gauges:
         if value is not None:

@@ -75,6 +75,8 @@ class StatusReport:
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_seconds: float = 0.0
     """Age of the oldest pending deletion; 0 without one."""
+    diverged_objects: int = 0
+    """Objects of a truncated or replaced log that `gc` deletes after gc.diverged_grace_ms."""
     proxy: ProxyStatus | None = None
     """None if proxy mode is off."""
     slave: SlaveStatus | None = None

@@ -71,6 +71,7 @@ class Reporter:
                 oldest_pending_deletion_seconds=seconds_since(
                     state.oldest_pending_deletion_ms, self._wall_ms()
                 ),
+                diverged_objects=state.diverged_count,
             )
             try:
                 self._view.commit_log.refresh()
@@ -109,6 +110,7 @@ class Reporter:
             store_problem=status.store_problem,
             pending_deletions=status.pending_deletions,
             oldest_pending_deletion_seconds=seconds_since(status.oldest_pending_deletion_ms, self._wall_ms()),
+            diverged_objects=status.diverged_objects,
         )
         if not status.bound_reason:
             return replace(report, bound_phys=None)  # no bound yet

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+from maintenance.diverged import keep_history
 from maintenance.gc import Deletions, run_gc
 from maintenance.prices import Prices
 from sidecar.archive import Archive, open_for_reading
@@ -36,12 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", metavar="DURATION", help="collect again after each DURATION, such as 24h, until stopped"
     )
+    parser.add_argument(
+        "--keep-log-history",
+        type=int,
+        metavar="N",
+        help="delete nothing; commit that messages of log history N (see tiered ls --diverged) are never deleted",
+    )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print what is or would be deleted; 1 if some of it could not be."""
     settings = settings_of(options).settings
+    if options.keep_log_history is not None:
+        if options.apply or options.every is not None:
+            raise UsageError("--keep-log-history deletes nothing", hint="remove --apply and --every")
+        with open_for_reading(options.url, settings) as archive:
+            return _keep(archive, options)
     if options.every is None:
         with open_for_reading(options.url, settings) as archive:
             return _collect(archive, settings, options)
@@ -61,6 +73,18 @@ def execute(options: argparse.Namespace) -> int:
             failures += 1
             logger.error("garbage collection failed, the next one is in %s: %s", options.every, error)
         stopped.wait(every_s)
+    return 0
+
+
+def _keep(archive: Archive, options: argparse.Namespace) -> int:
+    number = options.keep_log_history
+    count = keep_history(archive.store, archive.state, number, clock=_now_ms)
+    if options.json:
+        print_json({"logHistory": number, "kept": count})
+    else:
+        print_lines(
+            f"{archive.title}: {count:,} objects of log history {number} are kept: gc never deletes them"
+        )
     return 0
 
 

@@ -7,9 +7,11 @@ import fnmatch
 from collections.abc import Callable
 
 from fetcher.queries.queue_listing import QueueListing, list_queues
-from sidecar.archive import open_for_reading
+from maintenance.diverged import diverged_queues
+from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.topic_rules import rules_of
+from tiered.catalog.deletions import KEPT_MS
 from tiered.console import print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
 from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
@@ -22,6 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hidden", action="store_true", help="also list queues of deleted topics and earlier generations"
     )
+    parser.add_argument(
+        "--diverged",
+        action="store_true",
+        help="list messages of truncated or replaced logs that gc has not deleted",
+    )
     add_json(parser)
 
 
@@ -29,6 +36,9 @@ def execute(options: argparse.Namespace) -> int:
     """Print the queues in order of name."""
     settings = settings_of(options).settings
     with open_for_reading(options.url, settings) as archive:
+        if options.diverged:
+            _print_diverged(archive, options, settings.gc.diverged_grace_ms)
+            return 0
         found = [
             queue
             for queue in list_queues(archive.state, hidden=options.hidden)
@@ -48,6 +58,39 @@ def execute(options: argparse.Namespace) -> int:
         else:
             _print(archive.title, found, rules)
     return 0
+
+
+def _print_diverged(archive: Archive, options: argparse.Namespace, grace_ms: int) -> None:
+    found = [
+        item
+        for item in diverged_queues(archive.store, archive.state)
+        if fnmatch.fnmatchcase(item.queue.topic, options.topic)
+    ]
+    if options.json:
+        print_json({
+            "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
+            "diverged": [
+                {
+                    "logHistory": item.log_history, "topic": item.queue.topic, "queueId": item.queue.queue_id,
+                    "generation": item.queue.generation, "minOffset": item.min_offset, "maxOffset": item.max_offset,
+                    "messages": item.messages, "bytes": item.bytes, "objects": item.objects,
+                    "deletedAfterMs": None if item.since_ms >= KEPT_MS else item.since_ms + grace_ms,
+                }
+                for item in found
+            ],
+        })  # fmt: skip
+        return
+    print_table(
+        ["log history", "topic", "queue", "generation", "min", "max", "messages", "bytes", "objects", "gc after"],
+        [
+            [i.log_history, i.queue.topic, i.queue.queue_id, i.queue.generation, i.min_offset, i.max_offset,
+             i.messages, size_text(i.bytes), i.objects,
+             "kept" if i.since_ms >= KEPT_MS else time_text(i.since_ms + grace_ms)]
+            for i in found
+        ],
+    )  # fmt: skip
+    total, size = sum(item.messages for item in found), size_text(sum(item.bytes for item in found))
+    print_lines(f"{archive.title}: {total:,} messages, {size}, are in no later log history")
 
 
 def _print(title: str, queues: list[QueueListing], rules: Callable[[str], TopicRule]) -> None:

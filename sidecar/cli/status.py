@@ -163,6 +163,7 @@ def _report(archive: Archive, lag: Lag | None, end_phys: int | None, margin_s: f
         unindexed_objects=len(state.unindexed),
         pending_deletions=state.pending_deletion_count,
         oldest_pending_deletion_seconds=seconds_since(state.oldest_pending_deletion_ms, now_ms),
+        diverged_objects=state.diverged_count,
     )
 
 
@@ -191,6 +192,10 @@ def _print(report: StatusReport) -> None:
         age = duration_text(report.oldest_pending_deletion_seconds)
         print_lines(
             f"garbage     {report.pending_deletions:,} objects, the oldest {age} old (tiered gc deletes them)"
+        )
+    if report.diverged_objects:
+        print_lines(
+            f"diverged    {report.diverged_objects:,} objects of a truncated or replaced log (tiered ls --diverged)"
         )
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.deletions import DeletionList, PendingDeletion
+from tiered.catalog.deletions import DeletionList, PendingDeletion, Reason
 from tiered.catalog.index_refs import IndexRef, indexed_version, unindexed
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.formats.keys import CATALOG_PREFIX, object_of
@@ -182,12 +182,24 @@ class CatalogState:
     def oldest_pending_deletion_ms(self) -> int | None:
         """When the oldest pending deletion became garbage."""
         oldest = [pending.since_ms for pending in self.pending_deletions.values()]
-        return min(oldest + [listed.oldest_ms for listed in self.deletion_lists], default=None)
+        listed_ms = [listed.oldest_ms for listed in self.deletion_lists if not listed.is_kept]
+        return min(oldest + listed_ms, default=None)
 
     @property
     def pending_deletion_count(self) -> int:
-        """Pending deletions, including listed ones."""
-        return len(self.pending_deletions) + sum(listed.entries for listed in self.deletion_lists)
+        """Pending deletions, including listed ones that are not kept."""
+        listed = sum(listed.entries for listed in self.deletion_lists if not listed.is_kept)
+        return len(self.pending_deletions) + listed
+
+    @cached_property
+    def diverged_count(self) -> int:
+        """Objects of a truncated or replaced log that wait for their deletion."""
+        recent = sum(pending.reason == Reason.DIVERGED for pending in self.pending_deletions.values())
+        return recent + sum(
+            listed.entries
+            for listed in self.deletion_lists
+            if listed.reason == Reason.DIVERGED and not listed.is_kept
+        )
 
     # -- queues -----------------------------------------------------------------------------------------------
 
