@@ -328,7 +328,7 @@ def test_level_1_moves_every_live_row_once_in_order_within_memory(
                 seen[part.output] = place
         unit = bounds.block_bytes * (1 + bounds.row_bytes)
         if runs["kind"][0] != RunKind.LMQ:
-            assert memory <= max(bounds.memory_bytes, unit)
+            assert memory <= max(bounds.memory_bytes, unit) + 1e-6  # rounding of the sum
     sequences = {int(runs["queue"][part.pieces["run"][0]]) for it in plan.iterations for part in it}
     assert len(sequences) <= len(candidates.queues)
 
