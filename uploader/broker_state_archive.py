@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tiered.formats.keys import state_key
-from tiered.formats.state_object import encode_state
+from tiered.formats.memory_bound import stored_bytes_max
+from tiered.formats.state_object import decode_state, encode_state
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 
@@ -32,6 +33,15 @@ class BrokerStateArchive:
         with self._lock:
             self._digests = {name: key.rsplit("-", 1)[-1] for name, key in state_objects.items()}
             self._pending = {}
+
+    def archived_names(self, state_objects: Mapping[str, str], name: str) -> set[str]:
+        """The names in an archived table. Raises what reading an object raises."""
+        key = state_objects.get(name)
+        if key is None:
+            return set()
+        source = f"{self._archive.url}/{key}"
+        table = decode_state(self._archive.get(key, stored_bytes_max()), name, source=source)
+        return set(table) if isinstance(table, dict) else set()
 
     def has(self, names: Iterable[str]) -> bool:
         """Whether the catalog names all of these, or will with the next commit."""

@@ -14,7 +14,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, UnavailableError
+from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
 from uploader.broker_state_archive import BrokerStateArchive
@@ -59,12 +59,15 @@ class MetadataCommits:
         self._wait = wait
         self._fingerprint: tuple[tuple[str, int, int], ...] = ()
         self._deleted_topics = DeletedTopics()
+        self._has_archived_topics = False
         self._hide: list[QueueKey] = []
         self.hidden = 0
         """Queues hidden so far."""
 
     def step(self, now_ms: int) -> None:
         """Following: archive changed tables and hide queues of deleted topics, even if no message arrives."""
+        if not self._has_archived_topics and not self._adopt_archived_topics():
+            return  # the next step retries: the table of this broker must not replace it before
         self._refresh(following=True)
         self._watch_deletions(now_ms)
         self._commit_when_idle()
@@ -118,6 +121,24 @@ class MetadataCommits:
                 raise
             self._log("broker tables not archived this time", error=str(error))
             return False
+
+    def _adopt_archived_topics(self) -> bool:
+        """Start from the topic table in the archive, so that a topic deleted while no process watched is noticed.
+        Whether that is decided: not while the object store is unavailable."""
+        state = self._writer.state_or_none
+        if state is None:
+            return True
+        try:
+            self._deleted_topics.adopt(
+                self._state_archive.archived_names(state.state_objects, TABLE_NAMES[0])
+            )
+        except UnavailableError as error:
+            self._log("archived topic table not readable this time", error=str(error))
+            return False
+        except TieredError as error:
+            self._log("archived topic table not readable: topics deleted before now stay", error=str(error))
+        self._has_archived_topics = True
+        return True
 
     def _watch_deletions(self, now_ms: int) -> None:
         """Hide queues of topics that the master deleted. An absent topic is not yet a deleted one: visibility.py."""

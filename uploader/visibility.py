@@ -3,8 +3,9 @@
 A topic deleted before a backfill left records in the commitlog, but no consume queue. A queue without records in the
 commitlog is kept: expired records have no units either.
 
-While following, a topic is deleted once it was in the master's table and is absent from table, backup and consume
-queues for an hour while others are present. Losing a tenth of all topics at once is an alarm, not a deletion.
+While following, a topic is deleted once it was in the master's table, as read or as archived before the start, and is
+absent from table, backup and consume queues for an hour while others are present. Losing a tenth of all topics at once
+is an alarm, not a deletion.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class DeletedTopics:
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._absent_since_ms: dict[str, int] = {}
+
+    def adopt(self, archived: Iterable[str]) -> None:
+        """Topics that were in the master's table when it was archived, before this process began."""
+        self._seen |= set(archived)
 
     def check(
         self, table: Set[str], backup: Set[str], consume_queues: Iterable[str], now_ms: int
