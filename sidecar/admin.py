@@ -1,4 +1,5 @@
-"""The admin HTTP server: /metrics, /health, /ready, /status.json; GET and HEAD only, by default on 127.0.0.1.
+"""The admin HTTP server: /metrics, /health, /ready, /status.json, and pages. GET and HEAD only; by default on
+127.0.0.1.
 
 A web page whose name resolves to this host (DNS rebinding) sends that name as Host. So a Host that is a name must be
 ``localhost``, the bound one, or one of ``admin.host_names``; IP addresses cannot be rebound. Requests without Host are
@@ -14,11 +15,12 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tiered.errors import AccessDeniedError, TieredError, UsageError
 
@@ -55,14 +57,42 @@ class AdminSource(Protocol):
         ...
 
 
+class PageAnswer(NamedTuple):
+    """The response to a request for a page."""
+
+    code: int
+    content_type: str
+    body: bytes
+    headers: Mapping[str, str] = {}
+
+
+class Pages(Protocol):
+    """Pages for browsers. Called from the server's threads."""
+
+    def answer(self, target: str, headers: Message) -> PageAnswer | None:
+        """The page at ``target``, a path with its query; None if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and the archive."""
+        ...
+
+
 class AdminServer:
-    """Serves an AdminSource until closed. ``host_names``: accepted in Host besides ``host``."""
+    """Serves an AdminSource and ``pages`` until closed. ``host_names``: accepted in Host besides ``host``."""
 
     def __init__(
-        self, host: str, port: int, source: AdminSource, *, host_names: Collection[str] = ()
+        self,
+        host: str,
+        port: int,
+        source: AdminSource,
+        *,
+        host_names: Collection[str] = (),
+        pages: Pages | None = None,
     ) -> None:
         hosts = _HostCheck({"localhost", host, *host_names})
-        handler = type("Handler", (_Handler,), {"source": source, "hosts": hosts})
+        handler = type("Handler", (_Handler,), {"source": source, "hosts": hosts, "pages": pages})
+        self._pages = pages
         try:
             self._server = _BoundedServer((host, port), handler)
         except OSError as error:
@@ -86,10 +116,12 @@ class AdminServer:
         return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and close the pages."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        if self._pages is not None:
+            self._pages.close()
 
 
 class _BoundedServer(ThreadingHTTPServer):
@@ -214,6 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _BoundedServer
     source: AdminSource
     hosts: _HostCheck
+    pages: Pages | None
     timeout = REQUEST_TIMEOUT_S
     server_version = "rocketmq-tiered"
     sys_version = ""
@@ -230,35 +263,39 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if not self.hosts.accepts(hosts):
                 self.hosts.refused(str(self.client_address[0]), ", ".join(hosts))
-                answer = 421, TEXT, b"this Host is not accepted: use an IP address, or set admin.host_names\n"
+                refusal = b"this Host is not accepted: use an IP address, or set admin.host_names\n"
+                answer = PageAnswer(421, TEXT, refusal)
             else:
                 answer = self._answer_to(self.path.split("?", 1)[0])
         except TieredError as error:
-            answer = 503, TEXT, f"{error}\n".encode()
+            answer = PageAnswer(503, TEXT, f"{error}\n".encode())
         except Exception:
             # Without a response the process would look dead without a reason.
             logger.critical("admin request failed", exc_info=True, extra={"path": self.path})
-            answer = 500, TEXT, b"internal error: see the log\n"
+            answer = PageAnswer(500, TEXT, b"internal error: see the log\n")
         slots.end_answer(self.connection)
-        self._answer(*answer)
+        self._answer(answer)
 
-    def _answer_to(self, path: str) -> tuple[int, str, bytes]:
+    def _answer_to(self, path: str) -> PageAnswer:
         if path == "/metrics":
-            return 200, METRICS, self.source.metrics()
+            return PageAnswer(200, METRICS, self.source.metrics())
         if path == "/status.json":
-            return 200, JSON, self.source.status_json()
+            return PageAnswer(200, JSON, self.source.status_json())
         if path in ("/health", "/ready"):
             good, why = self.source.health() if path == "/health" else self.source.readiness()
-            return 200 if good else 503, TEXT, f"{why}\n".encode()
-        return 404, TEXT, b"/metrics /health /ready /status.json\n"
+            return PageAnswer(200 if good else 503, TEXT, f"{why}\n".encode())
+        page = None if self.pages is None else self.pages.answer(self.path, self.headers)
+        return page or PageAnswer(404, TEXT, b"/metrics /health /ready /status.json\n")
 
-    def _answer(self, code: int, content_type: str, body: bytes) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
+    def _answer(self, answer: PageAnswer) -> None:
+        self.send_response(answer.code)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged: scrapes come every few seconds."""

@@ -295,6 +295,11 @@ class ServingThread:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def access(self) -> ArchiveAccess | None:
+        """The archive that clients are served from; None until it is open."""
+        return self._access
+
     def adopt(self, state: CatalogState) -> None:
         """The uploader has committed ``state``."""
         self._newest = state

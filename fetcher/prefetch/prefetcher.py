@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fetcher.blocks.block_cache import DroppedUnread, DropReason
 from fetcher.io.background import Background
@@ -50,6 +51,19 @@ class PrefetchCounters:
     failures: int = 0
 
 
+class WindowStatus(NamedTuple):
+    """The window of one reader. ``size``: offsets to be ahead by; ``fetched``: offsets ahead of its position that were
+    fetched or requested; ``unread_bytes``: raw."""
+
+    group: str
+    topic: str
+    queue_id: int
+    position: int
+    size: int
+    fetched: int
+    unread_bytes: int
+
+
 class Prefetcher:
     """Prefetches for all readers of a fetcher. Thread-safe; never blocks."""
 
@@ -80,6 +94,19 @@ class Prefetcher:
 
     def __repr__(self) -> str:
         return f"Prefetcher({len(self._ahead)} readers ahead, {self.unread_bytes} bytes)"
+
+    def windows(self) -> list[WindowStatus]:
+        """The windows of readers with prefetched ranges, the largest first."""
+        with self._lock:
+            found = [
+                WindowStatus(
+                    *reader.name, window.position, window.size,
+                    max(0, window.fetched - window.position), window.unread_bytes,
+                )
+                for reader in self._ahead
+                for window in (reader.window,)
+            ]  # fmt: skip
+        return sorted(found, key=lambda window: (-window.unread_bytes, window[:3]))
 
     def pulled(self, reader: Reader, pull: PullProgress, bytes_per_offset: float | None = None) -> None:
         """A reader's pull ended. ``bytes_per_offset``: message bytes, if known."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from server.proxy.proxy_service import ProxyService
 from server.proxy.relay_service import RelayService
+from server.proxy.relay_status import RelayStatus
 from server.slave.slave_service import SlaveService
 from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
@@ -25,8 +27,11 @@ from sidecar.instance import InstanceDescription, StateDirectory, default_state_
 from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
 from sidecar.logs import log_service
 from sidecar.metrics import DecodingCollector, ObjectStoreCollector, StatusCollector
-from sidecar.report import encode_report
-from sidecar.serving import ServingThread, handlers_with, services_of
+from sidecar.page.archive_view import ArchiveView
+from sidecar.page.current_settings import CurrentSettings
+from sidecar.page.pages import AdminPages, Process
+from sidecar.report import StatusReport, encode_report
+from sidecar.serving import ServingThread, checks_clients, handlers_with, services_of
 from sidecar.serving_metrics import ServingCollector
 from sidecar.standby_watch import StandbyWatch
 from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
@@ -67,15 +72,25 @@ def execute(options: argparse.Namespace) -> int:
         metrics = StoreMetrics()
         services = services_of(settings, conf, names)
         thread = ServingThread(names, settings, services, handlers_with(conf)) if services else None
-        factory = _Factory(state, metrics, thread.adopt if thread is not None else None)
-        on_reload = thread.apply if thread is not None else _nothing
-        service = Service(loaded, factory=factory, reload=lambda: settings_of(options), on_reload=on_reload)
+        current = CurrentSettings(loaded, lambda: settings_of(options))
+        view = ArchiveView(
+            lambda: current.settings,
+            (names.cluster, names.broker),
+            lambda: None if thread is None else thread.access,
+            metrics,
+        )
+        factory = _Factory(state, metrics, partial(_committed, view, thread))
+        on_reload = partial(_reloaded, current, thread)
+        service = Service(loaded, factory=factory, reload=current.reload, on_reload=on_reload)
         service.handle_signals()
+        source = _Source(service, metrics, services, thread)
+        pages = AdminPages(_process(source, settings, conf, names, thread), current, view)
         admin = AdminServer(
             settings.admin.host,
             settings.admin.port,
-            _Source(service, metrics, services, thread),
+            source,
             host_names=settings.admin.host_names,
+            pages=pages,
         )
         started_ms = time.time_ns() // 1_000_000
         description = InstanceDescription(
@@ -118,8 +133,38 @@ def _names(settings: Settings, conf: BrokerConf | None) -> tuple[BrokerNames, st
         return names_of(settings, store), str(store.path)
 
 
-def _nothing(settings: Settings) -> None:
-    """No client server to update."""
+def _committed(view: ArchiveView, thread: ServingThread | None, state: CatalogState) -> None:
+    view.adopt(state)
+    if thread is not None:
+        thread.adopt(state)
+
+
+def _reloaded(current: CurrentSettings, thread: ServingThread | None, settings: Settings) -> None:
+    current.apply(settings)
+    if thread is not None:
+        thread.apply(settings)
+
+
+def _process(
+    source: _Source,
+    settings: Settings,
+    conf: BrokerConf | None,
+    names: BrokerNames,
+    thread: ServingThread | None,
+) -> Process:
+    """This process, as its pages show it."""
+    accounts = settings.serve.acl_file or settings.broker.credentials_file
+    return Process(
+        "tiered run",
+        f"{names.cluster}/{names.broker} in {settings.archive.url}",
+        source.health,
+        source.readiness,
+        report=source.report,
+        relays=source.relays,
+        serving=lambda: None if thread is None else thread.access,
+        shows_clients=thread is not None,
+        has_accounts=bool(accounts) or (conf is not None and checks_clients(conf)),
+    )
 
 
 class _Factory:
@@ -200,3 +245,11 @@ class _Source:
     def metrics(self) -> bytes:
         """See AdminSource."""
         return generate_latest(self._registry)
+
+    def report(self) -> StatusReport | None:
+        """The uploader's report."""
+        return self._service.report()
+
+    def relays(self) -> list[RelayStatus]:
+        """Of proxy and slave mode."""
+        return [service.status() for service in self._services]

@@ -23,9 +23,13 @@ from sidecar.archive_admin import ArchiveAdminSource
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
 from sidecar.group_owner import is_gone, own_name
 from sidecar.logs import log_service
+from sidecar.page.archive_view import ArchiveView
+from sidecar.page.current_settings import CurrentSettings
+from sidecar.page.pages import AdminPages, Process
 from sidecar.sighup import was_received
 from tiered.console import print_lines
 from tiered.errors import UsageError
+from tiered.settings.load import LoadedSettings
 from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,19 +46,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
-    settings = settings_of(options).settings
+    loaded = settings_of(options)
+    settings = loaded.settings
     log_service(settings.process.log_level)
     access = open_async_access(
         options.url, cluster=settings.archive.cluster, broker=settings.archive.broker, settings=settings
     )
     try:
-        asyncio.run(_serve(access, settings, take_over=options.take_over_groups))
+        asyncio.run(_serve(access, loaded, take_over=options.take_over_groups))
     finally:
         access.close()
     return 0
 
 
-async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) -> None:
+async def _serve(access: ArchiveAccess, loaded: LoadedSettings, *, take_over: bool) -> None:
+    settings = loaded.settings
     memory = MemoryShares(settings.serve.memory_bytes)
     archive = ServedArchive(access)
     await archive.load()
@@ -66,8 +72,9 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, _now_ms)
     service = ArchiveService(archive, offsets, retries, settings.serve)
     source, admin = ArchiveAdminSource(access, service), settings.admin
-    pages = AdminServer(admin.host, admin.port, source, host_names=admin.host_names)
-    logger.info("started", extra={"admin": pages.url, "archive": access.title})
+    pages = _pages(access, service, source, loaded)
+    port = AdminServer(admin.host, admin.port, source, host_names=admin.host_names, pages=pages)
+    logger.info("started", extra={"admin": port.url, "archive": access.title})
     tasks = [
         asyncio.create_task(archive.watch(settings.serve.refresh_ms / 1000)),
         asyncio.create_task(source.beat()),
@@ -77,7 +84,25 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     finally:
         for task in tasks:
             task.cancel()
-        pages.close()
+        port.close()
+
+
+def _pages(
+    access: ArchiveAccess, service: ArchiveService, source: ArchiveAdminSource, loaded: LoadedSettings
+) -> AdminPages:
+    current = CurrentSettings(loaded)
+    view = ArchiveView(lambda: current.settings, (access.cluster, access.broker), lambda: access)
+    process = Process(
+        "tiered serve",
+        access.title,
+        source.health,
+        source.readiness,
+        served=service.status,
+        serving=lambda: access,
+        shows_clients=True,
+        has_accounts=bool(loaded.settings.serve.acl_file),
+    )
+    return AdminPages(process, current, view)
 
 
 async def _serve_until_signal(

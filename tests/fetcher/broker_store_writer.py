@@ -33,13 +33,15 @@ class WrittenStore:
         body: bytes,
         *,
         tags: str = "",
+        keys: str = "",
         with_unit: bool = True,
         later_ms: int = 0,
     ) -> int:
         """Store one message, ``later_ms`` after the usual time; its queue offset."""
         queue = self.records.setdefault((topic, queue_id), {})
         offset = max(queue, default=-1) + 1
-        text = properties((b"TAGS", tags.encode())) if tags else b""
+        given = ((b"TAGS", tags), (b"KEYS", keys))
+        text = properties(*((name, value.encode()) for name, value in given if value))
         message = Message(topic.encode(), queue_id, offset, body, text)
         message = replace(message, store_timestamp=message.store_timestamp + later_ms)
         if self.phys % FILE_BYTES + len(encode(message, 0)) + 8 > FILE_BYTES:

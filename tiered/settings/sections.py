@@ -207,13 +207,20 @@ class PinSettings:
 
 @dataclass(frozen=True)
 class AdminSettings:
-    """The admin HTTP server of `tiered run` and `tiered serve`: /metrics, /health, /ready, /status.json."""
+    """The admin HTTP server of `tiered run` and `tiered serve`: a page for browsers ([ADMIN-PAGE.md](ADMIN-PAGE.md)),
+    /metrics, /health, /ready, /status.json."""
 
     host: str = setting("127.0.0.1", "address to listen on", restart=True)
     port: int = setting(10919, "port; 0: any free one", minimum=0, maximum=65_535, restart=True)
     host_names: tuple[str, ...] = setting(
         (),
         "names that clients may use besides host, localhost and IP addresses; others are refused",
+        restart=True,
+    )
+    token_file: str = setting(
+        "",
+        "file whose first line is the token of the page, of 16 characters or more; empty: the page needs none on a "
+        "loopback address, and is not served on another",
         restart=True,
     )
 

@@ -1,0 +1,1 @@
+"""The web page at the admin port: read-only, rendered here, with nothing from other hosts."""

@@ -1,0 +1,231 @@
+"""Renders the first page: state, findings, lag and its history, the archive's size and cost. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from server.archive_mode.archive_service import ArchiveStatus
+from sidecar.page.archive_view import Contents, Cost
+from sidecar.page.figures import (
+    bytes_text,
+    count_text,
+    date_text,
+    money_text,
+    rate_text,
+    seconds_text,
+)
+from sidecar.page.findings import Finding
+from sidecar.page.html import Child, Html, facts, section, table, tag
+from sidecar.page.sparkline import Point, sparkline
+from sidecar.page.worker_value import Reading
+from sidecar.report import StatusReport
+
+QUEUES_SHOWN = 10
+QUIET_STATES = ("starting", "connecting", "standby", "stopping", "draining")
+"""Not ready, but not in trouble either."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the page shows. ``points``: the history of a figure. ``report`` None: this process has no broker."""
+
+    state: str
+    why: str
+    is_ready: bool
+    report: StatusReport | None
+    served: ArchiveStatus | None
+    contents: Reading[Contents]
+    cost: Reading[Cost]
+    findings: Sequence[Finding]
+    points: Callable[[str], Sequence[Point]]
+    facts: Sequence[tuple[str, Child]] = field(default=())
+
+
+def render_overview(shown: Overview) -> Html:
+    """The content of the page."""
+    parts: list[Child] = [_state(shown), _findings(shown.findings)]
+    if shown.report is not None:
+        parts += [_lag(shown.report, shown), _behind(shown.report)]
+    if shown.served is not None:
+        parts.append(_served(shown.served, shown))
+    parts.append(_archive(shown))
+    return tag("div", parts, class_="grid")
+
+
+def level_of(state: str, *, is_ready: bool) -> str:
+    """good, warn or bad: the colour of a state."""
+    word = state.partition(":")[0]
+    if is_ready:
+        return "warn" if word == "behind" else "good"
+    return "wait" if word in QUIET_STATES else "bad"
+
+
+def _state(shown: Overview) -> Html:
+    level = level_of(shown.state, is_ready=shown.is_ready)
+    badge = tag("p", tag("span", class_="dot", aria_hidden="true"), shown.state, class_=f"badge {level}")
+    ready = "ready" if shown.is_ready else "not ready"
+    return tag(
+        "section",
+        tag("h2", "State", class_="hidden"),
+        tag("div", badge, tag("p", shown.why, class_="why"), role="status", class_="headline"),
+        facts([("Readiness", ready), *shown.facts]),
+        id="state", class_=f"hero {level}", data_live=True,
+    )  # fmt: skip
+
+
+def _findings(found: Sequence[Finding]) -> Html:
+    items = [
+        tag(
+            "li",
+            tag("strong", finding.what),
+            tag("span", "Next: ", finding.step),
+            class_="bad" if finding.is_bad else "warn",
+        )
+        for finding in found
+    ]
+    return tag(
+        "section", tag("h2", "Needs attention"), tag("ul", items), id="findings", class_="findings",
+        data_live=True, hidden=not items,
+    )  # fmt: skip
+
+
+def card(name: str, value: Child, note: Child = None, picture: Child = None, level: str = "") -> Html:
+    """One figure."""
+    return tag(
+        "div", tag("h3", name), tag("p", value, class_="value"), tag("p", note, class_="note") if note else None,
+        picture, class_=f"card {level}".strip(),
+    )  # fmt: skip
+
+
+def _cards(*cards: Child) -> Html:
+    return tag("div", cards, class_="cards")
+
+
+def _lag(report: StatusReport, shown: Overview) -> Html:
+    points = shown.points
+    margin_s = report.retention_margin_seconds
+    bound = "unknown" if report.bound_phys is None else count_text(report.bound_phys)
+    rates = rates_of(points("messages"))
+    return section(
+        "lag", "Lag behind the broker",
+        _cards(
+            card("Messages", count_text(report.lag_messages), "not archived yet",
+                 sparkline("Lag in messages", points("lag_messages"), count_text)),
+            card("Bytes", bytes_text(report.lag_bytes), f"archived to {count_text(report.committed_phys)} of {bound}",
+                 sparkline("Lag in bytes", points("lag_bytes"), bytes_text)),
+            card("Age", seconds_text(report.lag_seconds), "of the oldest message not archived",
+                 sparkline("Lag in seconds", points("lag_seconds"), seconds_text)),
+            card("Rate", rate_text(rates[-1][1] if rates else None), f"{count_text(report.messages)} since the start",
+                 sparkline("Archived messages a second", rates, rate_text)),
+        ),
+        facts([
+            ("Retention margin", "no risk" if margin_s is None else seconds_text(margin_s)),
+            ("Upload bound", report.bound_reason or "unknown"),
+            ("Pinned files", count_text(report.pins)),
+            ("Upload attempts abandoned", count_text(report.errors)),
+            ("Upload buffers", f"{bytes_text(report.budget_used_bytes)} of {bytes_text(report.budget_limit_bytes)}"),
+        ]),
+        tag("p", "Last failure: ", tag("code", report.last_error), class_="note") if report.last_error else None,
+    )  # fmt: skip
+
+
+def rates_of(points: Sequence[Point]) -> list[Point]:
+    """The rate of a counter between its measurements; it starts again at 0 with a new uploader."""
+    found = []
+    for (age_s, before), (newer_age_s, after) in itertools.pairwise(points):
+        if age_s > newer_age_s and after >= before:
+            found.append((newer_age_s, (after - before) / (age_s - newer_age_s)))
+    return found
+
+
+def _behind(report: StatusReport) -> Html | None:
+    if not report.queues:
+        return None
+    worst = sorted(report.queues, key=lambda queue: -queue.lag_messages)[:QUEUES_SHOWN]
+    rows = [
+        (tag("a", queue.topic, href=queues_path(queue.topic)), queue.queue_id, count_text(queue.lag_messages),
+         bytes_text(queue.lag_bytes), seconds_text(queue.lag_seconds))
+        for queue in worst
+    ]  # fmt: skip
+    more = len(report.queues) - len(worst)
+    return section(
+        "behind", "Queues with the largest lag",
+        table("Queues with the largest lag", ["Topic", "Queue", "Messages", "Bytes", "Age"], rows, (1, 2, 3, 4)),
+        note=f"{more:,} more have a lag" if more else None,
+    )  # fmt: skip
+
+
+def _served(served: ArchiveStatus, shown: Overview) -> Html:
+    members = sum(count for _, count in served.groups)
+    owner = "this server commits offsets" if served.owns_groups else "another server owns the consumer groups"
+    return section(
+        "clients", "Clients",
+        _cards(
+            card("Connections", count_text(served.connections), None,
+                 sparkline("Connections", shown.points("connections"), count_text)),
+            card("Consumer groups", count_text(len(served.groups)), owner),
+            card("Members", count_text(members)),
+        ),
+    )  # fmt: skip
+
+
+def _archive(shown: Overview) -> Html:
+    return section("archive", "Archive", *_archive_parts(shown))
+
+
+def _archive_parts(shown: Overview) -> list[Child]:
+    found, cost = shown.contents, shown.cost
+    problem = unread(found)
+    if found.value is None:
+        return [problem]
+    state, topics = found.value.state, found.value.topics
+    garbage = state.pending_deletion_count
+    oldest = (
+        f"the oldest since {date_text(state.oldest_pending_deletion_ms)}" if garbage else "nothing to delete"
+    )
+    return [
+        problem,
+        _cards(
+            card("Messages", count_text(int(topics.messages.sum())),
+                 f"{bytes_text(int(topics.bytes.sum()))} before compression"),
+            card("Topics", count_text(len(topics.names)), f"{count_text(int(topics.queues.sum()))} queues"),
+            *_cost_cards(cost),
+            card("Gaps", count_text(len(state.gaps)), "offsets lost for good", level="bad" if len(state.gaps) else ""),
+            card("Pending deletions", count_text(garbage), oldest),
+        ),
+        facts([
+            ("Catalog version", count_text(state.version)),
+            ("Last commit", date_text(state.created_ms)),
+            ("Newest message", date_text(int(topics.newest_ms.max(initial=0)))),
+            ("Times", "UTC"),
+        ]),
+    ]  # fmt: skip
+
+
+def _cost_cards(cost: Reading[Cost]) -> list[Html]:
+    found = cost.value
+    if found is None:
+        why = "being measured" if cost.is_pending else cost.problem or "being measured"
+        return [card("Stored", "…", why)]
+    measured = f"{count_text(found.use.stored_objects)} objects at {date_text(int(found.measured_s * 1000))}"
+    stored = card("Stored", bytes_text(found.use.stored_bytes), measured)
+    if not found.is_priced:
+        return [stored]
+    prices = f"at list prices of {found.prices.name.partition(',')[0]}; tiered cost explains it"
+    return [stored, card("Cost a month", money_text(found.month.total, found.prices.currency), prices)]
+
+
+def unread(found: Reading[Contents]) -> Html | None:
+    """A message if the catalog cannot be read, or is still being read."""
+    if found.problem:
+        seen = "what is shown was read before" if found.value is not None else "nothing was read yet"
+        return tag("p", f"The archive cannot be read ({seen}): {found.problem}", class_="notice bad")
+    return tag("p", "The archive is being read …", class_="notice") if found.value is None else None
+
+
+def queues_path(topic: str) -> str:
+    """The page of one topic's queues."""
+    return f"/queues?topic={quote(topic, safe='')}"
