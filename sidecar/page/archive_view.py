@@ -33,12 +33,12 @@ from tiered.settings.topic_rules import TopicRule
 
 logger = logging.getLogger(__name__)
 
-CATALOG_KEPT_S = 10.0
+CATALOG_KEPT_S = 5.0
 COST_KEPT_S, COST_KEPT_MAX_S = 60.0, 3600.0
 """For each thousand objects, which are one request of a listing, and at most."""
 ADOPTED_S = 60.0
 """For so long after a commit of this process its catalog is not read from the store."""
-FIRST_WAIT_S = 1.0
+FIRST_WAIT_S, NEWER_WAIT_S = 1.0, 0.3
 OBJECTS_MAX = 1_000_000
 OLDEST_MAX = 50_000
 OLDEST_WAIT_S, OLDEST_WORK_S = 0.3, 5.0
@@ -99,7 +99,7 @@ class ArchiveView:
 
     def contents(self) -> Reading[Contents]:
         """The catalog, some seconds old at most while the object store can be read."""
-        return self._contents.get(FIRST_WAIT_S)
+        return self._contents.get(FIRST_WAIT_S, NEWER_WAIT_S)
 
     def cost(self) -> Reading[Cost]:
         """What is stored and its cost, up to an hour old: it takes a listing of the archive."""

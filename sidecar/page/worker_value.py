@@ -38,15 +38,14 @@ class WorkerValue(Generic[T]):
         self._problem = ""
         self._due_s = float("-inf")
 
-    def get(self, wait_s: float) -> Reading[T]:
-        """The value. Waits at most ``wait_s``, and only for the first one."""
+    def get(self, wait_s: float, newer_wait_s: float = 0.0) -> Reading[T]:
+        """The value. Waits at most ``wait_s`` for the first one, and ``newer_wait_s`` for each other one."""
         with self._lock:
             if self._made.is_set() and time.monotonic() >= self._due_s:
                 self._made.clear()
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
             is_first = self._value is None
-        if is_first:
-            self._made.wait(wait_s)
+        self._made.wait(wait_s if is_first else newer_wait_s)
         with self._lock:
             return Reading(self._value, self._problem, self._value is None and not self._made.is_set())
 
