@@ -22,14 +22,14 @@ def expire(
     store: ObjectStore,
     state: CatalogState,
     clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-) -> None:
-    """Expire what is due in ``state``. Raises what the store raises."""
+) -> bool:
+    """Expire what is due in ``state``. Whether retention.max_share stopped it. Raises what the store raises."""
     if state.major < CATALOG_MAJOR:
-        return
+        return False
     found = plan_pass(store, state, rules_in(store, state, settings), clock=clock)
     plan = found.plan
     if not len(plan.floors):
-        return
+        return False
     if plan.exceeds(settings.retention.max_share):
         logger.error(
             "nothing expired: it would be %.0f%% of the archive, more than retention.max_share (%.0f%%); check the "
@@ -37,10 +37,11 @@ def expire(
             100 * plan.share,
             100 * settings.retention.max_share,
         )
-        return
+        return True
     commit_pass(store, state, found, clock=clock)
     if found.is_committed:
         logger.info(
             "%d messages expired, %s; %d objects, %s, are deleted after the grace period",
             plan.rows, size_text(plan.byte_count), len(found.objects), size_text(found.object_bytes),
         )  # fmt: skip
+    return False

@@ -23,7 +23,7 @@ FIRST_AFTER_S = 600.0
 
 class GcSchedule:
     """Expires and collects every ``settings.every_ms`` in a thread, between ``start`` and ``stop``. ``store`` is the
-    archive's. ``expire``: a pass over a state, before the collection."""
+    archive's. ``expire``: a pass over a state, before the collection; whether retention.max_share stopped it."""
 
     def __init__(
         self,
@@ -31,12 +31,15 @@ class GcSchedule:
         settings: GcSettings,
         instance: str,
         *,
-        expire: Callable[[ObjectStore, CatalogState], None] | None = None,
+        expire: Callable[[ObjectStore, CatalogState], bool] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._store, self._settings, self._instance, self._clock_ms = store, settings, instance, clock_ms
         self._expire = expire
         self._stopped = threading.Event()
+        self.last_gc_ms: int | None = None
+        self.last_expire_ms: int | None = None
+        self.expire_stopped = False
         self._thread = threading.Thread(target=self._run, name="gc", daemon=True)
 
     def start(self) -> None:
@@ -73,7 +76,8 @@ class GcSchedule:
         if state.owner is None or state.owner.released or state.owner.instance != self._instance:
             return
         if self._expire is not None:
-            self._expire(self._store, state)
+            self.expire_stopped = self._expire(self._store, state)
+            self.last_expire_ms = self._clock_ms()
             state = refresh(self._store, state)
         plan = run_gc(
             self._store,
@@ -86,6 +90,7 @@ class GcSchedule:
                 self._settings.deletes_per_s, is_stopped=self._stopped.is_set, sleep=self._stopped.wait
             ),
         )
+        self.last_gc_ms = self._clock_ms()
         if plan.failed:
             key, reason = next(iter(plan.failed.items()))
             logger.error("%d objects could not be deleted, such as %s: %s", len(plan.failed), key, reason)

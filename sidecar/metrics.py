@@ -49,6 +49,7 @@ class StatusCollector(ScrapeCollector):
         if report.cluster:
             yield from _queue_families(report)
             yield from _total_families(report)
+            yield from _garbage_families(report)
 
 
 def _state_family(word: str) -> Metric:
@@ -107,21 +108,6 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
             "Damaged data objects excluded from the message index.",
             report.unindexed_objects,
         ),
-        (
-            "pending_deletions",
-            "Objects that garbage collection has still to delete.",
-            report.pending_deletions,
-        ),
-        (
-            "oldest_pending_deletion_seconds",
-            "Age in seconds of the oldest pending deletion.",
-            report.oldest_pending_deletion_seconds,
-        ),
-        (
-            "diverged_objects",
-            "Objects of a truncated or replaced log that wait for their deletion.",
-            report.diverged_objects,
-        ),
     ]
     for name, meaning, value in gauges:
         if value is not None:
@@ -135,6 +121,50 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
     ]
     for name, meaning, value in counters:
         yield _labelled(CounterMetricFamily, name, meaning, value)
+
+
+def _garbage_families(report: StatusReport) -> Iterator[Metric]:
+    gauges: list[tuple[str, str, float | None]] = [
+        (
+            "pending_deletions",
+            "Objects that garbage collection has still to delete.",
+            report.pending_deletions,
+        ),
+        (
+            "oldest_pending_deletion_seconds",
+            "Age in seconds of the oldest pending deletion.",
+            report.oldest_pending_deletion_seconds,
+        ),
+        (
+            "garbage_overdue_seconds",
+            "Seconds by which the oldest garbage is past its grace period.",
+            report.garbage_overdue_seconds,
+        ),
+        ("gc_interval_seconds", "How often garbage should be collected.", report.gc_interval_seconds),
+        ("last_gc_timestamp_seconds", "When this process collected garbage.", _seconds(report.last_gc_ms)),
+        (
+            "last_expire_timestamp_seconds",
+            "When this process made a pass of expiry.",
+            _seconds(report.last_expire_ms),
+        ),
+        (
+            "expire_stopped",
+            "1 if retention.max_share stopped the last pass of expiry.",
+            float(report.expire_stopped),
+        ),
+        (
+            "diverged_objects",
+            "Objects of a truncated or replaced log that wait for their deletion.",
+            report.diverged_objects,
+        ),
+    ]
+    for name, meaning, value in gauges:
+        if value is not None:
+            yield _labelled(GaugeMetricFamily, name, meaning, value)
+
+
+def _seconds(time_ms: int | None) -> float | None:
+    return None if time_ms is None else time_ms / 1000
 
 
 def _labelled(

@@ -75,6 +75,16 @@ class StatusReport:
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_seconds: float = 0.0
     """Age of the oldest pending deletion; 0 without one."""
+    garbage_overdue_seconds: float = 0.0
+    """How long the oldest garbage is past its grace period."""
+    gc_interval_seconds: float = 0.0
+    """How often garbage should be collected."""
+    last_gc_ms: int | None = None
+    """When this process collected garbage last, ms since the epoch."""
+    last_expire_ms: int | None = None
+    """When this process made a pass of expiry last."""
+    expire_stopped: bool = False
+    """Whether retention.max_share stopped that pass."""
     diverged_objects: int = 0
     """Objects of a truncated or replaced log that `gc` deletes after gc.diverged_grace_ms."""
     proxy: ProxyStatus | None = None

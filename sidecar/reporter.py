@@ -34,12 +34,14 @@ class Reporter:
         view: BrokerStore,
         topic_filter: TopicFilter,
         *,
+        gc_grace_ms: int = 0,
         monotonic_s: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._head = head
         self._view = view
         self._filter = topic_filter
+        self._gc_grace_ms = gc_grace_ms
         self._monotonic_s = monotonic_s
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
@@ -71,6 +73,7 @@ class Reporter:
                 oldest_pending_deletion_seconds=seconds_since(
                     state.oldest_pending_deletion_ms, self._wall_ms()
                 ),
+                garbage_overdue_seconds=self._overdue_s(state.oldest_garbage_ms),
                 diverged_objects=state.diverged_count,
             )
             try:
@@ -86,6 +89,9 @@ class Reporter:
         with self._lock:
             self._is_closed = True
             self._view.close()
+
+    def _overdue_s(self, garbage_ms: int | None) -> float:
+        return seconds_since(None if garbage_ms is None else garbage_ms + self._gc_grace_ms, self._wall_ms())
 
     def _fresh(self, status: OffloadStatus) -> StatusReport:
         pins = status.pins if status.pins is not None else PinStatus()
@@ -110,6 +116,7 @@ class Reporter:
             store_problem=status.store_problem,
             pending_deletions=status.pending_deletions,
             oldest_pending_deletion_seconds=seconds_since(status.oldest_pending_deletion_ms, self._wall_ms()),
+            garbage_overdue_seconds=self._overdue_s(status.oldest_garbage_ms),
             diverged_objects=status.diverged_objects,
         )
         if not status.bound_reason:

@@ -58,6 +58,7 @@ from uploader.offload import (
 logger = logging.getLogger(__name__)
 
 LOSSES = frozenset({"gap recorded", "commitlog missing: its messages are lost to the archive"})
+DAY_MS = 24 * 3_600_000
 BROKER_HINT = "check the broker, its listenPort, and broker.address or --broker-conf"
 
 
@@ -153,8 +154,10 @@ class UploaderJob:
             cluster=names.cluster,
             broker=names.broker,
             writer=writer.instance,
+            gc_interval_seconds=(settings.gc.every_ms or DAY_MS) / 1000,
         )
-        self._reporter = Reporter(head, open_store_of(settings, conf, pinned), topic_filter)
+        view = open_store_of(settings, conf, pinned)
+        self._reporter = Reporter(head, view, topic_filter, gc_grace_ms=settings.gc.grace_ms)
         opened.callback(self._reporter.close)
 
     def run(self, stop: threading.Event) -> None:
@@ -186,7 +189,12 @@ class UploaderJob:
 
     def report(self) -> StatusReport:
         """The full report; from any thread, also before and after the run."""
-        report = self._reporter.report(self.offloader.status)
+        report = replace(
+            self._reporter.report(self.offloader.status),
+            last_gc_ms=self._gc.last_gc_ms,
+            last_expire_ms=self._gc.last_expire_ms,
+            expire_stopped=self._gc.expire_stopped,
+        )
         if report.bound_reason != BoundReason.FROZEN.value:
             return report
         problem = self._voice.silence or "it reports no offsets"

@@ -462,6 +462,7 @@ class Offloader:
             unindexed_objects=len(state.unindexed),
             pending_deletions=state.pending_deletion_count,
             oldest_pending_deletion_ms=state.oldest_pending_deletion_ms,
+            oldest_garbage_ms=state.oldest_garbage_ms,
             diverged_objects=state.diverged_count,
             index_files_rebuilt=self._index_builder.counters.rebuilt,
             store_problem=self._store_problem(),

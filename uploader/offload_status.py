@@ -49,6 +49,8 @@ class OffloadStatus:
     pending_deletions: int = 0
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_ms: int | None = None
+    oldest_garbage_ms: int | None = None
+    """Of those with the usual grace period."""
     diverged_objects: int = 0
     """Objects of a truncated or replaced log among them."""
     index_files_rebuilt: int = 0

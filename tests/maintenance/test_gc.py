@@ -101,3 +101,19 @@ def test_the_owner_alone_collects(instance: str) -> None:
     schedule = GcSchedule(store, GcSettings(grace_ms=0), instance, clock_ms=lambda: NOW_MS)
     schedule.collect()
     assert len(list(store.list("sets/00/x-"))) == (0 if instance == "w1" else 3)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_schedule_reports_its_last_pass(stopped: bool) -> None:
+    store = MemoryStore(clock_ms=lambda: NOW_MS)
+    with_garbage(store, 3)
+    schedule = GcSchedule(
+        store, GcSettings(), "w1", expire=lambda store, state: stopped, clock_ms=lambda: NOW_MS
+    )
+    assert (schedule.last_gc_ms, schedule.last_expire_ms) == (None, None)
+    schedule.collect()
+    assert (schedule.last_gc_ms, schedule.last_expire_ms, schedule.expire_stopped) == (
+        NOW_MS,
+        NOW_MS,
+        stopped,
+    )

@@ -89,13 +89,20 @@ def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroke
         offloader = offloader_of(store, MemoryStore("memory://lag"), broker)
         offloader.run(threading.Event(), follow=False)
         status = offloader.status()
-        reporter = Reporter(HEAD, open_broker_store(tmp_path / "store"), FILTER, wall_ms=lambda: now_ms)
+        view = open_broker_store(tmp_path / "store")
+        reporter = Reporter(HEAD, view, FILTER, gc_grace_ms=200_000, wall_ms=lambda: now_ms)
         assert status is not None
         report = reporter.report(
-            lambda: replace(status, pending_deletions=2, oldest_pending_deletion_ms=given_up_ms)
+            lambda: replace(
+                status,
+                pending_deletions=2,
+                oldest_pending_deletion_ms=given_up_ms,
+                oldest_garbage_ms=given_up_ms,
+            )
         )
         reporter.close()
     assert (report.pending_deletions, report.oldest_pending_deletion_seconds) == (2, 600.0)
+    assert report.garbage_overdue_seconds == 400.0
 
 
 def test_the_log_of_a_dead_broker_ends_with_its_last_record(tmp_path: Path, broker: LivingBroker) -> None:

@@ -185,6 +185,18 @@ class CatalogState:
         listed_ms = [listed.oldest_ms for listed in self.deletion_lists if not listed.is_kept]
         return min(oldest + listed_ms, default=None)
 
+    @cached_property
+    def oldest_garbage_ms(self) -> int | None:
+        """When the oldest pending deletion with the usual grace period became garbage; of a list, which is collected
+        as a whole, its newest."""
+        oldest = [
+            pending.since_ms
+            for pending in self.pending_deletions.values()
+            if pending.reason != Reason.DIVERGED
+        ]
+        listed_ms = [listed.newest_ms for listed in self.deletion_lists if listed.reason != Reason.DIVERGED]
+        return min(oldest + listed_ms, default=None)
+
     @property
     def pending_deletion_count(self) -> int:
         """Pending deletions, including listed ones that are not kept."""
