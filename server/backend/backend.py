@@ -5,6 +5,7 @@ Bounds and data of one reply come from one catalog version.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -32,12 +33,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class TopicConfig:
-    """A topic's configuration for routes and tools. ``perm`` bits: 4 read, 2 write."""
+    """A topic's configuration for routes and tools. ``perm`` bits: 4 read, 2 write, as at the broker: a client sends to
+    a topic that it may not write nothing, and would report a missing route instead of the refusal."""
 
     name: str
     read_queues: int
     write_queues: int
-    perm: int = 4
+    perm: int = 6
     order: bool = False
     attributes: dict[str, str] = field(default_factory=dict)
 
@@ -64,7 +66,7 @@ class Backend(Protocol):
         ...
 
     def topics(self) -> dict[str, TopicConfig]:
-        """All topics that can be read now."""
+        """All topics of the archive and of the broker's table."""
         ...
 
     def subscription_groups(self) -> dict[str, dict[str, Any]]:
@@ -73,6 +75,14 @@ class Backend(Protocol):
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The group's offset at the broker when that was archived."""
+        ...
+
+    def archived_topics(self, group: str) -> Iterable[str]:
+        """Topics with an offset of the group at the broker."""
+        ...
+
+    def archived_groups(self, topic: str) -> Iterable[str]:
+        """Groups with an offset of the topic at the broker."""
         ...
 
     def consumed_end(self, topic: str, queue_id: int) -> int:

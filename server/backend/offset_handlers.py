@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from server.backend.backend import Backend
 from server.backend.route_handlers import RouteTable
 from server.groups.bounded_gather import bounded_gather
 from server.groups.client_table import ClientTable, Member
-from server.groups.fastjson_text import offsets_for, queue_map
+from server.groups.fastjson_text import offsets_for, queue_map, quoted
 from server.groups.group_offsets import GroupOffsets
 from server.groups.queue_locks import MessageQueue
 from server.wire.codes import RequestCode, ResponseCode
@@ -31,6 +30,7 @@ class OffsetHandlers:
         table.register(RequestCode.UPDATE_CONSUMER_OFFSET)(self.update)
         table.register(RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET)(self.nothing)
         table.register(RequestCode.GET_CONSUME_STATS)(self.stats)
+        table.register(RequestCode.GET_BROKER_CONSUME_STATS)(self.broker_stats)
         table.register(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)(self.reset)
         table.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)(self.who_consumes)
         table.register(RequestCode.QUERY_TOPICS_BY_CONSUMER)(self.consumed_topics)
@@ -76,7 +76,27 @@ class OffsetHandlers:
     async def stats(self, request: Request) -> Response:
         """GET_CONSUME_STATS: a group's offset and lag in each queue."""
         group, only = request.text("consumerGroup"), request.text("topic", "")
-        topics = [only] if only else self._topics_of(group)
+        table = await self._stats_of(group, [only] if only else self._topics_of(group))
+        return Response(body=(queue_map("offsetTable", table, {"consumeTps": 0.0}),))
+
+    async def broker_stats(self, request: Request) -> Response:
+        """GET_BROKER_CONSUME_STATS: offset and lag of all groups in all queues."""
+        is_order = request.text("isOrder", "false") == "true"
+        texts, behind = [], 0
+        for group in sorted(self._archive.subscription_groups()):
+            found = []
+            for topic in self._topics_of(group):
+                config = self._routes.find(topic)
+                if config is None or (is_order and not config.order):
+                    continue
+                table = await self._stats_of(group, [topic])
+                behind += sum(lag["brokerOffset"] - lag["consumerOffset"] for lag in table.values())
+                found.append(queue_map("offsetTable", table, {"consumeTps": 0.0}).decode())
+            texts.append(f"{{{quoted(group)}:[{','.join(found)}]}}")
+        head = f'"brokerAddr":{quoted(self._routes.address)},"totalDiff":{behind},"totalInflightDiff":0'
+        return Response(body=(f'{{{head},"consumeStatsList":[{",".join(texts)}]}}'.encode(),))
+
+    async def _stats_of(self, group: str, topics: Iterable[str]) -> dict[MessageQueue, dict[str, int]]:
         found = {topic: self._routes.find(topic) for topic in topics}
         queues = [
             MessageQueue(self._archive.broker, topic, queue_id)
@@ -87,12 +107,12 @@ class OffsetHandlers:
         async def lag(queue: MessageQueue) -> dict[str, int]:
             return await self._lag(group, queue.topic, queue.queue_id)
 
-        table: dict[MessageQueue, Any] = dict(zip(queues, await bounded_gather(lag, queues), strict=True))
-        return Response(body=(queue_map("offsetTable", table, {"consumeTps": 0.0}),))
+        return dict(zip(queues, await bounded_gather(lag, queues), strict=True))
 
     async def _lag(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
         bounds = self._archive.bounds(topic, queue_id)
-        maximum = bounds.maximum if bounds is not None else 0
+        # Of a topic that is not archived, such as half messages, only the groups' offsets are known.
+        maximum = bounds.maximum if bounds is not None else self._archive.consumed_end(topic, queue_id)
         offset = self.offset_of(group, topic, queue_id)
         stored_ms = 0
         if offset is not None and offset > 0:
@@ -105,12 +125,14 @@ class OffsetHandlers:
     def _topics_of(self, group: str) -> list[str]:
         online = self._clients.group(group)
         subscribed = set(online.subscriptions) if online is not None else set()
-        return sorted(subscribed | set(self._offsets.topics_of(group)))
+        archived = self._archive.archived_topics(group)
+        return sorted(subscribed.union(self._offsets.topics_of(group), archived))
 
     async def who_consumes(self, request: Request) -> Response:
         topic = request.text("topic")
         online = {group.name for group in self._clients.groups() if topic in group.subscriptions}
-        return json_response({"groupList": sorted(online | set(self._offsets.groups_of(topic)))})
+        archived = self._archive.archived_groups(topic)
+        return json_response({"groupList": sorted(online.union(self._offsets.groups_of(topic), archived))})
 
     async def consumed_topics(self, request: Request) -> Response:
         return json_response({"topicList": self._topics_of(request.text("group"))})

@@ -14,6 +14,7 @@ from server.backend.backend import Backend, TopicConfig
 from server.groups.group_names import GROUP_CHARS_MAX, is_legal_group
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import HandlerTable, Request, Response, json_response
+from tiered.model.queue import LMQ_PREFIX, TopicFilter
 
 RETRY_PREFIX = "%RETRY%"
 PERM_READ = 4
@@ -40,11 +41,15 @@ class RouteTable:
         """Archived topics and those created here."""
         return self.archive.topics() | self.made
 
+    def listed(self) -> dict[str, TopicConfig]:
+        """Without LMQs."""
+        return {name: config for name, config in self.topics().items() if not name.startswith(LMQ_PREFIX)}
+
     def find(self, topic: str) -> TopicConfig | None:
         """One topic. Every group has a retry topic, as at a broker, even without messages."""
         found = self.made.get(topic) or self.archive.topics().get(topic)
         if found is None and topic.startswith(RETRY_PREFIX) and self.has_group(topic[len(RETRY_PREFIX) :]):
-            found = TopicConfig(topic, 1, 1, PERM_READ)
+            found = TopicConfig(topic, 1, 1)
         return found
 
     def has_group(self, name: str) -> bool:
@@ -134,12 +139,13 @@ class RouteHandlers:
         return Response(ResponseCode.QUERY_NOT_FOUND, remark="no such configuration")
 
     async def topic_list(self, request: Request) -> Response:
-        """All topics."""
-        return json_response({"topicList": sorted(self._routes.topics())})
+        """All topics. LMQs are not listed, as at a broker."""
+        return json_response({"topicList": sorted(self._routes.listed())})
 
     async def system_topics(self, request: Request) -> Response:
-        """No system topics: all archived topics are listed as user topics."""
-        return json_response({"topicList": []})
+        archive = self._routes.archive
+        system = TopicFilter(cluster=archive.cluster, broker=archive.broker)
+        return json_response({"topicList": sorted(filter(system.is_system, self._routes.topics()))})
 
     async def make_topic(self, request: Request) -> Response:
         """UPDATE_AND_CREATE_TOPIC: refused, except for the topic a proxy needs."""
@@ -154,7 +160,7 @@ class RouteHandlers:
         return Response()
 
     async def all_topics(self, request: Request) -> Response:
-        topics = {name: config.document() for name, config in self._routes.topics().items()}
+        topics = {name: config.document() for name, config in self._routes.listed().items()}
         return json_response({"dataVersion": _data_version(self._routes), "topicConfigTable": topics})
 
     async def all_groups(self, request: Request) -> Response:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,10 +36,31 @@ from tiered.object_store.interface import ObjectStore
 logger = logging.getLogger(__name__)
 
 UNITS_BYTES_MAX = 1 << 20
+PERM_READ_WRITE = 6
 QUERIES_MAX = 4
 """Concurrent queries by key: their memory is in no budget."""
 FILTERED_PULLS_MAX = 32
 """Concurrent pulls with a filter: each holds the blocks it examines."""
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """Topics by group and groups by topic, of consumer offsets."""
+
+    topics: Mapping[str, list[str]]
+    groups: Mapping[str, list[str]]
+
+    @classmethod
+    def of(cls, offsets: Mapping[str, Any]) -> Consumed:
+        """``offsets``: keys are ``topic@group``, as in consumerOffset.json."""
+        topics: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
+        for name in offsets:
+            topic, at, group = name.partition("@")
+            if at:
+                topics.setdefault(group, []).append(topic)
+                groups.setdefault(topic, []).append(group)
+        return cls(topics, groups)
 
 
 class BrokerTables:
@@ -48,6 +70,7 @@ class BrokerTables:
         self._store = store
         self._keys: Mapping[str, str] = {}
         self._documents: dict[str, Any] = {}
+        self._consumed: Consumed | None = None
         self.readings = 0
         """How often tables were read."""
 
@@ -60,11 +83,18 @@ class BrokerTables:
                     decode_state(self._store.get(key, stored_bytes_max()), name, source=source) or {}
                 )
         self._keys = dict(state.state_objects)
+        self._consumed = None
         self.readings += 1
 
     def is_stale(self, state: CatalogState) -> bool:
         """Whether ``refresh`` would read something."""
         return dict(state.state_objects) != dict(self._keys)
+
+    def consumed(self) -> Consumed:
+        """Groups and topics with offsets, by each other."""
+        if self._consumed is None:
+            self._consumed = Consumed.of(self.table("consumer_offsets"))
+        return self._consumed
 
     def table(self, name: str) -> Mapping[str, Any]:
         """A document, empty if none was archived."""
@@ -133,14 +163,15 @@ class ServedArchive:
                 queues[key.topic] = max(queues.get(key.topic, 0), key.queue_id + 1)
         table = self._tables.table("topics")
         found = {}
-        for topic, count in queues.items():
-            config = table.get(topic)
+        for topic in queues.keys() | table.keys():
+            count, config = queues.get(topic, 0), table.get(topic)
             config = config if isinstance(config, dict) else {}
             attributes = config.get("attributes")
             found[topic] = TopicConfig(
                 topic,
                 max(count, int(config.get("readQueueNums") or 0)),
                 max(count, int(config.get("writeQueueNums") or 0)),
+                perm=int(config.get("perm", PERM_READ_WRITE)),
                 order=bool(config.get("order", False)),
                 attributes=dict(attributes) if isinstance(attributes, dict) else {},
             )
@@ -169,6 +200,14 @@ class ServedArchive:
         state = self._catalog.state
         earlier = (self._catalog.view(state, (topic, queue_id, number)) for number in range(generation))
         return any(found is not None and offset <= found.max_offset for found in earlier)
+
+    def archived_topics(self, group: str) -> Iterable[str]:
+        """See Backend."""
+        return self._tables.consumed().topics.get(group, ())
+
+    def archived_groups(self, topic: str) -> Iterable[str]:
+        """See Backend."""
+        return self._tables.consumed().groups.get(topic, ())
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
         """See Backend."""

@@ -14,9 +14,9 @@ from server.groups.queue_locks import MessageQueue
 
 def queue_map(name: str, table: Mapping[MessageQueue, Any], others: Mapping[str, Any] | None = None) -> bytes:
     """An object with the map ``name`` keyed by queues, and ``others``."""
-    entries = ",".join(f"{_text(queue.document())}:{_text(value)}" for queue, value in table.items())
-    rest = "".join(f",{_text(key)}:{_text(value)}" for key, value in (others or {}).items())
-    return f"{{{_text(name)}:{{{entries}}}{rest}}}".encode()
+    entries = ",".join(f"{quoted(queue.document())}:{quoted(value)}" for queue, value in table.items())
+    rest = "".join(f",{quoted(key)}:{quoted(value)}" for key, value in (others or {}).items())
+    return f"{{{quoted(name)}:{{{entries}}}{rest}}}".encode()
 
 
 def offsets_for(language: str, table: Mapping[MessageQueue, int]) -> bytes:
@@ -24,8 +24,9 @@ def offsets_for(language: str, table: Mapping[MessageQueue, int]) -> bytes:
     if language != "CPP":
         return queue_map("offsetTable", table)
     rows = [{**queue.document(), "offset": offset} for queue, offset in table.items()]
-    return _text({"offsetTable": rows}).encode()
+    return quoted({"offsetTable": rows}).encode()
 
 
-def _text(value: Any) -> str:
+def quoted(value: Any) -> str:
+    """``value`` as JSON."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -4,7 +4,7 @@ and tools see one queue.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
@@ -84,6 +84,12 @@ class ArchiveWithRetries:
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         return self._archive.archived_offset(group, topic, queue_id)
+
+    def archived_topics(self, group: str) -> Iterable[str]:
+        return self._archive.archived_topics(group)
+
+    def archived_groups(self, topic: str) -> Iterable[str]:
+        return self._archive.archived_groups(topic)
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
         return self._archive.consumed_end(topic, queue_id)

@@ -184,6 +184,7 @@ NEEDS: Final[Mapping[int, Need]] = {
     R.GET_EARLIEST_MSG_STORETIME: Need(_topic_in(), _READ, SUB),
     R.GET_TOPIC_STATS_INFO: Need(_topic_in(), _GET, SUB),
     R.GET_CONSUME_STATS: Need(_stats, _GET, SUB),
+    R.GET_BROKER_CONSUME_STATS: Need(_all(Kind.CLUSTER), _GET, ADMIN),
     R.QUERY_CONSUME_QUEUE: Need(_topic_in(), _GET, SUB),
     R.GET_ALL_CONSUMER_OFFSET: Need(_all(Kind.CLUSTER), _GET, ADMIN),
     R.GET_ALL_DELAY_OFFSET: Need(_all(Kind.CLUSTER), _GET, ADMIN),

@@ -18,7 +18,7 @@ from tests.end_to_end.ground_truth import read_jsonl
 from tests.end_to_end.offloading import FILTER, SMALL, backfill
 from tests.index.broker_index import broker_settings
 from tests.servers.install import NotInstallableError
-from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes
+from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, recorded_settings
 from tiered.formats.record import Record, decode_record
 from tiered.index.rocketmq_index_file import HEADER, BrokerIndex, IndexHeader
 from tiered.object_store.file import FileStore
@@ -31,8 +31,6 @@ STORE = "A"
 ALWAYS_MS = (1 << 63) - 1
 QUERY_MESSAGE, QUERY_NOT_FOUND = 12, 22
 BROKER_MAX = 64
-OWN = ("listenPort", "haListenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog", "bindAddress")
-"""Settings of the original broker that the new one has of its own."""
 
 
 @dataclass
@@ -90,9 +88,7 @@ def case(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     slots, items = broker_settings(original)
     command = ["index", "export", f"file://{directory}/archive", str(store / "index")]
     assert main([*command, "--slots", str(slots), "--items", str(items), "--json"]) == 0
-    lines = (original / "broker.conf").read_text().splitlines()
-    config = dict(line.split("=", 1) for line in lines if "=" in line)
-    broker = RocketMq(VERSION, directory, {name: config[name] for name in config if name not in OWN})
+    broker = RocketMq(VERSION, directory, recorded_settings(original / "broker.conf"))
     exported = sorted((store / "index").iterdir())
     broker.start()
     try:

@@ -30,13 +30,16 @@ class Served:
     url: str
     address: str
 
-    def consume(self, mode: str, topic: str, wanted: int, group: str) -> list[tuple[str, ...]]:
+    def consume(
+        self, mode: str, topic: str, wanted: int, group: str, idle_s: int = 15
+    ) -> list[tuple[str, ...]]:
         """What one consumer got, in order of arrival: the fields that main.go writes."""
         output = self.directory / f"{group}.txt"
         with rocketmq_tiered.open(self.url) as archive:
-            queues = str(1 + max(queue.queue_id for queue in archive.queues(topic)))
+            queues = str(1 + max((queue.queue_id for queue in archive.queues(topic)), default=0))
         command = [
-            str(self.program), mode, self.address, group, topic, str(wanted), "15", str(output), BROKER, queues,
+            str(self.program), mode, self.address, group, topic, str(wanted), str(idle_s), str(output), BROKER,
+            queues,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
@@ -92,3 +95,7 @@ def test_a_go_group_goes_on_where_it_was(served: Served) -> None:
     rest = served.consume("push", "t_order", expected.total() - len(first), "G_twice")
     assert set(first) | set(rest) == set(expected)
     assert len(first) + len(rest) < 2 * expected.total()
+
+
+def test_a_go_consumer_starts_on_a_topic_without_messages(served: Served) -> None:
+    assert served.consume("push", "t_empty", 1, "G_idle", idle_s=2) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
@@ -30,6 +31,12 @@ class Archive:
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         return None
+
+    def archived_topics(self, group: str) -> Iterable[str]:
+        return ()
+
+    def archived_groups(self, topic: str) -> Iterable[str]:
+        return ()
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
         return 0

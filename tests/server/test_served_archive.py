@@ -15,7 +15,7 @@ from fetcher.access import open_access
 from fetcher.io.waiting import Wait, new_future, run_async
 from fetcher.policy.archived_queues import ArchivedQueues
 from fetcher.rows.pull import PullRequest, PullStatus
-from server.backend.backend import FOUND_BYTES_MAX, Bounds
+from server.backend.backend import FOUND_BYTES_MAX, Bounds, TopicConfig
 from server.backend.offset_handlers import OffsetHandlers
 from server.backend.pull_handlers import COMMIT_OFFSET, SUSPEND, PullService
 from server.backend.route_handlers import RouteTable
@@ -133,6 +133,22 @@ def test_topics_are_those_of_the_tables_also_when_they_were_read_after_the_versi
     run(tmp_path, story)
 
 
+def test_a_topic_without_messages_is_as_in_the_archived_table(tmp_path: Path) -> None:
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        second = store_with(tmp_path / "second", {0: 5}, b"second")
+        (second / "config").mkdir()
+        table = {
+            "idle": {"topicName": "idle", "readQueueNums": 3, "writeQueueNums": 2, "perm": 4, "order": True}
+        }
+        (second / "config/topics.json").write_text(json.dumps({"topicConfigTable": table}))
+        on_another_disk(second, root)
+        await grown(archive)
+        assert archive.topics()["idle"] == TopicConfig("idle", 3, 2, perm=4, order=True)
+        assert archive.topics()["t"].perm == 6
+
+    run(tmp_path, story)
+
+
 def test_how_far_groups_were_is_known_also_of_queues_that_are_not_archived(tmp_path: Path) -> None:
     async def story(archive: ServedArchive, root: FileStore) -> None:
         assert archive.consumed_end("t", 0) == 0
@@ -146,6 +162,8 @@ def test_how_far_groups_were_is_known_also_of_queues_that_are_not_archived(tmp_p
         assert found == [500, 7, 9, 0]
         assert archive.archived_offset("g", "t", 0) == 3
         assert archive.bounds("%RETRY%g", 0) is None
+        assert sorted(archive.archived_topics("g")) == ["%RETRY%g", "t", "t2"]
+        assert (sorted(archive.archived_groups("t")), list(archive.archived_groups("t3"))) == (["g", "h"], [])
 
     run(tmp_path, story)
 
