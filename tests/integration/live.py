@@ -155,8 +155,8 @@ class Sidecar:
         raise AssertionError(f"archived to {phys} of {end}: {self.log.read_text()[-2000:]}")
 
 
-def wait_for_line(path: Path, text: str, timeout_s: float) -> str:
-    """The last line of ``path`` that starts with ``text``."""
+def wait_for_line(path: Path, text: str | tuple[str, ...], timeout_s: float) -> str:
+    """The last line of ``path`` that starts with ``text``, or with one of them."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         lines = [line for line in path.read_text().splitlines() if line.startswith(text)]

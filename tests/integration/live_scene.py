@@ -85,6 +85,10 @@ class Sent:
     max_us: int
 
 
+_ACKED = ("RATE", "DONE")
+"""Lines that begin with the messages acknowledged. A small load ends before its first second, without a rate."""
+
+
 class Producer:
     """java/Load.java as a child process. Ends when all is sent, or when told to."""
 
@@ -101,7 +105,11 @@ class Producer:
             )  # fmt: skip
 
     def __enter__(self) -> Producer:
-        wait_for_line(self.output, "RATE", 60)
+        try:
+            wait_for_line(self.output, _ACKED, 60)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,7 +127,7 @@ class Producer:
     @property
     def acked(self) -> int:
         """Messages acknowledged up to about a second ago."""
-        return int(wait_for_line(self.output, "RATE", 60).split()[1])
+        return int(wait_for_line(self.output, _ACKED, 60).split()[1])
 
     def p99_us_by_second(self) -> list[int]:
         """The sends' p99 of every second so far."""

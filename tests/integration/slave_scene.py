@@ -99,17 +99,24 @@ class Slave(ClientScene):
         answers = [ask(self.broker.broker_address, code, b"", **fields, queueId=q) for q in range(QUEUES)]
         return [int(answer.ext_fields.get("offset", "-1")) for answer in answers]
 
+    def commit(self, group: str, queue_id: int, offset: int) -> None:
+        """Set the offset of a queue of live0 at the master, for a group made now."""
+        self.create_group(group)
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        fields: dict[str, object] = {"consumerGroup": group, "topic": "live0", "commitOffset": offset}
+        assert ask(self.broker.broker_address, code, b"", **fields, queueId=queue_id).code == 0
+
     def configure(self, **settings: object) -> None:
         """Change the broker's configuration while it runs."""
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         assert ask(self.broker.broker_address, RequestCode.UPDATE_BROKER_CONFIG, text.encode()).code == 0
 
-    def create_slow_group(self, group: str) -> None:
-        """A group whose slow consumers are sent to us."""
+    def create_group(self, group: str, broker_id_when_slow: int = 1) -> None:
+        """A group whose slow consumers are sent to the broker of that id."""
         config = {
             "groupName": group, "consumeEnable": True, "consumeBroadcastEnable": True, "consumeFromMinEnable": True,
-            "retryQueueNums": 1, "retryMaxTimes": 16, "brokerId": 0, "whichBrokerWhenConsumeSlowly": SLAVE_ID,
-            "notifyConsumerIdsChangedEnable": True,
+            "retryQueueNums": 1, "retryMaxTimes": 16, "brokerId": 0, "notifyConsumerIdsChangedEnable": True,
+            "whichBrokerWhenConsumeSlowly": broker_id_when_slow,
         }  # fmt: skip
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         assert ask(self.broker.broker_address, code, orjson.dumps(config)).code == 0

@@ -51,12 +51,14 @@ def read_all_of_it(slave: Slave) -> None:
     assert route["queueDatas"] == before["queueDatas"]
     assert delete_old_files(slave) > 100
     assert got(slave.pinned("pull", "G-pulled", 0)) == truth
+    # Of a group's very first commits a broker may lose all but one, if they arrive at the same time.
+    slave.commit("G-pinned", 0, 0)
     before_pulls = slave.pulls()
     assigned = slave.pinned("assign", "G-pinned", 10**6, idle_s=8)
     assert got(assigned) == truth
     # Ten messages a pull, and then eight seconds at the end, where it is not told to go back again and again.
     assert slave.pulls() - before_pulls < sum(ends) / 10 + QUEUES * 10
-    assert slave.committed("G-pinned") == ends
+    until(lambda: slave.committed("G-pinned") == ends, "its offsets are not at the master", 20)
 
 
 def redirect_and_return(slave: Slave) -> None:
@@ -64,7 +66,7 @@ def redirect_and_return(slave: Slave) -> None:
     slave.be_listed()
     slave.fill(2000)
     slave.sidecar.wait_until_archived(60)
-    slave.create_slow_group("G-slow")
+    slave.create_group("G-slow", SLAVE_ID)
     slave.configure(accessMessageInMemoryMaxRatio=0)
     begins, ends = begins_and_ends(slave, "live1")
     wanted = everything(ends, begins)
@@ -205,7 +207,7 @@ def test_without_the_master_a_group_reads_on_and_loses_nothing(
         slave.wait_until_listed()
         slave.fill(40_000, per_second=1500)
         slave.sidecar.wait_until_archived(60)
-        slave.create_slow_group("G-alone")
+        slave.create_group("G-alone", SLAVE_ID)
         slave.configure(accessMessageInMemoryMaxRatio=0)
         ends = begins_and_ends(slave, "live0")[1]
         consumer = slave.push("G-alone", "live0", 10**6, pause_ms=20)
