@@ -156,7 +156,10 @@ def key_count(request: Request) -> int:
 
 async def records_by_key(archive: Backend, request: Request) -> list[bytes]:
     """The archived records that a QUERY_MESSAGE matches."""
+    is_unique = is_unique_key(request)
+    # mqadmin's queryMsgById searches three days by a unique key. A message in an archive is usually older.
+    begin_ms = 0 if is_unique else request.number("beginTimestamp", 0)
     return await archive.messages_by_key(
-        request.text("topic"), request.text("key"), is_unique=is_unique_key(request), count=key_count(request),
-        begin_ms=request.number("beginTimestamp", 0), end_ms=request.number("endTimestamp", (1 << 63) - 1),
+        request.text("topic"), request.text("key"), is_unique=is_unique, count=key_count(request),
+        begin_ms=begin_ms, end_ms=request.number("endTimestamp", (1 << 63) - 1),
     )  # fmt: skip
