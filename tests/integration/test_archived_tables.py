@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,10 +13,11 @@ import orjson
 import pytest
 
 from server.wire.codes import RequestCode, ResponseCode
+from sidecar.cli import main
 from tests.end_to_end.offloading import backfill
 from tests.integration.client_scene import ask, until
 from tests.servers.install import NotInstallableError
-from tests.servers.rocketmq import RocketMq, java_classes, recorded_settings, run_java
+from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, recorded_settings, run_java
 from tests.servers.tiered_serve import tiered_serve
 from tiered.object_store.file import FileStore
 
@@ -43,6 +45,7 @@ class Printed(NamedTuple):
     broker: list[str]
     archive: list[str]
     address: str
+    url: str
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +63,19 @@ def printed(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
         for topic, queues in (("t_idle", "3"), ("%RETRY%G_part", "1")):
             name_server = broker.name_server_address
             broker.run_java("Admin", name_server, broker.broker_address, "create", "FxCluster", topic, queues)
+        words = f"updateTopic -b {broker.broker_address} -t t_one -r 1 -w 1 -a +reserve.time=12"
+        broker.run_java(MQADMIN, *words.split(), "-n", broker.name_server_address)
         commit(broker.broker_address)
         until(lambda: has_route(broker.name_server_address), "the broker does not register")
         by_broker = mqadmin(directory, broker.name_server_address, broker.broker_address)
     finally:
         broker.stop()
     backfill(directory / "store", FileStore(directory / "archive"))
-    server, address = tiered_serve(f"file://{directory}/archive", directory)
+    url = f"file://{directory}/archive"
+    server, address = tiered_serve(url, directory)
     server.start()
     try:
-        yield Printed(by_broker, mqadmin(directory, address, address), address)
+        yield Printed(by_broker, mqadmin(directory, address, address), address, url)
     finally:
         server.stop()
 
@@ -118,6 +124,15 @@ def test_an_archive_prints_what_its_broker_printed(printed: Printed, command: st
     at = COMMANDS.index(command)
     assert printed.broker[at].count("\n") > 0 or command.startswith("topicClusterList")
     assert printed.archive[at] == printed.broker[at]
+
+
+def test_the_time_to_live_of_a_topic_is_the_attribute_of_its_broker(
+    printed: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", printed.url, "--json"]) == 0
+    found = {row["topic"]: row for row in json.loads(capsys.readouterr().out)["queues"]}
+    assert found["t_one"]["ttlMs"] == 12 * 3600_000, found["t_one"]
+    assert found["t_keys"]["ttlMs"] is None
 
 
 def test_a_message_that_is_sent_is_refused(printed: Printed) -> None:
