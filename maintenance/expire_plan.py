@@ -110,17 +110,26 @@ class ExpiryQueues:
 
 @dataclass(frozen=True)
 class ExpiryPlan:
-    """``floors``: FLOOR_DTYPE rows of the queues whose floor rises, by queue number. ``runs``, ``rows`` and
-    ``byte_count`` expire; ``living_…`` is before it. ``next_due_ms``: by queue, when the first run that is not due
-    will be; NEVER_MS: no such run, it never expires, or it depends on others."""
+    """``floors``: FLOOR_DTYPE rows of the queues whose floor rises, by queue number, and ``floor_bytes`` that expire of
+    each. ``runs``, ``rows`` and ``byte_count`` expire; ``living_…`` is before it. ``next_due_ms``: by queue, when the
+    first run that is not due will be; NEVER_MS: no such run, it never expires, or it depends on others."""
 
     floors: Table
+    floor_bytes: Ints
     runs: int
-    rows: int
-    byte_count: int
     living_rows: int
     living_bytes: int
     next_due_ms: Ints
+
+    @property
+    def rows(self) -> int:
+        """Rows that expire."""
+        return int(self.floors["rows"].sum())
+
+    @property
+    def byte_count(self) -> int:
+        """Message bytes that expire."""
+        return int(self.floor_bytes.sum())
 
     @property
     def share(self) -> float:
@@ -148,7 +157,8 @@ class ExpiryPlanner:
         self._topic_bytes = np.zeros(len(queues.rules), np.int64)
         self._limited: list[Table] = []
         self._lmqs: list[Table] = []
-        self._runs = self._expired_bytes = self._living_rows = self._living_bytes = 0
+        self._expired_bytes = np.zeros(count, np.int64)
+        self._runs = self._living_rows = self._living_bytes = 0
 
     def add(self, runs: Table) -> None:
         """RUN_DTYPE runs by (queue, base offset); ``queue`` is the number of ExpiryQueues.
@@ -214,7 +224,7 @@ class ExpiryPlanner:
         np.add.at(self._rows, queue, rows[is_expired])
         np.subtract.at(self._topic_bytes, self._queues.topic[queue], sizes[is_expired])
         self._runs += len(queue)
-        self._expired_bytes += int(sizes[is_expired].sum())
+        np.add.at(self._expired_bytes, queue, sizes[is_expired])
 
     def _count(self, runs: Table, queue: Ints) -> None:
         np.add.at(self._topic_bytes, self._queues.topic[queue], runs["byte_count"])
@@ -250,8 +260,7 @@ class ExpiryPlanner:
         floors["queue"], floors["min_queue_offset"] = raised, self._floor[raised]
         floors["rows"] = self._rows[raised]
         return ExpiryPlan(
-            floors, self._runs, int(self._rows.sum()), self._expired_bytes, self._living_rows, self._living_bytes,
-            self._next_due_ms,
+            floors, self._expired_bytes[raised], self._runs, self._living_rows, self._living_bytes, self._next_due_ms,
         )  # fmt: skip
 
     def _apply_limits(self) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_LMQ, GapReason, Table
+from tiered.model.tables import QUEUE_BATCH, QUEUE_EXPIRED, QUEUE_HIDDEN, QUEUE_LMQ, GapReason, Table
 
 _REASONS = {
     GapReason.BROKER_DELETED: "deleted by the broker",
@@ -33,8 +34,9 @@ class GapListing:
 
 @dataclass(frozen=True)
 class QueueListing:
-    """One queue. ``max_offset`` is one past the last, ``bytes`` are before compression, ``newest_ms`` is the store
-    timestamp of the last message, ``kind`` is plain, batch or lmq, ``gaps`` are by offset."""
+    """One queue. ``max_offset`` is one past the last, ``bytes`` are before compression (and include expired
+    messages in front of living ones unless the listing read a page), ``newest_ms`` is the store timestamp of the
+    last message, ``kind`` is plain, batch or lmq, ``gaps`` are by offset."""
 
     topic: str
     queue_id: int
@@ -63,8 +65,13 @@ class QueueListing:
         return {names.get(name, name): value for name, value in values.items()}
 
 
-def list_queues(state: CatalogState, *, hidden: bool, topic: str | None = None) -> list[QueueListing]:
-    """All queues, or those of ``topic``, by topic, queue id and generation; deleted ones only with ``hidden``."""
+def list_queues(
+    state: CatalogState, *, hidden: bool, topic: str | None = None, index: RunIndex | None = None
+) -> list[QueueListing]:
+    """All queues, or those of ``topic``, by topic, queue id and generation; deleted ones only with ``hidden``.
+
+    ``index`` reads a page for queues of which a part expired, for their bytes; it raises what the store raises.
+    """
     rows = (
         range(state.queue_count) if topic is None else state.directory.rows_of_topic(topic, state.queue_count)
     )
@@ -85,7 +92,7 @@ def list_queues(state: CatalogState, *, hidden: bool, topic: str | None = None) 
                 min_offset=low,
                 max_offset=high,
                 messages=high - low if is_batch else int(row["row_count"]),
-                bytes=int(row["end_byte"]),
+                bytes=int(row["end_byte"]) - _expired_bytes(state, key, row, index),
                 newest_ms=int(row["max_store_timestamp"]),
                 kind="lmq" if flags & QUEUE_LMQ else "batch" if is_batch else "plain",
                 hidden=bool(flags & QUEUE_HIDDEN),
@@ -93,6 +100,21 @@ def list_queues(state: CatalogState, *, hidden: bool, topic: str | None = None) 
             )
         )
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id, queue.generation))
+
+
+def _expired_bytes(state: CatalogState, key: QueueKey, row: Table, index: RunIndex | None) -> int:
+    """Message bytes in front of the queue's first offset."""
+    if not row["flags"] & QUEUE_EXPIRED:
+        return 0
+    low = int(row["min_queue_offset"])
+    if low == int(row["end_queue_offset"]):
+        return int(row["end_byte"])
+    if index is None:
+        return 0
+    found = index.window(state, key, low)
+    # The first offset may be in a gap, or the run is not in a page yet.
+    runs = index.runs_of(state, key).runs if found is None else found[1].runs
+    return int(runs["base_byte"][np.argmax(runs["end_queue_offset"] > low)])
 
 
 def _gaps_by_row(gaps: Table) -> dict[int, tuple[GapListing, ...]]:

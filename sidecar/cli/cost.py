@@ -27,6 +27,7 @@ from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.instance import state_root
 from sidecar.request_counts import instance_of, read_counts
+from tiered.catalog.pages import RunIndex
 from tiered.console import camel_names, duration_text, print_json, print_lines, print_table, size_text
 from tiered.settings.sections import Settings
 
@@ -70,7 +71,7 @@ def execute(options: argparse.Namespace) -> int:
 def _messages(archive: Archive) -> dict[str, tuple[int, int]]:
     """Topic -> messages and their bytes before compression."""
     found: dict[str, tuple[int, int]] = {}
-    for queue in list_queues(archive.state, hidden=True):
+    for queue in list_queues(archive.state, hidden=True, index=RunIndex(archive.store)):
         count, size = found.get(queue.topic, (0, 0))
         found[queue.topic] = count + queue.messages, size + queue.bytes
     return found

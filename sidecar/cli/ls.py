@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 from fetcher.queries.queue_listing import QueueListing, list_queues
 from maintenance.diverged import diverged_queues
+from maintenance.expire import plan_pass
+from maintenance.expire_plan import NEVER_MS
 from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.topic_rules import rules_of
 from tiered.catalog.deletions import KEPT_MS
+from tiered.catalog.pages import RunIndex
 from tiered.console import print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
+from tiered.model.tables import QUEUE_BATCH
 from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
 
 
@@ -29,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="list messages of truncated or replaced logs that gc has not deleted",
     )
+    parser.add_argument("--by-topic", action="store_true", help="one line for each topic")
+    parser.add_argument(
+        "--due",
+        action="store_true",
+        help="also what expires now, and when the next message does",
+    )
     add_json(parser)
 
 
@@ -41,7 +55,7 @@ def execute(options: argparse.Namespace) -> int:
             return 0
         found = [
             queue
-            for queue in list_queues(archive.state, hidden=options.hidden)
+            for queue in list_queues(archive.state, hidden=options.hidden, index=RunIndex(archive.store))
             if fnmatch.fnmatchcase(queue.topic, options.topic)
         ]
         if not found and options.topic != "*":
@@ -49,15 +63,101 @@ def execute(options: argparse.Namespace) -> int:
                 f"no topic matches {options.topic}", hint="tiered ls without --topic lists all"
             )
         rules = rules_of(archive, settings)
+        due = _due(archive, rules) if options.due else None
+        rows = _by_topic(found) if options.by_topic else found
         if options.json:
             print_json({
                 "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
                 "epoch": archive.state.epoch, "committedPhys": archive.state.cursor.phys,
-                "queues": [queue.to_json() | rules(queue.topic).to_json() for queue in found],
+                "topics" if options.by_topic else "queues": [_document(row, rules, due) for row in rows],
             })  # fmt: skip
         else:
-            _print(archive.title, found, rules)
+            _print(archive.title, rows, rules, due)
     return 0
+
+
+@dataclass(frozen=True)
+class TopicListing:
+    """The queues of a topic in all."""
+
+    topic: str
+    queues: list[QueueListing]
+
+    @property
+    def messages(self) -> int:
+        return sum(queue.messages for queue in self.queues)
+
+    @property
+    def bytes(self) -> int:
+        """Before compression."""
+        return sum(queue.bytes for queue in self.queues)
+
+    @property
+    def newest_ms(self) -> int:
+        return max(queue.newest_ms for queue in self.queues)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic, "queueCount": len(self.queues), "messages": self.messages, "bytes": self.bytes,
+            "newestStoreTimestamp": self.newest_ms,
+        }  # fmt: skip
+
+
+Listing = QueueListing | TopicListing
+
+
+@dataclass(frozen=True)
+class Due:
+    """What the next pass of expiry takes, and when the next message after it expires (None: unknown or never)."""
+
+    messages: int = 0
+    bytes: int = 0
+    next_ms: int | None = None
+
+    def __add__(self, other: Due) -> Due:
+        times = [time for time in (self.next_ms, other.next_ms) if time is not None]
+        return Due(self.messages + other.messages, self.bytes + other.bytes, min(times, default=None))
+
+
+Dues = Callable[[Listing], Due]
+
+
+def _due(archive: Archive, rules: Callable[[str], TopicRule]) -> Dues:
+    """Reads every page of the catalog once, as `tiered expire` does."""
+    state = archive.state
+    plan = plan_pass(archive.store, state, rules, clock=lambda: time.time_ns() // 1_000_000).plan
+    times = plan.next_due_ms.tolist()
+    found = {
+        state.key_of(row): Due(next_ms=None if time >= NEVER_MS else time) for row, time in enumerate(times)
+    }
+    for (row, offset, rows), size in zip(plan.floors.tolist(), plan.floor_bytes.tolist(), strict=True):
+        queue = state.table[row]
+        # A row of a batch queue is a batch; each message has an offset.
+        messages = offset - int(queue["min_queue_offset"]) if queue["flags"] & QUEUE_BATCH else rows
+        found[state.key_of(row)] += Due(messages, size)
+
+    def due(row: Listing) -> Due:
+        return sum((found[queue.key] for queue in _queues_of(row)), Due())
+
+    return due
+
+
+def _queues_of(row: Listing) -> list[QueueListing]:
+    return row.queues if isinstance(row, TopicListing) else [row]
+
+
+def _by_topic(queues: list[QueueListing]) -> list[Listing]:
+    return [
+        TopicListing(topic, list(found)) for topic, found in groupby(queues, key=lambda queue: queue.topic)
+    ]
+
+
+def _document(row: Listing, rules: Callable[[str], TopicRule], due: Dues | None) -> dict[str, Any]:
+    found = row.to_json() | rules(row.topic).to_json()
+    if due is not None:
+        what = due(row)
+        found |= {"dueMessages": what.messages, "dueBytes": what.bytes, "nextDueMs": what.next_ms}
+    return found
 
 
 def _print_diverged(archive: Archive, options: argparse.Namespace, grace_ms: int) -> None:
@@ -93,15 +193,9 @@ def _print_diverged(archive: Archive, options: argparse.Namespace, grace_ms: int
     print_lines(f"{archive.title}: {total:,} messages, {size}, are in no later log history")
 
 
-def _print(title: str, queues: list[QueueListing], rules: Callable[[str], TopicRule]) -> None:
-    print_table(
-        ["topic", "queue", "generation", "min", "max", "messages", "bytes", "newest", "kind", "ttl", "policy"],
-        [
-            [q.topic, q.queue_id, q.generation, q.min_offset, q.max_offset, q.messages, size_text(q.bytes),
-             time_text(q.newest_ms), q.kind, *_rule_cells(rules(q.topic))]
-            for q in queues
-        ],
-    )  # fmt: skip
+def _print(title: str, rows: Sequence[Listing], rules: Callable[[str], TopicRule], due: Dues | None) -> None:
+    _print_rows(rows, rules, due)
+    queues = [queue for row in rows for queue in _queues_of(row)]
     total = sum(queue.messages for queue in queues)
     size = size_text(sum(queue.bytes for queue in queues))
     gaps = [(queue, gap) for queue in queues for gap in queue.gaps]
@@ -117,6 +211,30 @@ def _print(title: str, queues: list[QueueListing], rules: Callable[[str], TopicR
         print_lines("")
     and_gaps = f", {len(gaps):,} gaps" if gaps else ""
     print_lines(f"{title}: {len(queues)} queues, {total:,} messages, {size} of messages{and_gaps}")
+
+
+def _print_rows(rows: Sequence[Listing], rules: Callable[[str], TopicRule], due: Dues | None) -> None:
+    header = ["topic", "queues" if rows and isinstance(rows[0], TopicListing) else "queue"]
+    if header[1] == "queue":
+        header += ["generation", "min", "max"]
+    header += ["messages", "bytes", "newest"] + ([] if header[1] == "queues" else ["kind"])
+    header += [] if due is None else ["due", "due bytes", "next due"]
+    print_table([*header, "ttl", "policy"], [_cells(row, rules, due) for row in rows])
+
+
+def _cells(row: Listing, rules: Callable[[str], TopicRule], due: Dues | None) -> list[object]:
+    found: list[object] = [row.topic]
+    if isinstance(row, TopicListing):
+        found += [len(row.queues)]
+    else:
+        found += [row.queue_id, row.generation, row.min_offset, row.max_offset]
+    found += [row.messages, size_text(row.bytes), time_text(row.newest_ms)]
+    found += [] if isinstance(row, TopicListing) else [row.kind]
+    if due is not None:
+        what = due(row)
+        when = "" if what.next_ms is None else time_text(what.next_ms)
+        found += [what.messages, size_text(what.bytes), when]
+    return [*found, *_rule_cells(rules(row.topic))]
 
 
 def _rule_cells(rule: TopicRule) -> list[str]:

@@ -6,10 +6,14 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import rocketmq_tiered
 from sidecar.cli import main
+from tests.end_to_end.offloading import backfill
+from tiered.object_store.file import FileStore
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -88,3 +92,35 @@ def test_a_topic_is_erased_and_the_others_stay(run: Run, url: str) -> None:
     )
     code, _, error = run("expire", url, "--topic", "unknown", "--all")
     assert code == 2 and "topic unknown is not in the archive" in error
+
+
+def test_ls_shows_what_is_due_and_what_is_left(
+    run: Run, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    backfill(real_store("F") / "store", FileStore(tmp_path / "archive"))
+    url = f"file://{tmp_path}/archive"
+    rules = ("--set", 'topics.rules=[{"pattern": "t_k_*", "max_bytes": "200KiB"}]')
+
+    def listed(*options: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(run("ls", url, *rules, *options, "--json")[1])["queues"]
+        return found
+
+    due = {(row["topic"], row["queueId"]): row for row in listed("--due")}
+    expired = json.loads(run("expire", url, *rules, "--yes", "--apply", "--json")[1])
+    assert 0 < expired["bytes"] == sum(row["dueBytes"] for row in due.values())
+    assert {(row["topic"], row["queueId"]): row["rows"] for row in expired["queues"]} == {
+        queue: row["dueMessages"] for queue, row in due.items() if row["dueMessages"]
+    }
+    parts = 0
+    with rocketmq_tiered.open(url) as archive:
+        for row in listed():
+            before = due[row["topic"], row["queueId"]]
+            left = list(archive.queue(row["topic"], row["queueId"]).messages())
+            assert row["bytes"] == sum(len(message.record.data) for message in left)
+            assert (row["messages"], row["bytes"]) == (len(left), before["bytes"] - before["dueBytes"])
+            parts += bool(left) and before["dueMessages"] > 0
+    assert parts > 0
+    by_topic = json.loads(run("ls", url, "--by-topic", "--due", "--json")[1])["topics"]
+    assert sum(row["messages"] for row in by_topic) == sum(row["messages"] for row in listed())
+    assert {row["nextDueMs"] for row in by_topic} == {None} and not any(row["dueBytes"] for row in by_topic)
+    assert "due bytes" in run("ls", url, "--by-topic", "--due")[1].splitlines()[0]
