@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tiered.catalog.archives import open_archive
+from tiered.catalog.archives import list_archives, open_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.object_store.interface import ObjectStore
@@ -29,6 +29,27 @@ class Archive:
     def title(self) -> str:
         """Names and URL, for messages."""
         return f"{self.cluster}/{self.broker} in {self.url}"
+
+
+@contextmanager
+def open_all_for_reading(url: str, settings: Settings) -> Iterator[list[Archive]]:
+    """Every archive below ``url`` that ``settings.archive`` does not exclude, by name.
+
+    Raises NotFoundError when there is none.
+    """
+    wanted = settings.archive.cluster, settings.archive.broker
+    root = open_store(url, StoreOptions(settings.object_store))
+    try:
+        names = [] if all(wanted) else [names for names in list_archives(root) if _fits(names, wanted)]
+        every = [open_archive(root, *found) for found in names]
+        every = every or [open_archive(root, *(want or None for want in wanted))]
+        yield [Archive(url, one.cluster, one.broker, one.store, load(one.store)) for one in every]
+    finally:
+        root.close()
+
+
+def _fits(names: tuple[str, str], wanted: tuple[str, str]) -> bool:
+    return all(want in ("", name) for want, name in zip(wanted, names, strict=True))
 
 
 @contextmanager

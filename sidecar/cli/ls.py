@@ -14,7 +14,7 @@ from fetcher.queries.queue_listing import QueueListing, list_queues
 from maintenance.diverged import diverged_queues
 from maintenance.expire import plan_pass
 from maintenance.expire_plan import NEVER_MS
-from sidecar.archive import Archive, open_for_reading
+from sidecar.archive import Archive, open_all_for_reading, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.topic_rules import rules_of
 from tiered.catalog.deletions import KEPT_MS
@@ -22,6 +22,7 @@ from tiered.catalog.pages import RunIndex
 from tiered.console import print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
 from tiered.model.tables import QUEUE_BATCH
+from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
 
 
@@ -49,31 +50,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print the queues in order of name."""
     settings = settings_of(options).settings
-    with open_for_reading(options.url, settings) as archive:
-        if options.diverged:
-            _print_diverged(archive, options, settings.gc.diverged_grace_ms)
-            return 0
-        found = [
-            queue
-            for queue in list_queues(archive.state, hidden=options.hidden, index=RunIndex(archive.store))
-            if fnmatch.fnmatchcase(queue.topic, options.topic)
-        ]
-        if not found and options.topic != "*":
-            raise NotFoundError(
-                f"no topic matches {options.topic}", hint="tiered ls without --topic lists all"
-            )
-        rules = rules_of(archive, settings)
-        due = _due(archive, rules) if options.due else None
-        rows = _by_topic(found) if options.by_topic else found
-        if options.json:
-            print_json({
-                "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
-                "epoch": archive.state.epoch, "committedPhys": archive.state.cursor.phys,
-                "topics" if options.by_topic else "queues": [_document(row, rules, due) for row in rows],
-            })  # fmt: skip
+    if options.topic != "*" or options.diverged or options.by_topic or options.due:
+        with open_for_reading(options.url, settings) as archive:
+            if options.diverged:
+                _print_diverged(archive, options, settings.gc.diverged_grace_ms)
+            else:
+                _print_queues(archive, options, settings)
+        return 0
+    with open_all_for_reading(options.url, settings) as archives:
+        if len(archives) > 1:
+            _print_archives(archives, options)
         else:
-            _print(archive.title, rows, rules, due)
+            _print_queues(archives[0], options, settings)
     return 0
+
+
+def _print_queues(archive: Archive, options: argparse.Namespace, settings: Settings) -> None:
+    found = [
+        queue
+        for queue in list_queues(archive.state, hidden=options.hidden, index=RunIndex(archive.store))
+        if fnmatch.fnmatchcase(queue.topic, options.topic)
+    ]
+    if not found and options.topic != "*":
+        raise NotFoundError(f"no topic matches {options.topic}", hint="tiered ls without --topic lists all")
+    rules = rules_of(archive, settings)
+    due = _due(archive, rules) if options.due else None
+    rows = _by_topic(found) if options.by_topic else found
+    if options.json:
+        print_json({
+            "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
+            "epoch": archive.state.epoch, "committedPhys": archive.state.cursor.phys,
+            "topics" if options.by_topic else "queues": [_document(row, rules, due) for row in rows],
+        })  # fmt: skip
+    else:
+        _print(archive.title, rows, rules, due)
 
 
 @dataclass(frozen=True)
@@ -158,6 +168,23 @@ def _document(row: Listing, rules: Callable[[str], TopicRule], due: Dues | None)
         what = due(row)
         found |= {"dueMessages": what.messages, "dueBytes": what.bytes, "nextDueMs": what.next_ms}
     return found
+
+
+def _print_archives(archives: Sequence[Archive], options: argparse.Namespace) -> None:
+    rows = []
+    for archive in archives:
+        queues = list_queues(archive.state, hidden=options.hidden)
+        messages, newest_ms = sum(queue.messages for queue in queues), archive.state.created_ms
+        rows.append((archive.cluster, archive.broker, len(queues), messages, newest_ms))
+    if options.json:
+        names = ("cluster", "broker", "queueCount", "messages", "committedMs")
+        print_json({"archives": [dict(zip(names, row, strict=True)) for row in rows]})
+        return
+    print_table(
+        ["cluster", "broker", "queues", "messages", "last commit"],
+        [[*row[:4], time_text(row[4])] for row in rows],
+    )
+    print_lines(f"{options.url}: {len(rows)} archives; --cluster and --broker list the queues of one")
 
 
 def _print_diverged(archive: Archive, options: argparse.Namespace, grace_ms: int) -> None:

@@ -30,6 +30,7 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import SECTIONS, OffloadSettings
 
 QUEUES = 13
@@ -292,7 +293,7 @@ def test_several_archives_must_be_told_apart(run: Run, killed: Path, tmp_path: P
     url = f"file://{tmp_path}/archive"
     for broker in ("one", "two"):
         assert run("backfill", killed / "store", url, "--broker", broker, "--include", "t_k_one")[0] == 0
-    code, _, error = run("ls", url)
+    code, _, error = run("cat", url, "t_k_one")
     assert (
         code == 2 and "FxCluster/one" in error and "FxCluster/two" in error and "--broker" in _one_line(error)
     )
@@ -504,3 +505,30 @@ def test_run_archives_also_when_the_disk_of_its_state_directory_is_full(
     )  # fmt: skip
     assert code == 0 and served
     assert "instance description not written" in error and "No space left" in error
+
+
+def test_ls_lists_the_archives_of_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = FileStore(tmp_path)
+    for names in (("c", "a"), ("c", "b"), ("d", "a")):
+        store = PrefixedStore(root, archive_prefix(*names))
+        CatalogWriter(
+            store, cluster=names[0], broker=names[1], instance="i", kind="run", clock_ms=lambda: 7
+        ).claim()
+    root.close()
+    url = f"file://{tmp_path}"
+
+    def listed(*options: str) -> Any:
+        assert main(["ls", url, *options, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert [(one["cluster"], one["broker"]) for one in listed()["archives"]] == [
+        ("c", "a"), ("c", "b"), ("d", "a"),
+    ]  # fmt: skip
+    assert listed()["archives"][0] | {"cluster": "", "broker": ""} == {
+        "cluster": "", "broker": "", "queueCount": 0, "messages": 0, "committedMs": 7,
+    }  # fmt: skip
+    assert [one["broker"] for one in listed("--cluster", "c")["archives"]] == ["a", "b"]
+    assert listed("--cluster", "d")["queues"] == listed("--cluster", "c", "--broker", "b")["queues"] == []
+    assert main(["ls", url]) == 0 and "3 archives; --cluster and --broker" in capsys.readouterr().out
+    assert main(["ls", url, "--by-topic"]) == 2 and "choose one with --cluster" in capsys.readouterr().err
+    assert main(["ls", url, "--cluster", "x"]) == 3 and "no archive of x/*" in capsys.readouterr().err
