@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fetcher.io.range_reader import RangeReader, ThreadRangeReader
 from fetcher.io.waiting import InlineExecutor, run_sync
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
-from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find_by_key
+from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find_by_key, find_by_keys
 from fetcher.queries.found import FoundMessage
 from fetcher.queries.part_cache import PartCache
 from fetcher.queries.source import QuerySource
@@ -55,13 +55,17 @@ class ArchiveQueries:
         """Messages with a key, newest first. Raises CorruptionError or what the store raises."""
         return self._answered(lambda source, state: find_by_key(source, state, query))
 
+    def by_keys(self, queries: Sequence[KeyQuery]) -> list[QueryPage]:
+        """``by_key`` for each query, of one topic each: a key section is read once for all."""
+        return self._answered(lambda source, state: find_by_keys(source, state, queries))
+
     def by_id(self, wanted: OffsetMsgId) -> FoundMessage | None:
         """The message with an offsetMsgId, or None. Raises CorruptionError or what the store raises."""
         return self._answered(lambda source, state: find_by_id(source, state, wanted))
 
-    def cost_of(self, query: KeyQuery) -> QueryCost:
-        """The requests of ``by_key``."""
-        return self._answered(lambda source, state: cost_of(source, state, query))
+    def cost_of(self, queries: Sequence[KeyQuery]) -> QueryCost:
+        """The requests of ``by_keys``."""
+        return self._answered(lambda source, state: cost_of(source, state, queries))
 
     def _answered(self, query: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]) -> T:
         async def read(state: CatalogState) -> T:

@@ -8,7 +8,7 @@ from the archive's end on. Does not own either side's search (archive_queries.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fetcher.policy.query_policy import TimeRange, query_shares
@@ -30,26 +30,38 @@ class BothSidesQueries:
         self._archive, self._broker, self._policy = archive, broker, policy
 
     def by_key(self, query: KeyQuery) -> list[FoundMessage]:
-        """Messages with a key, newest first, at most ``query.max_messages``.
+        """``by_keys`` of one query."""
+        return self.by_keys([query])[0]
+
+    def by_keys(self, queries: Sequence[KeyQuery]) -> list[list[FoundMessage]]:
+        """For each query, of one topic each and all of one time range: messages with its key, newest first, at most
+        ``max_messages``.
 
         Raises CorruptionError, UnavailableError, or what either side raises, rather than return half a result.
         """
-        shares = query_shares(
-            self._policy, TimeRange(query.begin_ms, query.end_ms), self._broker.earliest_ms()
-        )
-        archived: list[FoundMessage] = []
+        if not queries:
+            return []
+        times = TimeRange(queries[0].begin_ms, queries[0].end_ms)
+        shares = query_shares(self._policy, times, self._broker.earliest_ms())
+        archived: list[list[FoundMessage]] = [[] for _ in queries]
         if shares.tiered is not None:
-            archived = list(self._archive.by_key(query).messages)
+            archived = [list(page.messages) for page in self._archive.by_keys(queries)]
         if shares.local is None:
             return archived
+        begin_ms = shares.local.begin_ms
+        return [
+            merged(messages, self._local(query, begin_ms), query.max_messages)
+            for query, messages in zip(queries, archived, strict=True)
+        ]
+
+    def _local(self, query: KeyQuery, begin_ms: int) -> list[FoundMessage]:
         is_alone = self._policy is ReadPolicy.DISABLE
         local = self._broker.by_key(
-            replace(query, begin_ms=shares.local.begin_ms),
+            replace(query, begin_ms=begin_ms),
             self._is_its_own,
             archived_phys=0 if is_alone else self._archive.state.cursor.phys,
         )
-        found = [_found(self._archive.state, record) for record in local]
-        return merged(archived, found, query.max_messages)
+        return [_found(self._archive.state, record) for record in local]
 
     def by_id(self, wanted: OffsetMsgId) -> FoundMessage | None:
         """The message with an offsetMsgId, from the archive if it has it; None when neither side does."""

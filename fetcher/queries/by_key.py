@@ -8,39 +8,30 @@ from the broker: IndexFile.selectPhyOffset, MQAdminImpl.queryMessage).
 
 from __future__ import annotations
 
-import logging
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fetcher.io.waiting import gather
 from fetcher.queries.found import ALWAYS_MS, Entry, FoundMessage, count_within, is_shown, read_entry
-from fetcher.queries.source import Place, QuerySource
+from fetcher.queries.source import QuerySource
+from fetcher.queries.unindexed import scan_instead, scan_unindexed, unindexed_segments
 from tiered.catalog.index_refs import IndexRef
-from tiered.catalog.pages import Page, sorted_page
-from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError
 from tiered.flat_file.index_shape import shape_of
 from tiered.formats.record import Record
-from tiered.index.collect import rows_with_hash
-from tiered.index.items import ITEM_DTYPE
 from tiered.index.key_hash import key_hash
 from tiered.index.lookup import Matches, Wanted, find_items
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 
-logger = logging.getLogger(__name__)
-
 READ_AT_ONCE = 16
 """Candidates whose blocks are read side by side."""
 ITEMS_MIN = 64
-SEGMENTS_INSTEAD_MAX = 2048
-"""So many segments are read instead of a damaged index file; where it covers more, that it is damaged is the answer."""
 NO_LIMIT = 1 << 62
 
 
@@ -112,37 +103,63 @@ class QueryCost(NamedTuple):
 
     index_files: int
     segments: int
+    topics: int
 
     @property
     def requests(self) -> int:
-        """About so many object requests: two an index file, one a segment."""
-        return 2 * self.index_files + self.segments
-
-
-@dataclass(frozen=True)
-class _Unindexed:
-    place: Place
-    rows: int
-    ordinals: tuple[int, ...]
+        """About so many object requests: two for each index file and topic, one for each segment."""
+        return 2 * self.index_files * self.topics + self.segments
 
 
 async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery) -> QueryPage:
     """One page of answers. Raises CorruptionError, NotFoundError (the state is older than a removal: refresh it), or
     what the source raises."""
-    if query.max_messages < 1 or query.begin_ms > query.end_ms:
-        return QueryPage((), None)
+    return (await find_by_keys(source, state, [query]))[0]
+
+
+async def find_by_keys(
+    source: QuerySource, state: CatalogState, queries: Sequence[KeyQuery]
+) -> list[QueryPage]:
+    """A page of answers for each query; at most one query a topic. Reads each key section once for all of them. Raises
+    as ``find_by_key``."""
+    wanted = [query for query in queries if query.max_messages > 0 and query.begin_ms <= query.end_ms]
+    scanned = await scan_unindexed(source, state, _hashes(wanted), _range(wanted))
+    return [
+        await _find(source, state, query, scanned[query.topic]) if query in wanted else QueryPage((), None)
+        for query in queries
+    ]
+
+
+def _hashes(queries: Sequence[KeyQuery]) -> dict[str, int]:
+    return {query.topic: key_hash(query.topic, query.key) for query in queries}
+
+
+def _range(queries: Sequence[KeyQuery]) -> tuple[int, int]:
+    """A range with the times of all queries."""
+    begin_ms = min((query.begin_ms for query in queries), default=0)
+    return begin_ms, max((query.end_ms for query in queries), default=0)
+
+
+def _files(state: CatalogState, begin_ms: int, end_ms: int) -> list[IndexRef]:
+    return [ref for ref in state.indexes if ref.begin_ms <= end_ms and ref.end_ms >= begin_ms]
+
+
+async def _find(source: QuerySource, state: CatalogState, query: KeyQuery, scanned: Table) -> QueryPage:
+    """``scanned``: items of the query's topic with the wanted hash, from segments without an index file."""
     # Items do not know physical offsets: of the millisecond where a page ends all are looked at again.
     end_ms = query.end_ms if query.after is None else min(query.end_ms, query.after.store_timestamp)
     wanted = Wanted(
         key_hash(query.topic, query.key), query.begin_ms, end_ms, max(ITEMS_MIN, 2 * query.max_messages)
     )
-    scanned = await _scan_unindexed(source, state, query.topic, wanted)
-    files = [ref for ref in state.indexes if ref.begin_ms <= wanted.end_ms and ref.end_ms >= wanted.begin_ms]
+    stamp = scanned["store_timestamp"]
+    scanned = scanned[(stamp >= wanted.begin_ms) & (stamp <= wanted.end_ms)]
+    files = _files(state, wanted.begin_ms, wanted.end_ms)
     while True:
         answers = await gather([_items_or_error(source, ref, wanted) for ref in files])
         for ref, answer in zip(files, answers, strict=True):
             if isinstance(answer, CorruptionError):
-                instead = await _scan_instead(source, state, query.topic, wanted, (ref, answer))
+                times = wanted.begin_ms, wanted.end_ms
+                instead = await scan_instead(source, state, query.topic, wanted.hash, times, (ref, answer))
                 scanned = np.concatenate([scanned, instead])
         files = [ref for ref, answer in zip(files, answers, strict=True) if isinstance(answer, Matches)]
         matches = [answer for answer in answers if isinstance(answer, Matches)]
@@ -230,126 +247,8 @@ def carries(record: Record, query: KeyQuery) -> bool:
     return is_unique if query.kind is KeyKind.UNIQUE else is_key
 
 
-# -- segments that no index file covers -------------------------------------------------------------------------
-
-
-async def _scan_unindexed(source: QuerySource, state: CatalogState, topic: str, wanted: Wanted) -> Table:
-    """Items with the wanted hash from key sections that no index file has."""
-    return await _scan_all(
-        source, await _unindexed(source, state, topic, wanted.begin_ms, wanted.end_ms), wanted
-    )
-
-
-async def _scan_instead(
-    source: QuerySource,
-    state: CatalogState,
-    topic: str,
-    wanted: Wanted,
-    damaged: tuple[IndexRef, CorruptionError],
-) -> Table:
-    """What a damaged index file would have said, from the key sections it was made of. Raises its error where these are
-    too many."""
-    ref, error = damaged
-    segments = await _unindexed(source, state, topic, wanted.begin_ms, wanted.end_ms, instead=ref)
-    if len(segments) > SEGMENTS_INSTEAD_MAX:
-        raise error
-    logger.warning("reading %s segments instead of a damaged index file: %s", len(segments), error)
-    return await _scan_all(source, segments, wanted)
-
-
-async def _scan_all(source: QuerySource, segments: Sequence[_Unindexed], wanted: Wanted) -> Table:
-    parts = [np.zeros(0, ITEM_DTYPE)]
-    for first in range(0, len(segments), READ_AT_ONCE):
-        some = segments[first : first + READ_AT_ONCE]
-        parts += await gather([_scan(source, segment, wanted) for segment in some])
-        source.forget()
-    return np.concatenate(parts)
-
-
-async def _scan(source: QuerySource, segment: _Unindexed, wanted: Wanted) -> Table:
-    index, keys = await source.believed(
-        segment.place.key, lambda: source.keys_of(segment.place, segment.rows)
-    )
-    if max(segment.ordinals) >= len(index.runs):
-        raise CorruptionError(f"{index.key}: the catalog names runs that are not in it")
-    items = rows_with_hash(index, keys, segment.ordinals, wanted.hash)
-    stamp = items["store_timestamp"]
-    inside: NDArray[np.bool_] = (stamp >= wanted.begin_ms) & (stamp <= wanted.end_ms)
-    return items[inside]
-
-
-async def _unindexed(
-    source: QuerySource,
-    state: CatalogState,
-    topic: str,
-    begin_ms: int,
-    end_ms: int,
-    *,
-    instead: IndexRef | None = None,
-) -> list[_Unindexed]:
-    """Segments above the coverage, or excluded from it, with runs of ``topic`` in the time range; or those covered by
-    the file ``instead``."""
-    excluded = sorted(version for versions in state.unindexed.values() for version in versions)
-    pages = await gather(
-        [
-            source.page(state, ref)
-            for ref in state.pages
-            if ref.first.topic <= topic <= ref.last.topic and _may_hold(ref, state, excluded, instead)
-        ]
-    )
-    if state.memory_runs:
-        pages.append(_memory_page(state, instead))
-    found: list[_Unindexed] = []
-    for page in pages:
-        runs = page.chunk.runs
-        mine = np.array([queue.topic == topic for queue in page.queues], bool)
-        fresh = (
-            mine[runs["queue"]]
-            & _is_unindexed(state, page.chunk, instead)
-            & (runs["min_store_timestamp"] <= end_ms)
-            & (runs["max_store_timestamp"] >= begin_ms)
-        )
-        for number in np.unique(runs["object"][fresh]).tolist():
-            row = page.chunk.objects[number]
-            ordinals = runs["ordinal"][fresh & (runs["object"] == number)]
-            place = Place.of(page.chunk.object_keys[int(row["key"])], row)
-            found.append(_Unindexed(place, int(row["rows"]), tuple(ordinals.tolist())))
-    return found
-
-
-def _may_hold(ref: PageRef, state: CatalogState, excluded: Sequence[int], instead: IndexRef | None) -> bool:
-    """``excluded``: versions with unindexed segments, ascending."""
-    if instead is not None:
-        return ref.overlaps(instead.from_version, instead.to_version)
-    return ref.to_version > state.indexed_version or (
-        bisect_left(excluded, ref.from_version) < bisect_right(excluded, ref.to_version)
-    )
-
-
-def _is_unindexed(state: CatalogState, chunk: RunChunk, instead: IndexRef | None) -> NDArray[np.bool_]:
-    """Of each run of ``chunk``, whether no index file has its keys; or whether ``instead`` should have them."""
-    version = chunk.runs["version"]
-    if instead is not None:
-        is_covered: NDArray[np.bool_] = (version >= instead.from_version) & (version <= instead.to_version)
-        return is_covered
-    is_newer: NDArray[np.bool_] = version > state.indexed_version
-    if not state.unindexed:
-        return is_newer
-    is_named = np.array([key in state.unindexed for key in chunk.object_keys], bool)
-    is_excluded: NDArray[np.bool_] = is_named[chunk.objects["key"]][chunk.runs["object"]]
-    return is_newer | is_excluded
-
-
-def _memory_page(state: CatalogState, instead: IndexRef | None) -> Page:
-    """Runs in memory as a page; empty quickly when all are covered."""
-    memory = state.memory
-    if not bool(_is_unindexed(state, memory, instead).any()):
-        return Page((), replace(memory, runs=memory.runs[:0]))
-    return sorted_page(state.directory.keys, memory)
-
-
-async def cost_of(source: QuerySource, state: CatalogState, query: KeyQuery) -> QueryCost:
-    """What ``find_by_key`` will read. Reads pages of the catalog at most."""
-    files = [ref for ref in state.indexes if ref.begin_ms <= query.end_ms and ref.end_ms >= query.begin_ms]
-    segments = await _unindexed(source, state, query.topic, query.begin_ms, query.end_ms)
-    return QueryCost(len(files), len(segments))
+async def cost_of(source: QuerySource, state: CatalogState, queries: Sequence[KeyQuery]) -> QueryCost:
+    """What ``find_by_keys`` will read. Reads pages of the catalog at most."""
+    times = _range(queries)
+    segments = await unindexed_segments(source, state, _hashes(queries), times)
+    return QueryCost(len(_files(state, *times)), len(segments), len(queries))

@@ -84,7 +84,7 @@ def execute(options: argparse.Namespace) -> int:
         is_by_id = options.id is not None
         found = _by_id(both or queries, options) if is_by_id else _by_key(archive, queries, both, options)
         if not found:
-            hint = _hint(options, is_topic_known=_is_known(archive.state, options.topic))
+            hint = _hint(options, archive.state)
             raise NotFoundError(f"{archive.title} has no message {_wanted(options)}", hint=hint)
         _print(found, as_document=options.json)
     return 0
@@ -133,22 +133,19 @@ def _by_key(
     if options.all_time:
         _announce(queries, wanted)
     if both is None:
-        found = [message for query in wanted for message in queries.by_key(query).messages]
+        found = [message for page in queries.by_keys(wanted) for message in page.messages]
     else:
-        found = [message for query in wanted for message in both.by_key(query)]
+        found = [message for messages in both.by_keys(wanted) for message in messages]
     found.sort(key=lambda message: -message.record.store_timestamp)
     return found[: options.limit]
 
 
 def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
-    costs = [queries.cost_of(query) for query in wanted]
-    requests = sum(cost.requests for cost in costs)
-    files = max((cost.index_files for cost in costs), default=0)
-    segments = max((cost.segments for cost in costs), default=0)
-    topics = "" if len(wanted) == 1 else f", for each of {len(wanted):,} topics"
+    cost = queries.cost_of(wanted)
+    topics = "" if len(wanted) == 1 else f", the index files for each of {len(wanted):,} topics"
     print_lines(
-        f"--all-time: {files:,} index files and {segments:,} unindexed segments{topics}: "
-        f"about {requests:,} requests, and two per message found",
+        f"--all-time: {cost.index_files:,} index files and {cost.segments:,} unindexed segments{topics}: "
+        f"about {cost.requests:,} requests, and two per message found",
         file=sys.stderr,
     )
 
@@ -181,9 +178,15 @@ def _is_known(state: CatalogState, topic: str | None) -> bool:
     return topic is None or any(key.topic == topic for key, _ in state.queues())
 
 
-def _hint(options: argparse.Namespace, *, is_topic_known: bool) -> str:
-    if not is_topic_known:
+def _has_hidden(state: CatalogState, topic: str | None) -> bool:
+    return any(row["flags"] & QUEUE_HIDDEN for key, row in state.queues() if topic in (None, key.topic))
+
+
+def _hint(options: argparse.Namespace, state: CatalogState) -> str:
+    if not _is_known(state, options.topic):
         return "the archive does not have this topic: tiered ls lists the topics"
+    if options.id is None and not options.hidden and _has_hidden(state, options.topic):
+        return "--hidden also searches deleted topics and earlier generations of recreated ones"
     if options.id is not None:
         return "an id is a physical offset of one broker: check that this is its archive"
     if options.all_time:

@@ -222,3 +222,17 @@ def test_messages_whose_time_is_damaged_hide_no_others_and_are_found(
         assert main(["cat", url, "topic", "--queue", "0", "--from", str(offset), "--limit", "1"]) == 0
     with rocketmq_tiered.open(url) as archive:
         assert all(len(archive.find_by_key("topic", key)) == 1 for key in times)
+
+
+def test_a_recreated_topic_is_hinted_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
+    builder.commit([Sent(QueueKey("t", 0, 0), b"first", keys=["old"])])
+    builder.commit([Sent(QueueKey("t", 0, 1), b"second", keys=["new"])])
+    query = ["query", f"file://{tmp_path}", "--topic", "t", "--key"]
+    assert main([*query, "new"]) == 0
+    capsys.readouterr()
+    assert main([*query, "old"]) == 3
+    assert "--hidden also searches deleted topics and earlier generations" in capsys.readouterr().err
+    assert main([*query, "old", "--hidden"]) == 0
+    assert main([*query, "neither", "--hidden"]) == 3
+    assert "--hidden also" not in capsys.readouterr().err

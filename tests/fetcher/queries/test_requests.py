@@ -117,7 +117,7 @@ def test_segments_not_indexed_take_one_request_each() -> None:
         queries.requests = 0
         assert not queries.by_key(KeyQuery("no such topic", "k1")).messages
         assert queries.requests == 0
-        assert queries.cost_of(KeyQuery("a", "k1")).requests == 10
+        assert queries.cost_of([KeyQuery("a", "k1")]).requests == 10
 
 
 @pytest.mark.parametrize("page_size", [1, 7, 20, 25])
@@ -227,3 +227,28 @@ def test_what_is_no_id_is_refused(text: str) -> None:
 def test_ids_of_both_address_families_are_read() -> None:
     assert OffsetMsgId.parse("7f00000100005b1e00000000031f37dd").phys == 52377565
     assert OffsetMsgId.parse("00" * 20 + "000000000000002a").phys == 42
+
+
+@pytest.mark.parametrize("index_every", [0, 20])
+def test_all_topics_read_a_key_section_once(monkeypatch: pytest.MonkeyPatch, index_every: int) -> None:
+    """Without a cache; ``index_every``: the newest ten segments are in no index file, or all."""
+    monkeypatch.setattr("fetcher.queries.archive_queries.CACHE_BYTES", 0)
+    cycles = 30
+    store = MemoryStore()
+    archive = ArchiveBuilder(store, limits=CatalogLimits(root_every=64, spill_runs=50, page_runs_max=40))
+    index = index_builder(store, archive)
+    queues = [QueueKey(f"t{number:02}", 0, 0) for number in range(12)]
+    for number in range(cycles):
+        archive.commit([Sent(queue, b"%d" % number, keys=(f"k{number % 7}",)) for queue in queues])
+        if index_every and number == index_every - 1:
+            index.run_to_end(threading.Event())
+    wanted = [KeyQuery(queue.topic, "k3") for queue in queues]
+    with ArchiveQueries(store, load(store)) as one_by_one, ArchiveQueries(store, load(store)) as together:
+        assert together.by_keys([]) == []
+        expected = [one_by_one.by_key(query) for query in wanted]
+        assert together.by_keys(wanted) == expected
+        assert all(len(page.messages) == 4 for page in expected)
+        scanned = cycles - index_every
+        cost = together.cost_of(wanted)
+        assert cost.segments == scanned and cost.index_files == (1 if index_every else 0)
+        assert one_by_one.requests - together.requests >= (len(wanted) - 1) * scanned
