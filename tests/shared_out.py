@@ -4,7 +4,7 @@ What a file sets up for all its tests (archives, brokers, consumers in a JVM) is
 whose files share something costlier (a Spark session, the archives of all stores) stay together as well. The longest
 go first, so that at the end no worker is left alone with one of them.
 
-Owns the order. In force with ``--dist loadfile``; without workers tests run in the order in which they are found.
+Owns the order. Applies with ``--dist loadfile``; without workers tests run in the order in which they are found.
 """
 
 from __future__ import annotations

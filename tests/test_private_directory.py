@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_store.unprivileged import NOBODY, run_unprivileged
+from tests.broker_store.unprivileged import UNPRIVILEGED_UID, run_unprivileged
 from tiered.errors import AccessDeniedError
 from tiered.private_directory import check_private, exposed_parent, log_exposed_parent, make_private
 
@@ -63,11 +63,11 @@ def test_a_directory_in_which_others_write_is_refused_with_the_command_that_clos
 @needs_root
 def test_a_directory_of_another_user_is_refused_with_the_command_that_takes_it(tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir(mode=0o700)
-    os.chown(tmp_path / "foreign", NOBODY, NOBODY)
-    with pytest.raises(AccessDeniedError, match=f"belongs to user {NOBODY}") as refused:
+    os.chown(tmp_path / "foreign", UNPRIVILEGED_UID, UNPRIVILEGED_UID)
+    with pytest.raises(AccessDeniedError, match=f"belongs to user {UNPRIVILEGED_UID}") as refused:
         make_private(tmp_path / "foreign", SETTING)
     assert f"chown 0 {tmp_path}/foreign" in refused.value.hint
-    assert (tmp_path / "foreign").stat().st_uid == NOBODY
+    assert (tmp_path / "foreign").stat().st_uid == UNPRIVILEGED_UID
 
 
 @needs_root
@@ -78,8 +78,8 @@ def test_a_link_of_another_user_is_refused(tmp_path: Path, below: str) -> None:
     link.symlink_to(tmp_path / "target")
     make_private(link / below, SETTING)
     assert mode_of(tmp_path / "target" / below) == 0o700
-    os.lchown(link, NOBODY, NOBODY)
-    with pytest.raises(AccessDeniedError, match=rf"link is a symbolic link of user {NOBODY}"):
+    os.lchown(link, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
+    with pytest.raises(AccessDeniedError, match=rf"link is a symbolic link of user {UNPRIVILEGED_UID}"):
         make_private(link / below, SETTING)
 
 

@@ -168,7 +168,7 @@ def test_refresh_closes_descriptors_of_deleted_files(tmp_path: Path) -> None:
     assert not any(str(first) in os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors())
 
 
-def test_file_removed_and_made_anew_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_removed_and_created_again_is_read_again(tmp_path: Path) -> None:
     """A broker that stops removes the file it had pre-allocated, and makes it again when it starts."""
     path = log_file(tmp_path, 0, b"", SIZE)
     log = CommitLog([tmp_path])

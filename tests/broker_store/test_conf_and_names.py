@@ -148,7 +148,7 @@ def test_two_candidates_are_none() -> None:
     assert find_names(None, topics) == BrokerNames("", "")
 
 
-def test_unknown_names_are_asked_for() -> None:
+def test_unknown_names_must_be_given() -> None:
     with pytest.raises(UsageError, match=r"the name of the broker cannot be found in /s; .*--broker NAME$"):
         require_names(BrokerNames("c", ""), "/s")
     with pytest.raises(

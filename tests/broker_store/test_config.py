@@ -139,10 +139,10 @@ def test_configuration_of_version_2_is_refused(config: Path) -> None:
     refuse_unknown_configuration(config.parent)
 
 
-def test_a_backup_of_before_the_tables_moved_to_rocksdb_names_nobody(
+def test_a_backup_from_before_the_move_to_rocksdb_is_not_used(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Nobody writes it again: a topic that it names could never be told deleted."""
+    """It is never written again: a topic in it would never count as deleted."""
     shutil.copytree(real_store("C") / "store" / "config", tmp_path / "config")
     for name in ("topics.json", "topics.json.bak"):
         (tmp_path / "config" / name).write_text(TOPICS)
@@ -154,7 +154,7 @@ def test_a_backup_of_before_the_tables_moved_to_rocksdb_names_nobody(
 
 
 def test_lmq_offsets_written_after_rocksdb_count(real_store: Callable[[str], Path], tmp_path: Path) -> None:
-    """A broker that was switched back, with light queues on, writes no consumerOffset.json."""
+    """A broker that was switched back, with LMQs on, writes no consumerOffset.json."""
     shutil.copytree(real_store("C") / "store" / "config", tmp_path / "config")
     for path in (tmp_path / "config" / "consumerOffsets").iterdir():
         written(path, 1000)

@@ -141,7 +141,7 @@ def test_threads_may_read_while_another_refreshes(tmp_path: Path) -> None:
         list(pool.map(read, range(3)))
 
 
-def test_queue_cut_back_and_written_anew(tmp_path: Path) -> None:
+def test_queue_cut_back_and_written_again(tmp_path: Path) -> None:
     path = queue_file(tmp_path, "t", 0, units_for(0, 500), capacity=CAPACITY)
     index = index_of(tmp_path)
     assert index.frontier_phys(100) == 50_000
@@ -150,7 +150,7 @@ def test_queue_cut_back_and_written_anew(tmp_path: Path) -> None:
     assert index.frontier_phys() == 2000
     index = index_of(tmp_path)
     path.write_bytes(units_for(0, 10) + bytes(20 * (CAPACITY - 10)))
-    assert index.frontier_phys(50) == 1000  # asked for less than before: looks anew
+    assert index.frontier_phys(50) == 1000  # a lower position than before: reads again
 
 
 def test_filler_of_a_first_file_made_in_its_middle_stands_for_nothing(tmp_path: Path) -> None:
@@ -326,10 +326,10 @@ def test_queues_that_show_a_unit_with_and_without_holes_in_their_files(tmp_path:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-def test_a_queue_that_cannot_be_read_is_left_out_and_counts_as_shown(
+def test_a_queue_that_cannot_be_read_is_skipped_and_counts_as_shown(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said once, and the disk is asked for it seldom: how far the others are is asked ten times a second."""
+    """One warning, and the disk is read seldom: the other queues' ends are read ten times a second."""
     queue_file(tmp_path, "sound", 0, units_for(0, 10), capacity=CAPACITY)
     queue_file(tmp_path, "empty", 0, b"", capacity=CAPACITY)
     bad = queue_file(tmp_path, "bad", 0, units_for(0, CAPACITY), capacity=CAPACITY)

@@ -1,4 +1,4 @@
-"""Where reading goes on after damage, and how far a dead broker's log is proven."""
+"""Where reading continues after damage, and how far a dead broker's log is proven."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_copied_record_elsewhere_is_no_record(tmp_path: Path) -> None:
     assert find_next_record(CommitLog([tmp_path]), positions[1], FAR) == positions[2]
 
 
-def test_damage_to_the_end_of_a_file_goes_on_in_the_next(tmp_path: Path) -> None:
+def test_damage_to_the_end_of_a_file_continues_in_the_next(tmp_path: Path) -> None:
     data, positions = chain(0, 3)
     data[positions[2] :] = random.Random(1).randbytes(len(data) - positions[2])
     log_file(tmp_path, 0, bytes(data), SIZE)
@@ -158,7 +158,7 @@ def test_where_the_last_units_of_all_queues_are_lost_those_before_prove(
     index.close()
 
 
-def test_damage_before_the_lost_end_is_looked_past(tmp_path: Path) -> None:
+def test_the_scan_passes_damage_before_the_truncated_end(tmp_path: Path) -> None:
     data, positions = chain(0, 400, b"x")
     size, kept = positions[1], 300
     whole = data[: positions[kept]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.broker_store.record_bytes import log_file, records
-from tests.broker_store.unprivileged import NOBODY, run_unprivileged
+from tests.broker_store.unprivileged import UNPRIVILEGED_UID, run_unprivileged
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.pins import (
@@ -67,7 +67,7 @@ def test_pin_of_a_file_the_broker_deleted_stays() -> None:
     assert plan_pins(files(1, 2), [pin(0), pin(1), pin(2)], 0, 0.5, LIMITS).release == ()
 
 
-def test_pin_of_a_file_made_anew_is_replaced() -> None:
+def test_pin_of_a_file_created_again_is_replaced() -> None:
     plan = plan_pins(files(0, 1), [pin(0), pin(1, inode=77)], 0, 0.1, LIMITS)
     assert plan.release == (pin(1, inode=77),)
     assert plan.create == (file(1),)
@@ -283,7 +283,7 @@ def test_another_users_files_are_kept_by_descriptors(broker: Broker, tmp_path: P
         directory.chmod(0o755)
     (tmp_path / "pins").mkdir(mode=0o700)
     if os.geteuid() == 0:
-        os.chown(tmp_path / "pins", NOBODY, NOBODY)
+        os.chown(tmp_path / "pins", UNPRIVILEGED_UID, UNPRIVILEGED_UID)
 
     def work() -> str:
         keeper = PinKeeper([tmp_path / "pins"], LIMITS, broker.disk_use)
@@ -302,7 +302,7 @@ def test_a_pin_keeps_the_brokers_mode_and_owner_and_its_directory_keeps_others_o
     for path in broker.paths:
         path.chmod(0o644)
     if os.geteuid() == 0:
-        os.chown(broker.paths[0], NOBODY, NOBODY)
+        os.chown(broker.paths[0], UNPRIVILEGED_UID, UNPRIVILEGED_UID)
     before = [(path.stat().st_mode, path.stat().st_uid, path.stat().st_ino) for path in broker.paths]
     pins = tmp_path / "below" / "pins"
     pins.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The broker's files are opened read-only, always, and reading leaves no trace (invariant 8).
+"""The broker's files are opened read-only, always, and reading leaves no trace.
 
 Every open of this process is audited while a store is read in every way there is.
 """

@@ -1,4 +1,4 @@
-"""Every real store, read by us, against what its broker told the Java client."""
+"""Every real store, read by us, against what its broker returned to the Java client."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_topic_table(opened: tuple[str, Path, BrokerStore]) -> None:
     truth = {topic["topic"]: topic for topic in read_lines(_truth(path) / "topics.jsonl.zst")}
     unsaved = truth.keys() - topics.keys()
     assert topics.keys() <= truth.keys()
-    # A broker with its configuration in RocksDB makes this one anew at every start.
+    # A broker with its configuration in RocksDB writes this one again at every start.
     assert {name for name in unsaved if not name.startswith("%LMQ%")} <= {"rmq_sys_wheel_timer"}
     for name, topic in topics.items():
         for key in ("readQueueNums", "writeQueueNums", "perm", "order", "topicSysFlag"):
@@ -163,7 +163,7 @@ def test_consumer_offsets(opened: tuple[str, Path, BrokerStore]) -> None:
     found = store.state().consumer_offsets
     assert found.keys() == expected.keys()
     for name, offsets in found.items():
-        # The broker's own services (revive, half-message check) went on after the truth was read.
+        # The broker's own services (revive, half-message check) continued after the truth was read.
         if "CID_RMQ_SYS_" in name or _grew_after_truth(name):
             assert all(offsets.get(q, 0) >= offset for q, offset in expected[name].items())
         else:
@@ -178,7 +178,7 @@ def test_delay_offsets_and_subscription_groups(opened: tuple[str, Path, BrokerSt
     assert all(state.delay_offsets[int(level)] >= offset for level, offset in delays.items())
     groups = _document(_truth(path) / "subscription_group.txt")["subscriptionGroupTable"]
     if state.subscription_groups:
-        # Whoever read the truth has become a group of its own since.
+        # The client that read the truth has become a group of its own since.
         assert groups.items() <= state.subscription_groups.items()
 
 

@@ -1,4 +1,4 @@
-"""Reading leaves the page cache as it was: hot pages stay, cold ones go (invariant 8)."""
+"""Reading leaves the page cache as it was: hot pages stay, cold ones go."""
 
 from __future__ import annotations
 

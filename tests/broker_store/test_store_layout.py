@@ -136,7 +136,7 @@ BOTH_WRITTEN = {"rocksdbCQDoubleWriteEnable": "true"}
 def test_of_both_kinds_of_consume_queues_those_are_read_that_the_broker_reads(
     store: Path, place: str, properties: dict[str, str] | None, is_rocksdb: bool
 ) -> None:
-    """One that has units in either is shown: a broker may write light queues to one kind only."""
+    """One that has units in either is shown: a broker may write LMQs to one kind only."""
     queue_file(store, "t", 0, unit(0, 100) + unit(100, 100))
     rocksdb_queues(store / place, {("t", 0): [(0, 100)], ("%LMQ%light", 0): [(0, 100)]})
     conf = None if properties is None else broker_conf(properties)

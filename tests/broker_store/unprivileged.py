@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 
 
 def run_unprivileged(work: Callable[[], str], *directories: Path) -> str:
-    """What ``work`` returns when run in a child process as nobody; its failure is the caller's.
+    """What ``work`` returns when run in a child process as an unprivileged user; its failure is the caller's.
 
     ``directories`` and those above them are opened for passing through. Needs root.
     """
@@ -30,8 +30,8 @@ def run_unprivileged(work: Callable[[], str], *directories: Path) -> str:
         try:
             os.close(receive)
             os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.setresgid(UNPRIVILEGED_UID, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
+            os.setresuid(UNPRIVILEGED_UID, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
             os.write(send, work().encode())
             status = 0
         except BaseException:

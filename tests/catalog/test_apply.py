@@ -212,15 +212,15 @@ def test_an_attempt_of_a_fenced_epoch_can_never_be_committed(started: CatalogSta
 
 
 def test_once_a_retry_starts_the_older_attempt_can_never_be_committed(started: CatalogState) -> None:
-    given_up = "sets/00/1-1-7.sso"
+    abandoned = "sets/00/1-1-7.sso"
     refused(
         started,
-        replace(append_draft(started, {A: 1}, keys=[given_up]), pending_deletions=[given_up]),
+        replace(append_draft(started, {A: 1}, keys=[abandoned]), pending_deletions=[abandoned]),
         "is a pending deletion",
     )
-    state = step(started, replace(append_draft(started, {A: 1}), pending_deletions=[given_up]))
-    assert state.pending_deletions[given_up] == (NOW_MS, state.version, "abandoned")
-    refused(state, append_draft(state, {A: 1}, keys=[given_up]), "is a pending deletion")
+    state = step(started, replace(append_draft(started, {A: 1}), pending_deletions=[abandoned]))
+    assert state.pending_deletions[abandoned] == (NOW_MS, state.version, "abandoned")
+    refused(state, append_draft(state, {A: 1}, keys=[abandoned]), "is a pending deletion")
 
 
 def test_only_the_owner_moves_the_log(started: CatalogState) -> None:
@@ -241,7 +241,7 @@ def test_a_claim_brings_no_data(started: CatalogState) -> None:
 
 
 def test_hiding_hides_and_records_bring_back(started: CatalogState) -> None:
-    hidden = step(started, CommitDraft(CommitKind.MAINTENANCE, hide=[A]), actor="anybody")
+    hidden = step(started, CommitDraft(CommitKind.MAINTENANCE, hide=[A]), actor="expiry")
     assert hidden.visible_queues() == [B]
     assert hidden.queue(A)["end_queue_offset"] == 3  # type: ignore[index]
     assert step(hidden, CommitDraft(CommitKind.MAINTENANCE, unhide=[A])).visible_queues() == [A, B]
@@ -249,7 +249,7 @@ def test_hiding_hides_and_records_bring_back(started: CatalogState) -> None:
     refused(started, CommitDraft(CommitKind.MAINTENANCE, hide=[queue("none")]), "not in the archive")
 
 
-def test_state_objects_replaced_are_doomed(started: CatalogState) -> None:
+def test_state_objects_replaced_become_pending_deletions(started: CatalogState) -> None:
     one = step(started, CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": "state/t-1-1-a"}))
     two = step(
         one, CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": "state/t-1-2-b"}, created_ms=NOW_MS)
@@ -258,7 +258,7 @@ def test_state_objects_replaced_are_doomed(started: CatalogState) -> None:
     assert set(two.pending_deletions) == {"state/t-1-1-a"}
 
 
-def test_purging_needs_a_doom_and_cannot_be_taken_back(started: CatalogState) -> None:
+def test_only_a_pending_deletion_is_purged_and_that_is_final(started: CatalogState) -> None:
     key = "sets/00/1-1-7.sso"
     pending_deletions = step(started, CommitDraft(CommitKind.MAINTENANCE, pending_deletions=[key]))
     assert not step(pending_deletions, CommitDraft(CommitKind.MAINTENANCE, restored=[key])).pending_deletions
@@ -370,7 +370,7 @@ def test_spilled_runs_leave_memory_and_only_they(several: CatalogState) -> None:
     refused(several, _paged(several, spilled_version=several.version + 1), "cannot spill its own")
 
 
-def test_merged_pages_replace_theirs_and_are_doomed(several: CatalogState) -> None:
+def test_merged_pages_replace_theirs_which_become_pending_deletions(several: CatalogState) -> None:
     state = step(several, _paged(several, spilled_version=3, added=[_page("x", 1, 2), _page("y", 3, 3)]))
     merged = _paged(state, removed=["pages/x", "pages/y"], added=[_page("z", 1, 3)])
     state = step(state, merged)

@@ -1,4 +1,4 @@
-"""GC deletes only what a committed version has given up, or attempts of an epoch already fenced."""
+"""GC deletes only pending deletions of a committed version, and attempts of an epoch already fenced."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def everything(store: MemoryStore) -> set[str]:
 
 
 def collect(store: Bucket, grace_ms: int = GRACE_MS, apply: bool = True) -> set[str]:
-    """When the grace period is over for what was given up so far."""
+    """When the grace period of all pending deletions so far is over."""
     store.now_ms = later()
     return set(run_gc(store, load(store), apply=apply, grace_ms=grace_ms, clock=later).delete)
 
@@ -82,7 +82,7 @@ def test_removal_is_undoable_for_the_grace_period(memory: Bucket) -> None:
 
 @pytest.mark.parametrize("writers_clock_ms", [0, NOW_MS - 10 * GRACE_MS, NOW_MS + 1])
 def test_a_writers_wrong_clock_takes_no_grace_away(memory: Bucket, writers_clock_ms: int) -> None:
-    """One without a battery begins at 1970: what it gives up now is not half a century old."""
+    """One without a battery begins at 1970: what becomes a pending deletion now is not half a century old."""
     made = filled(memory)
     key = "sets/00/1-1-7.sso"
     put(memory, key)
@@ -105,7 +105,7 @@ def test_the_bucket_says_which_versions_are_older_than_the_grace_period(versions
         assert found == min(max(before, 0), versions)
 
 
-def test_it_is_a_dry_run_unless_told_otherwise(memory: Bucket) -> None:
+def test_it_is_a_dry_run_by_default(memory: Bucket) -> None:
     made = filled(memory)
     put(memory, "sets/00/1-1-7.sso")
     made.append(
@@ -159,11 +159,11 @@ def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: Bucket, embed
     data = {key for key in everything(memory) if key.startswith("sets/")}
     assert len(data) == 60
     assert all(key in references for key in data)
-    # A second collection finds nothing but what the first one's own commit gave up.
+    # A second collection finds only the pending deletions of the first one's own commit.
     assert not collect(memory, grace_ms=0)
 
 
-def test_an_object_still_named_is_kept_even_if_doomed() -> None:
+def test_a_pending_deletion_that_is_still_named_is_kept() -> None:
     state = CatalogState(epoch=3, pending_deletions={"sets/00/a-1-1.sso": PendingDeletion(0, 2)})
     listing = [ObjectInfo("sets/00/a-1-1.sso", 10, 0), ObjectInfo("sets/00/b-2-1.sso", 20, 0)]
     plan = plan_gc(
@@ -174,7 +174,7 @@ def test_an_object_still_named_is_kept_even_if_doomed() -> None:
     assert plan.kept == {"referenced by the head": 1}
 
 
-def test_what_is_taken_back_meanwhile_is_not_deleted(memory: Bucket) -> None:
+def test_what_is_taken_back_during_the_run_is_not_deleted(memory: Bucket) -> None:
     made = filled(memory)
     key = "sets/00/1-1-7.sso"
     put(memory, key)

@@ -1,4 +1,4 @@
-"""Index files in the catalog: coverage without a hole, fenced attempts refused, replaced files given up."""
+"""Index files in the catalog: coverage has no hole, fenced attempts are refused, replaced files are deleted later."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_first_file_covers_from_the_first_version() -> None:
         applied((), change([ref(2, 4)]))
 
 
-def test_a_file_given_up_is_never_published() -> None:
+def test_a_pending_deletion_is_never_published() -> None:
     with pytest.raises(ValueError, match="pending deletion"):
         after_change((), change([ref(1, 2)]), epoch=1, version=9, pending_deletions=[ref(1, 2).key])
 
@@ -137,7 +137,7 @@ def test_only_maintenance_publishes() -> None:
         apply(made.state, at(made.state, draft))
 
 
-def test_replaced_files_are_doomed_and_collected_after_the_grace_period() -> None:
+def test_replaced_files_are_deleted_after_the_grace_period() -> None:
     now_ms = NOW_MS
     store = MemoryStore(clock_ms=lambda: now_ms)
     made = filled(store)
@@ -166,7 +166,7 @@ def test_replaced_files_are_doomed_and_collected_after_the_grace_period() -> Non
     assert {info.key for info in store.list("index/")} == {files[2].key}
 
 
-def test_what_is_left_out_adds_up() -> None:
+def test_unindexed_keys_add_up() -> None:
     one = with_unindexed({}, {"data/x": [3]})
     two = with_unindexed(unindexed(one), {"data/x": [5, 3], "data/y": [4]})
     assert unindexed(two) == {"data/x": (3, 5), "data/y": (4,)}
@@ -178,6 +178,6 @@ def test_what_is_left_out_adds_up() -> None:
 
 
 @pytest.mark.parametrize("value", [3, ["data/x"], {"data/x": 3}, {"data/x": ["3"]}])
-def test_a_setting_of_what_is_left_out_that_makes_no_sense_is_damage(value: object) -> None:
+def test_impossible_values_of_unindexed_keys_are_damage(value: object) -> None:
     with pytest.raises(CorruptionError, match=UNINDEXED):
         unindexed({UNINDEXED: value})

@@ -67,14 +67,14 @@ def test_walk_back_to_the_last_common_record(memory: MemoryStore, before: int, a
     for key in (A, B):
         assert state.queue(key)[fields] == common.queue(key)[fields]  # type: ignore[index]
         assert offsets(memory, state, key) == offsets(memory, common, key)
-    # Superseded objects are given up, those still needed are not.
+    # Superseded objects are pending deletions, those still needed are not.
     index = RunIndex(memory)
     living = {key for name in (A, B) for key in index.runs_of(state, name).object_keys}
     dead = {key for name in (A, LATE) for key in index.runs_of(superseded, name).object_keys} - living
     assert dead <= state.pending_deletions.keys()
     assert not living & state.pending_deletions.keys()
     assert describe(load(memory)) == describe(state) == describe(refresh(memory, common))
-    # The new line goes on.
+    # The new history continues.
     state = made.append(append_draft(made.state, {A: 2, LATE: 1}))
     assert describe(load(memory)) == describe(state)
     assert offsets(memory, state, A) == list(range(len(offsets(memory, common, A)) + 2))

@@ -65,7 +65,7 @@ def test_an_empty_archive_is_not_found_and_a_writer_starts_it(memory: MemoryStor
     assert not first.is_claimed
     state = first.claim()
     assert (state.version, state.epoch, state.cluster, state.broker) == (1, 1, "c", "b")
-    assert first.state_or_none is None  # nothing to go on from yet
+    assert first.state_or_none is None  # no state to start from yet
     first.append(append_draft(state, {A: 2}))
     assert first.state_or_none is not None
     assert describe(load(memory)) == describe(first.state)
@@ -153,7 +153,7 @@ def test_a_commit_that_has_to_wait_says_so(
     assert [record.message for record in caplog.records] == ["catalog request failed, retrying"] * len(said)
 
 
-def test_a_pending_commit_survives_giving_up(memory: MemoryStore) -> None:
+def test_a_pending_commit_survives_a_failed_call(memory: MemoryStore) -> None:
     store = faulty(memory)
     first = writer(store)
     first.claim()
@@ -172,7 +172,7 @@ def test_a_pending_commit_survives_giving_up(memory: MemoryStore) -> None:
     assert first.append(append_draft(first.state, {A: 1})).version == 3
 
 
-def test_the_same_draft_after_giving_up_is_committed_once(memory: MemoryStore) -> None:
+def test_the_same_draft_after_a_failed_call_is_committed_once(memory: MemoryStore) -> None:
     store = faulty(memory)
     first = writer(store)
     first.claim()
@@ -188,7 +188,9 @@ def test_the_same_draft_after_giving_up_is_committed_once(memory: MemoryStore) -
 
 
 @pytest.mark.parametrize("lost", ["claim", "append"])
-def test_what_a_writer_gave_up_does_not_bar_it_from_taking_over_again(memory: MemoryStore, lost: str) -> None:
+def test_a_writers_abandoned_commit_does_not_bar_it_from_taking_over_again(
+    memory: MemoryStore, lost: str
+) -> None:
     """Its commit was stored, and another writer took over before it heard so."""
     store = faulty(memory)
     first = writer(store)
@@ -218,7 +220,7 @@ def test_refused_by_another_actor_of_the_same_epoch_it_rebuilds(memory: MemorySt
     assert read_commit(memory, 4).place.predecessor_put_id == read_commit(memory, 3).put_id
 
 
-def test_maintenance_is_decided_anew_when_a_writer_was_faster(memory: MemoryStore) -> None:
+def test_maintenance_is_decided_again_when_a_writer_was_faster(memory: MemoryStore) -> None:
     first = writer(memory)
     first.claim()
     first.append(append_draft(first.state, {A: 2}))
@@ -312,7 +314,7 @@ def test_two_that_take_over_do_not_fence_each_other_in_turns(memory: MemoryStore
     assert other.is_claimed
 
 
-def test_a_released_epoch_is_free_for_anybody(memory: MemoryStore) -> None:
+def test_a_released_epoch_is_free_for_all_writers(memory: MemoryStore) -> None:
     first = writer(memory)
     first.claim()
     first.release()
@@ -329,7 +331,7 @@ def owner(instance: str, kind: str) -> Owner:
     return Owner(instance, kind, "h", NOW_MS, False)
 
 
-def test_back_fill_refuses_while_a_writer_advances() -> None:
+def test_backfill_refuses_while_a_writer_advances() -> None:
     state = CatalogState(epoch=4, owner=owner("w1", "run"), advanced_ms=NOW_MS)
     late = NOW_MS + ADVANCING_MS
     filler = owner("w2", "backfill")
@@ -339,7 +341,7 @@ def test_back_fill_refuses_while_a_writer_advances() -> None:
     assert not refusal(state, filler, take_over=True, now_ms=late)
 
 
-def test_a_dead_writer_whose_clock_was_ahead_bars_nobody_who_takes_over() -> None:
+def test_a_dead_writer_whose_clock_was_ahead_bars_no_take_over() -> None:
     """A little ahead is what clocks of two hosts are: such a writer may well be advancing."""
     for kind in ("run", "backfill"):
         state = CatalogState(epoch=4, owner=owner("w1", kind), advanced_ms=NOW_MS)
@@ -358,7 +360,7 @@ def test_an_idle_writer_is_not_taken_for_dead() -> None:
     assert not refusal(state, owner("w2", "run"), take_over=True, now_ms=NOW_MS)
 
 
-def test_a_back_fill_that_died_is_no_obstacle() -> None:
+def test_a_backfill_that_died_is_no_obstacle() -> None:
     state = CatalogState(epoch=4, owner=owner("w1", "backfill"), advanced_ms=NOW_MS)
     for kind in ("run", "backfill"):
         assert refusal(state, owner("w2", kind), take_over=False, now_ms=NOW_MS + 1)
@@ -518,11 +520,11 @@ def test_a_page_that_cannot_be_written_does_not_hold_up_commits(memory: MemorySt
     assert describe(state) == describe(first.state)
     first.release()
     state = first.state
-    needed, given_up = state.catalog_keys(), set(state.pending_deletions)
-    assert not needed & given_up
+    needed, garbage = state.catalog_keys(), set(state.pending_deletions)
+    assert not needed & garbage
     existing = {info.key for info in memory.list("pages/")}
-    # Every attempt is either named or given up: nothing is left that no version accounts for.
-    assert existing <= needed | given_up
+    # Every attempt is either named or a pending deletion: no object is unaccounted for.
+    assert existing <= needed | garbage
     runs_everywhere(memory, state)
 
 
@@ -586,7 +588,7 @@ def test_pages_too_large_for_a_commit_are_one_object_for_a_change(memory: Memory
     assert len(objects) < len(first.state.pages)
     assert all(key.startswith("pages/runs-") for key in objects)
     assert {object_of(page.key) for page in load(memory).pages} == objects
-    # Merged pages are given up with their objects, and only when none of an object is needed any more.
+    # Merged pages become pending deletions with their objects, and only when none of an object is needed any more.
     existing = {info.key for info in memory.list("pages/")}
     assert existing == (first.state.catalog_keys() | first.state.pending_deletions.keys()) & existing
     assert objects <= existing - first.state.pending_deletions.keys()
@@ -654,18 +656,18 @@ def test_a_merge_that_no_commit_named_is_garbage_of_the_release(memory: MemorySt
 
 
 class BlockedReads(StoreWrapper):
-    """Reads of ``thread`` wait until ``may_go_on`` is set."""
+    """Reads of ``thread`` wait until ``may_continue`` is set."""
 
     thread: threading.Thread | None = None
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
-        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+        self.has_begun, self.may_continue = threading.Event(), threading.Event()
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         if threading.current_thread() is self.thread:
             self.has_begun.set()
-            assert self.may_go_on.wait(30)
+            assert self.may_continue.wait(30)
         return super().get_range(key, offset, length)
 
 
@@ -693,7 +695,7 @@ def test_commits_proceed_during_a_merge_and_one_of_them_names_its_result(memory:
     for _ in range(30):
         first.append(append_draft(first.state, {A: 1, B: 1}))
     assert max(page.level for page in first.state.pages) == 0
-    store.may_go_on.set()
+    store.may_continue.set()
     assert store.thread is not None
     store.thread.join(10)
     first.append(append_draft(first.state, {A: 1, B: 1}))
@@ -707,7 +709,7 @@ def test_a_release_ends_a_merge_in_progress(memory: MemoryStore) -> None:
     first.claim()
     while not store.has_begun.is_set():
         first.append(append_draft(first.state, {A: 1, B: 1}))
-    threading.Timer(0.05, store.may_go_on.set).start()
+    threading.Timer(0.05, store.may_continue.set).start()
     first.release()
     assert not unnamed_objects(memory, first)
     assert max(page.level for page in first.state.pages) == 0

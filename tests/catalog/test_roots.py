@@ -1,4 +1,4 @@
-"""A root page only shortens the way: one that is damaged stops nobody, shows no less, and lets nothing be deleted."""
+"""Root pages are shortcuts: a damaged one stops no reader, hides no message and lets nothing be deleted."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_reader_that_follows_reads_only_what_is_new(memory: MemoryStore) -> No
     assert describe(known) == describe(made.state) and reads(store) <= before + 5
 
 
-def test_a_reader_far_behind_goes_on_from_what_it_knows(memory: MemoryStore) -> None:
+def test_a_reader_far_behind_continues_from_its_state(memory: MemoryStore) -> None:
     made = grown(memory, 40)
     known = load(memory)
     commits = REPLAY_MAX + 40
@@ -186,7 +186,7 @@ def test_a_reader_far_behind_goes_on_from_what_it_knows(memory: MemoryStore) -> 
 
 @pytest.mark.parametrize("limits", [{}, IN_OBJECTS])
 @pytest.mark.parametrize("after", [1, 12])
-def test_the_first_root_of_a_log_line_has_a_second_copy(
+def test_the_first_root_of_a_log_history_has_a_second_copy(
     memory: MemoryStore, limits: dict[str, float], after: int
 ) -> None:
     made = grown(memory, 20, **limits)
@@ -205,7 +205,7 @@ def test_the_first_root_of_a_log_line_has_a_second_copy(
     assert describe(load(memory, version=line.version)) == describe(line)
 
 
-def test_a_log_line_of_which_nothing_tells_any_more_is_a_typed_error(memory: MemoryStore) -> None:
+def test_a_log_history_of_which_no_copy_is_left_is_a_typed_error(memory: MemoryStore) -> None:
     made = grown(memory, 20)
     common = made.state
     line = made.append_history(common_version=common.version, phys=common.cursor.phys)
@@ -222,7 +222,7 @@ def test_gc_deletes_nothing_for_a_damaged_root_or_page(memory: MemoryStore, is_p
     late_ms = NOW_MS + 2 * GRACE_MS
     memory = _copied(memory, late_ms)
     due = set(run_gc(memory, load(memory), apply=False, grace_ms=GRACE_MS, clock=lambda: late_ms).delete)
-    assert due, "what the chain has given up goes as before"
+    assert due, "pending deletions of the chain are still deleted"
     flip(memory, state.pages[0].key if is_page else state.root.key)
     before = {info.key for info in memory.list("")}
     if is_page:

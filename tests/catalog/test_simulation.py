@@ -1,6 +1,6 @@
 """Two writers, a compactor, a collector and a reader on one archive, with everything going wrong.
 
-Seeded and single-threaded: whoever waits for the store lets others go on meanwhile. Requests are lost before or after
+Seeded and single-threaded: while one actor waits for the store, others act. Requests are lost before or after
 their effect, stall and land later, or are refused; processes die before and after any request; epochs are taken over;
 the broker's log is replaced. In the end: no message lost, none visible twice, one linear chain, no commit of a fenced
 writer, nothing named that is not there, and nothing left over that collection does not find.
@@ -86,7 +86,7 @@ class BrokerLog:
 
 
 class CrashingStore(FaultStore):
-    """Kills whoever makes the n-th request, before or after its effect."""
+    """Kills the actor of the n-th request, before or after its effect."""
 
     fuse = -1
     kill_after_effect = False
@@ -107,7 +107,7 @@ class CrashingStore(FaultStore):
 
 
 class Uploader:
-    """One sidecar: claims, checks the log line, ships ranges. Forgets everything when it dies."""
+    """One sidecar: claims, checks the log history, ships ranges. Loses its memory when it dies."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -139,7 +139,7 @@ class Uploader:
         self.attempts = 0  # keys stay unique by epoch
         writer = CatalogWriter(
             self.world.store, cluster="c", broker="b", instance=self.name, kind="run", clock_ms=lambda: NOW_MS,
-            limits=self.world.limits, wait=self.world.meanwhile,
+            limits=self.world.limits, wait=self.world.while_waiting,
             random=random.Random(self.world.source.random()),
         )  # fmt: skip
         writer.load()
@@ -233,7 +233,7 @@ class Uploader:
                 return key
             except UnavailableError:
                 self.pending_deletions.append(key)
-                self.world.meanwhile(0)
+                self.world.while_waiting(0)
         return None
 
 
@@ -278,10 +278,12 @@ class Compactor:
             CommitKind.MAINTENANCE, queues=[key], runs=made, removed=removed, objects=objects, object_keys=[name],
             pending_deletions=self.unneeded(state, key, runs, set(names)), created_ms=NOW_MS,
         )  # fmt: skip
-        self.world.meanwhile(0)  # the catalog may move on: the delta is checked against what is there then
+        self.world.while_waiting(
+            0
+        )  # the catalog may move on: the delta is checked against what is there then
         writer = CatalogWriter(
             self.world.store, cluster="c", broker="b", instance="compactor", kind="maintenance",
-            clock_ms=lambda: NOW_MS, random=random.Random(source.random()), wait=self.world.meanwhile,
+            clock_ms=lambda: NOW_MS, random=random.Random(source.random()), wait=self.world.while_waiting,
         )  # fmt: skip
         tried: list[int] = []
 
@@ -294,7 +296,7 @@ class Compactor:
             self.joined += 1
         except CommitInvalidError:
             self.void += 1
-            memory.delete([name])  # nobody else knows it
+            memory.delete([name])  # no other actor knows it
 
     def unneeded(self, state: CatalogState, key: QueueKey, runs: Any, names: set[str]) -> list[str]:
         """Which of the objects ``names`` hold no other living run."""
@@ -330,8 +332,8 @@ class World:
         self.reader: CatalogState | None = None
         self.crashes = self.fenced = self.takeovers = self.lines = 0
 
-    def meanwhile(self, seconds: float) -> None:
-        """Somebody waits: others may act, and stalled requests may land."""
+    def while_waiting(self, seconds: float) -> None:
+        """An actor waits: others may act, and stalled requests may land."""
         if self.source.random() < 0.3:
             self.store.land_stalled()
         if self.source.random() < 0.4 and len(self.running) < len(self.uploaders):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import rocketmq_tiered
 from fetcher.blocks.block_cache import BlockKey
 from fetcher.blocks.disk_cache import DiskCache, directory_of
-from tests.broker_store.unprivileged import NOBODY
+from tests.broker_store.unprivileged import UNPRIVILEGED_UID
 from tests.end_to_end.offloading import SMALL, backfill
 from tiered.errors import AccessDeniedError
 from tiered.object_store.file import FileStore
@@ -70,7 +70,7 @@ def test_a_block_that_another_user_may_have_written_is_dropped(tmp_path: Path, h
     DiskCache(tmp_path, 1 << 20).put(KEY, STORED)
     path = _file(tmp_path)
     if how == "owner":
-        os.chown(path, NOBODY, NOBODY)
+        os.chown(path, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
     elif how == "mode":
         path.chmod(0o666)
     else:

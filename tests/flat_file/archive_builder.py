@@ -1,4 +1,4 @@
-"""Writes small archives the way an uploader does: real records, segments, commits. Remembers what is in them."""
+"""Writes small archives the way an uploader does: real records, segments, commits. Keeps what is in them."""
 
 from __future__ import annotations
 

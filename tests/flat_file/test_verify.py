@@ -175,7 +175,7 @@ def test_missing_object() -> None:
     ]
 
 
-def test_missing_object_that_maintenance_moved_meanwhile_is_no_anomaly() -> None:
+def test_missing_object_that_maintenance_moved_during_the_check_is_no_anomaly() -> None:
     class Moving(MemoryStore):
         builder: ArchiveBuilder | None = None
 
@@ -306,7 +306,7 @@ def test_runs_in_pages_are_checked_and_a_lost_page_shows(embedded_bytes_max: int
     assert _kinds(verify_archive(builder.store)) == lost
 
 
-def test_objects_given_up_are_counted_not_leftovers() -> None:
+def test_pending_deletions_are_counted_not_leftovers() -> None:
     builder = ArchiveBuilder(MemoryStore())
     builder.commit([Sent(ONE)])
     builder.rewrite(ONE)

@@ -67,7 +67,7 @@ def test_a_missing_object_and_one_of_another_size_are_named() -> None:
     }  # fmt: skip
 
 
-def test_an_object_that_moved_meanwhile_is_not_missing() -> None:
+def test_an_object_that_moved_during_the_check_is_not_missing() -> None:
     made = ArchiveBuilder(MemoryStore())
     made.commit([Sent(ONE)])
     made.commit([Sent(TWO)])

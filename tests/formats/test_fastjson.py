@@ -108,7 +108,7 @@ def test_what_is_no_json_is_found_out_in_time_proportional_to_its_length(text: s
     begun_s = time.process_time()
     with pytest.raises(FastjsonError):
         loads(text)
-    assert time.process_time() - begun_s < 2.0  # minutes, where a search begins again at every character
+    assert time.process_time() - begun_s < 2.0  # minutes, if a search starts at every character
 
 
 def test_the_dialect_may_be_bounded_where_strict_json_is_not() -> None:

@@ -110,7 +110,7 @@ def test_bytes_put_in_the_middle(at: int, extra: bytes, known: bool) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_an_overwritten_stretch(data: st.DataObject) -> None:
+def test_an_overwritten_range(data: st.DataObject) -> None:
     begin = data.draw(st.integers(0, len(DATA) - 1))
     length = data.draw(st.integers(1, min(600, len(DATA) - begin)))
     filler = data.draw(st.sampled_from([b"\0", b"\xff", b"RMQT"])) * length

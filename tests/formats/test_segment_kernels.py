@@ -68,7 +68,7 @@ def test_integers_of_every_length_at_every_distance_from_the_end_of_their_stream
             runs = [PageRun(int(RunKind.PLAIN), 0, 0, rows)]
             page = segment_oracle.encode_page(runs)
             assert _decode(runs, page, 0, len(rows)) == rows
-            if value == (1 << bits) - 1 and bits > 6:  # its last byte says that it goes on
+            if value == (1 << bits) - 1 and bits > 6:  # its last byte says that another one follows
                 at = page.index(segment_oracle.varint(segment_oracle.zigzag(value)), 28)
                 at += len(segment_oracle.varint(segment_oracle.zigzag(value))) - 1
                 damaged = page[:at] + bytes([page[at] | 0x80]) + page[at + 1 :]

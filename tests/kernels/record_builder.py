@@ -1,4 +1,4 @@
-"""Builds commitlog records and logs byte by byte, valid unless told otherwise."""
+"""Builds commitlog records and logs byte by byte, valid by default."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ EVERYTHING = 1 << 40
 
 
 class Scene:
-    """An archive whose owner can go on."""
+    """An archive whose owner can write more."""
 
     def __init__(self, spool: Path, cycles: int = 40, **limits: int) -> None:
         self.store = MemoryStore()
@@ -147,7 +147,7 @@ def test_a_round_replaces_objects_and_keeps_every_row(scene: Scene) -> None:
     scene.check()
 
 
-def test_the_owner_goes_on_over_rounds_until_nothing_is_left_to_do(scene: Scene) -> None:
+def test_the_owner_writes_between_rounds_until_nothing_is_left_to_do(scene: Scene) -> None:
     rounds = 0
     for _ in range(6):
         while scene.plan() is not None:

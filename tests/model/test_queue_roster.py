@@ -71,7 +71,7 @@ def test_a_directory_finds_their_rows_at_every_size(
             directory = directory.extended(len(directory), known[split:])
 
 
-def test_a_roster_that_grew_after_a_look_is_looked_up_anew() -> None:
+def test_a_roster_that_grew_after_a_lookup_is_read_again() -> None:
     roster, directory = QueueRoster([QueueKey("a", 0, 0)]), QueueDirectory([QueueKey("b", 0, 0)])
     assert directory.rows(roster.first(1), 1).tolist() == [-1]
     roster.add(QueueKey("b", 0, 0))

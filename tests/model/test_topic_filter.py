@@ -1,4 +1,4 @@
-"""Which topics are archived: patterns, and the broker's own topics only if they are asked for."""
+"""Which topics are archived: patterns, and the broker's own topics only on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiered.model.queue import TopicFilter
         "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer",
     ],
 )  # fmt: skip
-def test_what_the_broker_keeps_for_itself_is_not_archived_unless_asked_for(topic: str) -> None:
+def test_the_brokers_own_topics_are_archived_only_on_request(topic: str) -> None:
     assert not TopicFilter().admits(topic)
     assert TopicFilter(include_system=True).admits(topic)
 

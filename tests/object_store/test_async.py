@@ -127,7 +127,7 @@ async def test_missing_bucket(moto_url: RunningStore) -> None:
 
 
 @pytest.mark.asyncio
-async def test_nobody_listens() -> None:
+async def test_connection_refused() -> None:
     settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{free_port()}", region="us-east-1")
     store = open_async_store("s3://bucket", StoreOptions(settings, S3Credentials("a", "b")))
     with pytest.raises(ThrottledError):

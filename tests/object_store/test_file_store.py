@@ -1,4 +1,4 @@
-"""What only file:// has: disks that fill up, directories of somebody else, failures between system calls."""
+"""What only file:// has: disks that fill up, directories of another user, failures between system calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tiered.settings.sections import ObjectStoreSettings
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 
 
 def files_below(directory: Path) -> list[str]:
@@ -118,7 +118,7 @@ def test_nothing_is_put_below_the_place_of_a_disk_that_is_gone(
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_directory_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_directory_that_is_gone_is_not_created_again(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "archive")
     store.put_if_absent("catalog/1", [b"x"])
     (tmp_path / "archive").rename(tmp_path / "away")
@@ -136,7 +136,7 @@ def test_full_disk(tiny_disk: Path, anonymous: bool) -> None:
     store.put_if_absent("small", [bytes(100_000)])
     with pytest.raises(StoreFullError, match="No space left") as refused:
         store.put_if_absent("large", [bytes(MIB), bytes(MIB)])
-    assert refused.value.hint == "free space or grow the file system", "who writes knows whether it goes on"
+    assert refused.value.hint == "free space or grow the file system", "the writer says whether it continues"
     assert [info.key for info in store.list("")] == ["small"]
     with pytest.raises(NotFoundError):
         store.get("large")
@@ -161,8 +161,8 @@ def test_file_size_limit() -> None:
     assert done.returncode == 7
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_directory_of_somebody_else(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_directory_of_another_user(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "archive")
     store.put_if_absent("k", [b"x"])
     (tmp_path / "archive").chmod(0o700)
@@ -170,7 +170,7 @@ def test_directory_of_somebody_else(tmp_path: Path) -> None:
         import os, sys
         from tiered.errors import AccessDeniedError
         from tiered.object_store.file import FileStore
-        os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+        os.setgroups([]); os.setgid({UNPRIVILEGED_UID}); os.setuid({UNPRIVILEGED_UID})
         store = FileStore({str(tmp_path / "archive")!r})
         put, get = store.put_if_absent, store.get
         for act in (lambda: put("n", [b"x"]), lambda: get("k"), lambda: list(store.list(""))):
@@ -214,7 +214,7 @@ def test_failed_write_leaves_nothing(
 def test_a_full_disk_after_the_object_has_its_name_is_no_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is told that the disk is full may take it that there is no such object."""
+    """A write that fails with "disk full" leaves no such object."""
     store = FileStore(tmp_path)
     store.put_if_absent("data/a", [b"a"])
 
@@ -336,7 +336,7 @@ def test_what_is_no_key_is_not_looked_into(tmp_path: Path) -> None:
 
 
 def test_named_uploads_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    """Nobody else finds them: they are no objects. What another process is writing now stays."""
+    """No listing shows them: they are no objects. What another process is writing now stays."""
     uploads = tmp_path / UPLOADS
     uploads.mkdir()
     for name, age_s in (("old", file_module.LEFT_OVER_S + 60), ("young", 3600)):

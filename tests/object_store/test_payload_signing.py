@@ -1,4 +1,4 @@
-"""Bodies are signed where somebody could change them on the way: plain http to another machine."""
+"""Bodies are signed where they could be changed on the way: plain http to another machine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_endpoint_of_the_sdks_own_configuration_counts(
     assert (digest != b"UNSIGNED-PAYLOAD") is is_configured
 
 
-def test_the_sdk_stays_as_quiet_as_it_was_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdk_keeps_its_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own lines may hold addresses that are signed, and what programs that give credentials print."""
     for level, after in (
         (logging.NOTSET, logging.INFO),

@@ -50,7 +50,7 @@ SLACK_S = 3.0
 
 
 class ProxiedBucket:
-    """A fresh bucket behind a proxy that acts as told."""
+    """A fresh bucket behind a proxy with scripted behaviour."""
 
     def __init__(self, server: RunningStore, **settings: object) -> None:
         self.action = Action.PASS
@@ -155,9 +155,7 @@ def test_unanswered_put_ends_in_time_and_closes_its_socket(proxied: ProxiedBucke
 
 
 @pytest.mark.parametrize("action", [Action.STALL, Action.STALL_AFTER, Action.STALL_BODY])
-def test_a_put_that_is_given_up_ends_at_once_and_closes_its_socket(
-    proxied: ProxiedBucket, action: Action
-) -> None:
+def test_an_abandoned_put_ends_at_once_and_closes_its_socket(proxied: ProxiedBucket, action: Action) -> None:
     """Long before its time is over; what begins later does not begin."""
     proxied.store.put_if_absent("first", [b"loads the SDK"])
     proxied.action = action
@@ -219,7 +217,7 @@ def test_a_truncated_answer_is_unavailable_not_short(proxied: ProxiedBucket) -> 
             read("k")
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_replaced(proxied: ProxiedBucket) -> None:
+def test_a_connection_that_the_server_closed_while_idle_is_replaced(proxied: ProxiedBucket) -> None:
     proxied.store.put_if_absent("k1", [b""])
     proxied.action = Action.LOST_AFTER
     with pytest.raises(UnansweredError):
@@ -231,7 +229,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced(proxied: Prox
 # -- addresses ----------------------------------------------------------------
 
 
-def test_nobody_listens() -> None:
+def test_connection_refused() -> None:
     settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{free_port()}", region="us-east-1")
     store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
     with pytest.raises(ThrottledError, match="Connection refused"):
@@ -368,7 +366,7 @@ def test_a_store_that_overwrites_is_refused_at_the_first_commit() -> None:
                 store.put_if_absent("cluster/broker/catalog/x", [b"x"])
 
 
-def test_a_store_that_refuses_is_asked_once(proxied: ProxiedBucket) -> None:
+def test_a_store_that_refuses_gets_one_request(proxied: ProxiedBucket) -> None:
     requests: list[int] = []
     for key in ("data/1", "catalog/1", "catalog/2", "data/2"):
         before = len(proxied.proxy.requests)
@@ -394,7 +392,7 @@ def test_a_commit_counts_though_the_second_question_has_no_answer(
     impatient.store.put_if_absent("catalog/1", [b"x"])
     impatient.store.put_if_absent("catalog/2", [b"x"])
     assert impatient.direct.get("catalog/2") == b"x"
-    assert len(decided) == 4, "it is asked again"
+    assert len(decided) == 4, "it gets a second request"
 
 
 def test_not_an_address() -> None:
@@ -435,7 +433,7 @@ def test_wrong_secret(minio_url: RunningStore, size_bytes: int) -> None:
 
 @pytest.mark.integration
 def test_unknown_access_key(minio_url: RunningStore) -> None:
-    options = replace(minio_url.options(), credentials=S3Credentials("nobody", "x"))
+    options = replace(minio_url.options(), credentials=S3Credentials("unknown", "x"))
     with pytest.raises(AccessDeniedError, match="InvalidAccessKeyId"):
         S3Store("bucket", options).put_if_absent("k", [b"x"])
 

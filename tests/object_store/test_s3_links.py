@@ -91,7 +91,7 @@ def test_tls(tls_minio: RunningStore, certificate: Path, monkeypatch: pytest.Mon
     store.close()
 
 
-def test_a_put_that_is_given_up_ends_at_once_with_tls_too(
+def test_an_abandoned_put_ends_at_once_with_tls_too(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that shakes hands and then says nothing."""
@@ -109,12 +109,12 @@ def test_a_put_that_is_given_up_ends_at_once_with_tls_too(
         abandonment = Abandonment()
         began_s: list[float] = []
 
-        def give_up_soon(_shaken: object) -> None:
+        def abandon_soon(_shaken: object) -> None:
             """From the handshake on: loading the SDK may take as long."""
             began_s.append(time.monotonic())
             Timer(0.5, abandonment.cancel).start()
 
-        shaken.add_done_callback(give_up_soon)
+        shaken.add_done_callback(abandon_soon)
         with abandonable(abandonment), pytest.raises(UnansweredError):
             store.put_if_absent("k", [b"x"], timeout_s=30)
         assert 0.5 <= time.monotonic() - began_s[0] < 5

@@ -62,7 +62,7 @@ Script = Callable[[Asked], Answer]
 
 
 class ScriptedServer:
-    """Answers as ``script`` says, and keeps what it was asked."""
+    """Answers as ``script`` says, and keeps the requests."""
 
     def __init__(self) -> None:
         self.script: Script = lambda _asked: Answer(200)
@@ -173,7 +173,7 @@ def test_a_page_of_a_web_server_is_no_empty_listing(server: ScriptedServer, body
     ids=["unsorted", "repeated", "elsewhere", "from the beginning again and again"],
 )
 def test_a_listing_out_of_order_is_refused(server: ScriptedServer, answer: Answer) -> None:
-    """The newest commit is the first one that is listed; and a listing that goes on where it began never ends."""
+    """The newest commit is listed first; a listing whose next page begins where it began would never end."""
     server.script = lambda _asked: answer
     with pytest.raises(RefusedRequestError, match="order"):
         listed(server, "a/")
@@ -226,7 +226,7 @@ def read(server: ScriptedServer, verb: str, *numbers: int, is_async: bool) -> by
 
 
 def test_parts_that_are_gone_are_put_again_not_missing(server: ScriptedServer) -> None:
-    """Cleaned up meanwhile, or completed by a proxy that has asked twice. NotFoundError would end archiving."""
+    """Cleaned up in between, or completed by a proxy that sent the request twice. NotFoundError would end archiving."""
 
     def script(asked: Asked) -> Answer:
         if "uploads" in asked.query:
@@ -312,7 +312,7 @@ def test_a_denied_object_that_is_not_listed_does_not_exist(
     store.close()
 
 
-def test_the_clock_is_asked_below_the_prefix(server: ScriptedServer) -> None:
+def test_the_clock_is_read_below_the_prefix(server: ScriptedServer) -> None:
     """A policy with a condition on s3:prefix refuses every request for the bucket as a whole."""
     server.script = lambda asked: (
         page() if asked.query.get("prefix") == ["p/"] else refusal(403, "AccessDenied")
@@ -482,7 +482,7 @@ def test_who_gives_credentials_may_be_away_for_a_moment(
 def test_a_proxy_is_given_the_password_of_its_address(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody else is: it is in no message."""
+    """The password is in no error message."""
     port = urlsplit(server.settings.endpoint_url).port
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, f"http://user:p%40ss%3A@127.0.0.1:{port}")

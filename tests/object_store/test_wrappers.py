@@ -210,7 +210,7 @@ def test_retries_are_bounded() -> None:
     assert max(sleeps) <= 5.0
 
 
-def test_a_listing_goes_on_where_it_broke() -> None:
+def test_a_listing_continues_where_it_broke() -> None:
     class Breaking(MemoryStore):
         broken = 0
 

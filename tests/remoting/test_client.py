@@ -77,7 +77,7 @@ def test_hang_ups_and_nonsense_are_unavailable_and_the_next_call_connects_again(
 def test_documents_of_another_form_are_unavailable(
     ask: Callable[[BrokerClient], object], body: bytes
 ) -> None:
-    """Whoever answers there: anything else would end the uploader as an internal error."""
+    """Whatever server answers there: another exception would end the uploader as an internal error."""
     with peer(lambda request: reply(request, body)) as address:
         client = BrokerClient(address, 5)
         with pytest.raises(UnavailableError, match="malformed response"):
@@ -100,7 +100,7 @@ def test_silence_ends_at_the_time_limit() -> None:
             client.runtime_info()
 
 
-def test_nobody_there_is_unavailable() -> None:
+def test_connection_refused_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(UnavailableError, match="does not answer"):

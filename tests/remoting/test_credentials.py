@@ -1,4 +1,4 @@
-"""Accounts by which brokers are asked: their file, their signature, and that neither shows a secret."""
+"""Accounts for requests to brokers: their file, their signature, and that neither shows a secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand, encode
 from tiered.remoting.credentials import Credentials, read_credentials
 
-SECRET = "nobody may see this"
+SECRET = "not to be seen"
 OWN = Credentials("the-sidecar", SECRET)
 
 

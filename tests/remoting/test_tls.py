@@ -61,7 +61,7 @@ GOOD: dict[str, Callable[[Papers], tuple[Serve, TlsOptions]]] = {
     "itself": lambda p: (answering(shows(p.own)), trusting(p.own.certificate)),
     "itself, signed": lambda p: (answering(shows(p.server)), trusting(p.server.certificate)),
     "another host": lambda p: (answering(shows(p.elsewhere)), trusting(p.ca, verify="ca")),
-    "anybody": lambda p: (answering(shows(p.own)), trusting(None, verify="none")),
+    "any certificate": lambda p: (answering(shows(p.own)), trusting(None, verify="none")),
     "our certificate": lambda p: (answering(shows(p.server, asks=p.ca)), trusting(p.ca, p.client)),
     "ours, TLS 1.2": lambda p: (
         answering(shows(p.server, asks=p.ca, newest=False)), trusting(p.ca, p.client)
@@ -70,7 +70,7 @@ GOOD: dict[str, Callable[[Papers], tuple[Serve, TlsOptions]]] = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_who_is_trusted_is_asked(name: str, papers: Papers) -> None:
+def test_a_trusted_server_gets_the_request(name: str, papers: Papers) -> None:
     serve, options = GOOD[name](papers)
     with listening(serve) as address:
         assert asked(address, options) == {"a": "1"}
@@ -133,8 +133,8 @@ def test_each_failure_says_what_to_do(name: str, papers: Papers, caplog: pytest.
             called(address, options)
         assert isinstance(raised.value, ThrottledError | UnansweredError)
         assert address in str(raised.value)
-    told = [str(vars(record)["cause"]) for record in caplog.records if record.name == "tiered.remoting.tls"]
-    assert len(told) == (options is not None) and all(text in str(raised.value) for text in told)
+    causes = [str(vars(record)["cause"]) for record in caplog.records if record.name == "tiered.remoting.tls"]
+    assert len(causes) == (options is not None) and all(text in str(raised.value) for text in causes)
 
 
 def test_the_log_tells_once_what_fails_and_once_that_it_works_again(
@@ -171,7 +171,7 @@ def test_a_server_that_says_nothing_is_waited_for_no_longer_than_the_time_limit(
             client.runtime_info()
 
 
-def test_handshakes_at_once_are_few_and_who_gets_no_turn_is_told(
+def test_handshakes_at_once_are_limited_and_the_others_fail_with_the_reason(
     papers: Papers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.proxy.upstream.CONNECT_TIMEOUT_S", 0.4)

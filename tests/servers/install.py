@@ -207,8 +207,10 @@ def _has_modules(tool: GoTool, program: Path) -> bool:
 def modules_digest(program: Path) -> str:
     """SHA-256 of the sorted lines "path version h1:sum" of all modules in a Go program: the checksums of go.sum, which
     go writes into what it builds."""
-    told = subprocess.run(["go", "version", "-m", str(program)], capture_output=True, text=True, check=False)
-    modules = (line.split() for line in told.stdout.splitlines())
+    printed = subprocess.run(
+        ["go", "version", "-m", str(program)], capture_output=True, text=True, check=False
+    )
+    modules = (line.split() for line in printed.stdout.splitlines())
     lines = sorted(" ".join(words[1:]) for words in modules if words[:1] in (["mod"], ["dep"], ["=>"]))
     return hashlib.sha256("\n".join(line for line in lines if "h1:" in line).encode()).hexdigest()
 

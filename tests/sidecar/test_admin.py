@@ -121,11 +121,11 @@ def test_an_address_of_another_host_is_a_usage_error() -> None:
         AdminServer("192.0.2.1", 0, Source())
 
 
-def test_nobody_is_asked_for_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_names_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name server of the network that does not answer would hold up the start of archiving."""
 
     def asked(*_: object) -> str:
-        raise AssertionError("asked for a name")
+        raise AssertionError("looked up a name")
 
     monkeypatch.setattr(socket, "getfqdn", asked)
     server = AdminServer("0.0.0.0", 0, Source())
@@ -198,13 +198,13 @@ def test_no_answer_is_temporarily_unavailable() -> None:
         fetch_status(url)
 
 
-def test_what_nobody_thought_of_is_answered_and_logged(
+def test_an_unexpected_error_is_answered_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A scrape without an answer would tell that the process is dead."""
 
     def fail(_source: Source) -> bytes:
-        raise FileNotFoundError("deleted by the broker meanwhile")
+        raise FileNotFoundError("just deleted by the broker")
 
     monkeypatch.setattr(Source, "metrics", fail)
     with _serving(Source()) as url:
@@ -236,7 +236,7 @@ SAID = {"nothing": b"", "half": b"GET /hea", "no end": b"GET /health HTTP/1.0\r\
 
 
 @pytest.mark.parametrize("said", SAID.values(), ids=SAID)
-def test_health_is_told_while_clients_that_ask_nothing_hold_connections(said: bytes) -> None:
+def test_health_is_answered_while_silent_clients_hold_connections(said: bytes) -> None:
     with _serving(Source()) as url, ExitStack() as idle:
         for _ in range(2 * CONNECTIONS_MAX):
             idle.enter_context(_connected(url)).sendall(said)
@@ -249,7 +249,7 @@ def test_health_is_told_while_clients_that_ask_nothing_hold_connections(said: by
         assert last.recv(1000).startswith(b"HTTP/1.0 200"), "it has not waited for longest"
 
 
-def test_health_is_told_while_clients_do_not_read_what_they_asked_for(
+def test_health_is_answered_while_clients_do_not_read_their_responses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Source, "metrics", lambda _: bytes(32 << 20))

@@ -136,11 +136,11 @@ def test_a_mistyped_url_begins_no_archive(host: Host) -> None:
     assert host.run().started
 
 
-def test_an_archive_of_an_older_release_is_remembered_too(host: Host) -> None:
-    """It was begun by a process that remembered nothing."""
+def test_an_archive_of_an_older_release_gets_a_marker_too(host: Host) -> None:
+    """It was begun by a process that wrote no marker."""
     host.run()
-    (remembered,) = host.state_dir.glob("begun-*")
-    remembered.unlink()
+    (marker,) = host.state_dir.glob("begun-*")
+    marker.unlink()
     host.run()
     host.unmount()
     with pytest.raises(UnavailableError, match="archived to it before"):
@@ -154,7 +154,7 @@ def test_another_archive_is_begun_all_the_same(host: Host) -> None:
     assert host.run().broker == "b2"
 
 
-def test_a_back_fill_without_a_state_directory_remembers_nothing(host: Host) -> None:
+def test_a_backfill_without_a_state_directory_writes_no_marker(host: Host) -> None:
     assert host.backfill().started
     host.unmount()
     assert host.backfill().started

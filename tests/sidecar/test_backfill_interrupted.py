@@ -1,4 +1,4 @@
-"""Ctrl-C in `tiered backfill`: the first ends it orderly, the second at once; the same command goes on either way."""
+"""Ctrl-C in `tiered backfill`: the first ends it in order, the second at once. The same command continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN = """
 import signal, sys, threading, time
 from sidecar.cli import main
 from sidecar.uploader_job import UploaderJob
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started this process may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent process may ignore it
 offload = UploaderJob.offload
 def held(job, stop, *, follow):
     print("working", file=sys.stderr, flush=True)
@@ -64,7 +64,7 @@ def command(real_store: Callable[[str], Path], tmp_path: Path) -> Command:
     ]
 
 
-def test_ctrl_c_ends_orderly_and_the_same_command_goes_on(
+def test_ctrl_c_ends_orderly_and_the_same_command_continues(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, error = _interrupted(command, "assert stop.wait(20)", times=1)

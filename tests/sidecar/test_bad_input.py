@@ -149,7 +149,7 @@ DAMAGES: dict[str, Callable[[Case, dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES))
-def test_one_damaged_record_is_left_out_and_named(case: Case, damage: str) -> None:
+def test_one_damaged_record_is_skipped_and_named(case: Case, damage: str) -> None:
     victim = case.truth[VICTIM]
     DAMAGES[damage](case, victim)
     done = case.backfill()
@@ -190,7 +190,7 @@ def test_a_truncated_file_loses_only_its_tail(case: Case) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "zeroed", "gone"])
-def test_a_log_that_lost_its_end_is_named(case: Case, how: str) -> None:
+def test_a_truncated_log_is_named(case: Case, how: str) -> None:
     """Nothing in the log tells, as after a power failure: the consume queues know more."""
     last = case.home / "store" / "commitlog" / f"{FILE_BYTES:020d}"
     cut_phys = next(m["commitLogOffset"] for m in case.truth if m["commitLogOffset"] > FILE_BYTES + 2_000_000)
@@ -212,7 +212,7 @@ def test_a_log_that_lost_its_end_is_named(case: Case, how: str) -> None:
     assert case.read_back() == case.expected(lambda m: m["commitLogOffset"] >= cut_phys)
 
 
-def test_damage_before_a_lost_end_is_a_gap_and_not_the_end(case: Case) -> None:
+def test_damage_before_a_truncated_end_is_a_gap_and_not_the_end(case: Case) -> None:
     """The last units of all queues name records that are lost: those before them still prove how far the log went."""
     victim = case.truth[VICTIM]
     DAMAGES["magic"](case, victim)
@@ -321,7 +321,7 @@ def small_disk(case: Case) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def test_a_full_disk_is_exit_4_and_with_room_the_same_command_goes_on(case: Case, small_disk: Path) -> None:
+def test_a_full_disk_is_exit_4_and_with_room_the_same_command_continues(case: Case, small_disk: Path) -> None:
     done = case.backfill("--set", "process.patience_ms=1s", apart=True)
     assert done.returncode == 4, done.stderr
     last = done.stderr.splitlines()[-1]
@@ -331,7 +331,6 @@ def test_a_full_disk_is_exit_4_and_with_room_the_same_command_goes_on(case: Case
         and str(small_disk) in last
     )
     assert last.endswith("; free space or grow the file system; the same command continues where it stopped")
-    assert "by itself" not in done.stderr, "this process has ended"
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
     done = case.backfill(apart=True)
     assert done.returncode == 0, done.stderr
@@ -354,7 +353,7 @@ def test_sigterm_stops_in_time_even_when_nothing_can_be_stored(case: Case, small
     assert errors.splitlines()[-1].startswith("tiered: stopped before all uploads in flight were stored")
 
 
-def test_patience_is_lost_only_after_a_while_of_refusals() -> None:
+def test_the_outage_limit_counts_from_the_first_refusal() -> None:
     outage_limit = OutageLimit(outage_s_max=10, drain_s_max=5)
     outage_limit.check(None, is_stopping=False, now_s=0)
     refused = cast(

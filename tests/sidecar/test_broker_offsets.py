@@ -19,7 +19,7 @@ from tiered.settings.load import load_settings
 
 
 class FakeClient:
-    """A broker that answers, or fails, as told."""
+    """A broker with scripted answers and failures."""
 
     def __init__(self, info: dict[str, str] | None, confirm: int | Exception | None) -> None:
         self.info = info
@@ -91,7 +91,7 @@ def test_a_broker_whose_own_confirm_offset_may_be_lower_is_not_taken_at_its_coun
     assert decide_bound(facts).phys == (1000 if is_certain else 700)
 
 
-def test_a_broker_too_busy_to_tell_its_configuration_is_asked_for_it_again() -> None:
+def test_a_broker_too_busy_to_return_its_configuration_gets_the_request_again() -> None:
     client = FakeClient({"commitLogMaxOffset": "1000"}, 1000)
     voice = _voice(client)
     asked: list[None] = []
@@ -133,7 +133,7 @@ def test_another_broker_at_the_address_is_not_believed(caplog: pytest.LogCapture
     assert voice.ask() is not None
 
 
-def test_without_an_address_nobody_is_asked() -> None:
+def test_without_an_address_no_request_is_sent() -> None:
     assert BrokerOffsetsClient("", 1.0).ask() is None
 
 
@@ -164,7 +164,7 @@ def test_it_is_dialled_as_the_settings_say(tmp_path: Path) -> None:
     assert tls_of(load_settings().settings) is None
 
 
-def test_a_later_job_goes_on_with_what_was_loaded(tmp_path: Path) -> None:
+def test_a_later_job_uses_what_was_loaded(tmp_path: Path) -> None:
     ca = tmp_path / "copy.pem"
     ca.write_bytes(Authority(tmp_path).certificate.read_bytes())
     flags = {"broker.tls": ("flag", True), "broker.tls_ca": ("flag", str(ca))}

@@ -96,7 +96,7 @@ def test_config_check_takes_the_flags_of_run(flag: str, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("target", ["/dev/full", "&-"])
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_output_that_nobody_takes_is_no_defect_of_this_program(target: str, form: list[str]) -> None:
+def test_output_to_a_closed_pipe_is_no_internal_error(target: str, form: list[str]) -> None:
     command = shlex.join([sys.executable, "-m", "sidecar.cli", "config", "check", *form])
     done = subprocess.run(
         f"{command} >{target}", shell=True, capture_output=True, text=True, check=False, cwd=ROOT

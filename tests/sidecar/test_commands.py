@@ -204,7 +204,7 @@ def test_the_attribute_of_a_topic_is_read_from_the_store(run: Run, killed: Path,
     assert found["minArchived"]["value"] == "1d" and found["ttlClass"]["value"] == "1d"
 
 
-def test_cat_prints_what_was_asked_for(run: Run, archive: str) -> None:
+def test_cat_prints_the_requested_messages(run: Run, archive: str) -> None:
     code, out, _ = run("cat", archive, "t_k_keys", "--queue", 3, "--from", 100, "--limit", 2)
     messages: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -278,7 +278,7 @@ def test_failures_are_one_line_with_the_right_code(
     assert text in _one_line(error)
 
 
-def test_a_store_that_does_not_tell_its_name_is_asked_for(run: Run, killed: Path, tmp_path: Path) -> None:
+def test_a_store_without_a_broker_name_needs_an_option(run: Run, killed: Path, tmp_path: Path) -> None:
     shutil.copytree(killed / "store", tmp_path / "store", ignore=shutil.ignore_patterns("config"))
     (tmp_path / "store" / "config").mkdir()
     code, _, error = run("backfill", tmp_path / "store", f"file://{tmp_path}/a")
@@ -337,7 +337,7 @@ def test_status_counts_what_is_not_archived(run: Run, killed: Path, tmp_path: Pa
     assert code == 0 and "t_k_one" in out and "until the broker deletes" in out
 
 
-def test_watching_goes_on_while_nobody_answers_and_ends_in_order(
+def test_watching_continues_while_no_process_answers_and_ends_in_order(
     run: Run, archive: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = []

@@ -1,4 +1,4 @@
-"""The main thread's mailbox: signals wake it wherever they are delivered."""
+"""The main thread's event queue: signals wake it whichever thread receives them."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ ROOT = Path(__file__).parents[2]
 CHILD = """
 import signal, sys, threading, time
 from sidecar.event_queue import EventQueue
-mailbox = EventQueue()
-mailbox.wake_on_signals()
-signal.signal(signal.SIGHUP, lambda *_: mailbox.put("reload"))
+events = EventQueue()
+events.wake_on_signals()
+signal.signal(signal.SIGHUP, lambda *_: events.put("reload"))
 # A thread that takes every signal: the kernel may choose any, and this one never runs Python handlers.
 threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
 print("ready", flush=True)
-sys.exit(0 if mailbox.get(20) == "reload" else 1)
+sys.exit(0 if events.get(20) == "reload" else 1)
 """
 
 
 def test_letters_arrive_in_order_and_time_limits_hold() -> None:
-    mailbox: EventQueue[int] = EventQueue()
-    assert mailbox.get(0) is None
+    events: EventQueue[int] = EventQueue()
+    assert events.get(0) is None
     for letter in (1, 2, 3):
-        mailbox.put(letter)
-    assert [mailbox.get(0) for _ in range(4)] == [1, 2, 3, None]
-    threading.Timer(0.05, mailbox.put, [4]).start()
-    assert mailbox.get() == 4
-    mailbox.close()
+        events.put(letter)
+    assert [events.get(0) for _ in range(4)] == [1, 2, 3, None]
+    threading.Timer(0.05, events.put, [4]).start()
+    assert events.get() == 4
+    events.close()
 
 
 def test_a_full_pipe_does_not_block_the_sender() -> None:
-    mailbox: EventQueue[int] = EventQueue()
+    events: EventQueue[int] = EventQueue()
     for letter in range(100_000):
-        mailbox.put(letter)
-    assert [mailbox.get(0) for _ in range(100_000)] == list(range(100_000))
-    mailbox.close()
+        events.put(letter)
+    assert [events.get(0) for _ in range(100_000)] == list(range(100_000))
+    events.close()
 
 
 def test_a_signal_delivered_to_another_thread_wakes_the_receiver() -> None:

@@ -1,4 +1,4 @@
-"""Who owns the groups, by name: only who certainly runs no more is gone, so that nobody takes over from who runs."""
+"""Owners of groups, by name: only a process that certainly ended is gone, so that no running one loses its groups."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_process_is_gone_when_it_ended_and_not_before() -> None:
 
 
 def test_who_runs_in_another_container_of_the_same_host_name_is_not_gone() -> None:
-    """Its number is nobody's here, or another's."""
+    """No process here has its number, or another one has it."""
     if shutil.which("unshare") is None:
         pytest.skip("unshare is not installed: no PID namespace can be made")
     with running(AS_A_NUMBER_THAT_IS_FREE, *UNSHARE) as name:
@@ -85,5 +85,5 @@ def test_another_machine_of_the_same_name_is_not_judged(monkeypatch: pytest.Monk
         raise PermissionError("/proc is hidden")
 
     monkeypatch.setattr(Path, "read_text", unreadable)
-    assert own_name() != own_name(), "nobody can tell which numbers are his: he is waited for"
+    assert own_name() != own_name(), "its process number is unknown here: others wait for it"
     assert not is_gone(name)

@@ -114,7 +114,7 @@ def test_a_body_as_text_is_one_clean_line_with_the_same_value() -> None:
 
 
 @pytest.mark.parametrize("formatter", [PlainFormatter(), JsonFormatter()])
-def test_log_lines_are_clean(formatter: logging.Formatter) -> None:
+def test_log_entries_are_clean(formatter: logging.Formatter) -> None:
     record = logging.LogRecord("x", logging.WARNING, "x.py", 1, "topic %s", (NAME,), None)
     vars(record).update(topic=NAME)
     line = formatter.format(record)

@@ -53,7 +53,7 @@ def test_an_identity_survives_restarts_and_a_fresh_directory_has_a_new_one(tmp_p
 
 
 @pytest.mark.parametrize("left", [b"", bytes(16), b"\xff\xfe\x80", b"\n"])
-def test_an_identity_that_a_power_loss_destroyed_is_made_anew(left: bytes, tmp_path: Path) -> None:
+def test_an_identity_that_a_power_loss_destroyed_is_created_again(left: bytes, tmp_path: Path) -> None:
     (tmp_path / IDENTITY_FILE).write_bytes(left)
     with StateDirectory(tmp_path) as state:
         fresh = state.identity()

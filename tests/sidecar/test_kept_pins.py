@@ -1,4 +1,4 @@
-"""What pins keep outlives a job, one of which ends whenever the broker restarts or settings are loaded anew; not what
+"""What pins keep outlives a job, one of which ends whenever the broker restarts or settings are reloaded; not what
 made them wanted."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_a_file_that_the_broker_deleted_is_there_for_the_next_job(settings: Sett
     kept.close()
 
 
-@pytest.mark.parametrize("wanted", ["no more", "elsewhere"])
+@pytest.mark.parametrize("wanted", ["disabled", "elsewhere"])
 @pytest.mark.parametrize("is_same_process", [True, False])
 def test_links_of_other_settings_are_not_left_behind(
     linking: Settings, tmp_path: Path, wanted: str, is_same_process: bool
@@ -103,7 +103,7 @@ def test_links_of_other_settings_are_not_left_behind(
     if not is_same_process:
         kept.close()
         kept = ProcessPins()
-    pins = replace(linking.pins, enabled=wanted != "no more", directory=str(tmp_path / "elsewhere"))
+    pins = replace(linking.pins, enabled=wanted != "disabled", directory=str(tmp_path / "elsewhere"))
     job = job_of(replace(linking, pins=pins), tmp_path, kept)
     if kept.keeper is not None:
         assert {file.path for file in kept.keeper.files()} == links

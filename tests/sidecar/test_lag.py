@@ -21,7 +21,7 @@ USERS = TopicFilter(cluster="FxCluster", broker="fx-a")
 
 @pytest.fixture(params=["F", "B", "A", "K", "C"])
 def store(request: pytest.FixtureRequest, real_store: Callable[[str], Path]) -> Iterator[BrokerStore]:
-    """Killed; light queues and batches; large; IPv6 hosts; RocksDB."""
+    """Killed; LMQs and batches; large; IPv6 hosts; RocksDB."""
     with open_broker_store(real_store(request.param) / "store") as opened:
         yield opened
 
@@ -58,7 +58,7 @@ def test_a_copied_record_with_a_stale_checksum_does_not_end_the_count(
         with open_broker_store(directory) as opened:
             log = opened.commit_log
             lags.append(_measure(opened, log.min_phys, log.max_file_end, scan=True))
-    # The checksum lies over the properties that put its message into light queues.
+    # The checksum lies over the properties that put its message into LMQs.
     before, after = ({k: v for k, v in _counts(lag).items() if not k[0].startswith("%LMQ%")} for lag in lags)
     assert before == after
     assert lags[0].end_phys == lags[1].end_phys
@@ -94,9 +94,9 @@ def test_a_record_larger_than_a_chunk_is_counted(store: BrokerStore, monkeypatch
 
 def test_excluded_topics_are_not_behind(store: BrokerStore) -> None:
     log = store.commit_log
-    nobody = TopicFilter(exclude=("*",))
+    nothing = TopicFilter(exclude=("*",))
     for index in (None, store.consume_queues()):
-        assert measure_lag(log, index, nobody, log.min_phys, log.max_file_end).queues == {}
+        assert measure_lag(log, index, nothing, log.min_phys, log.max_file_end).queues == {}
     everything = measure_lag(log, None, EVERYTHING, log.min_phys, log.max_file_end)
     assert len(everything.queues) >= len(measure_lag(log, None, USERS, log.min_phys, log.max_file_end).queues)
 
@@ -107,7 +107,7 @@ def test_store_timestamps_come_from_the_record(store: BrokerStore) -> None:
     assert store_timestamp_at(log, log.min_phys + 1) is None
 
 
-def test_the_margin_is_none_when_everything_is_archived(store: BrokerStore) -> None:
+def test_the_retention_margin_is_none_when_everything_is_archived(store: BrokerStore) -> None:
     log = store.commit_log
     store.conf = BrokerConf(file_reserved_hours=1_000_000)
     assert retention_margin_s(store, log.max_file_end, log.max_file_end, 0.0) is None

@@ -164,7 +164,7 @@ def test_an_outage_is_retried_with_growing_waits() -> None:
     assert after_failure(UnavailableError("gone"), settings, 1000, 0.99).delay_s <= 30
 
 
-def test_an_outage_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_ends_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.run_state.RETRY_FIRST_S", 0.02)
     harness = Harness(
         _raising(UnavailableError("bucket away")), _raising(UnavailableError("x")), _until_stopped
@@ -187,7 +187,7 @@ def test_a_fenced_writer_stands_by_and_comes_back() -> None:
     assert harness.stop() == 0
 
 
-def test_a_broker_that_is_silent_freezes_and_one_log_line_marks_each_end(
+def test_a_broker_that_is_silent_freezes_and_one_log_entry_marks_each_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sidecar.lifecycle.OBSERVE_S", 0.01)
@@ -247,7 +247,7 @@ def test_a_writer_that_lost_its_archive_is_fenced() -> None:
     "error", [AccessDeniedError("s3://a/b: denied"), NotFoundError("bucket a"), RefusedRequestError("clock")]
 )
 def test_what_the_object_store_refuses_while_running_blocks_and_serving_continues(error: Exception) -> None:
-    """Credentials may expire; clients are served meanwhile. At the start they end the process."""
+    """Credentials may expire; clients are served all the while. At the start they end the process."""
     blocked = after_failure(error, Settings(), 1, 0.0, has_owned=True)
     assert (blocked.condition.text, blocked.exit_code) == ("blocked: object store", None)
     assert after_failure(error, Settings(), 1, 0.0).exit_code in (2, 3)
@@ -358,7 +358,7 @@ def test_stop_does_not_wait_for_a_reload_that_does_not_drain() -> None:
     assert harness.join() == 0 and len(harness.seen) == 1
 
 
-def test_a_reload_that_drains_late_is_told_and_applies_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reload_that_drains_late_is_reported_and_applies_then(caplog: pytest.LogCaptureFixture) -> None:
     drained = threading.Event()
     harness = Harness(lambda stop: _wait(drained), _until_stopped)
     harness.wait_for(lambda: len(harness.seen) == 1)

@@ -151,7 +151,7 @@ def test_pages_keep_the_choice() -> None:
     assert page_number("9" * 30) == 0 and page_number("٣") == 0
 
 
-def test_a_slow_value_is_kept_and_a_failure_is_told_beside_it() -> None:
+def test_a_slow_value_is_kept_and_a_failure_is_shown_beside_it() -> None:
     made: list[int] = []
 
     def make() -> int:

@@ -129,7 +129,7 @@ def _archived_messages(home: Path) -> int:
     return sum(queue["messages"] for queue in json.loads(listed.stdout)["queues"])
 
 
-def test_follow_answer_drain_and_go_on(home: Path) -> None:
+def test_follow_answer_drain_and_continue(home: Path) -> None:
     with _running(home) as sidecar:
         sidecar.wait_archived()
         assert sidecar.get("/ready")[0] == 200
@@ -228,7 +228,7 @@ def test_killed_and_started_again(home: Path) -> None:
         assert sidecar.end(signal.SIGKILL) == -signal.SIGKILL
     with _running(home) as again:
         again.wait_archived()
-        assert again.report()["epoch"] > epoch, "the same instance needs no permission to go on"
+        assert again.report()["epoch"] > epoch, "the same instance needs no permission to continue"
     assert _archived_messages(home) == MESSAGES
 
 

@@ -231,7 +231,7 @@ def test_follow_prints_what_comes_and_ends_cleanly(real_store: Callable[[str], P
     assert [(line["queueId"], line["queueOffset"]) for line in printed] == expected
 
 
-def test_follow_prints_the_rest_of_a_topic_that_was_made_anew_and_then_the_new_one(tmp_path: Path) -> None:
+def test_follow_prints_the_rest_of_a_deleted_topic_and_then_its_new_generation(tmp_path: Path) -> None:
     store = WrittenStore(tmp_path / "store")
     url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
 
@@ -253,7 +253,7 @@ def test_follow_prints_the_rest_of_a_topic_that_was_made_anew_and_then_the_new_o
     assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(80), *range(20)]
 
 
-def test_follow_prints_a_new_life_from_its_first_message_on_wherever_the_former_one_was_begun(
+def test_follow_prints_a_new_generation_from_its_first_message_wherever_the_old_one_was_begun(
     tmp_path: Path,
 ) -> None:
     store = WrittenStore(tmp_path / "store")

@@ -1,4 +1,4 @@
-"""Messages as lines, with bodies in the form asked for."""
+"""Messages as lines, with bodies in the requested form."""
 
 from __future__ import annotations
 

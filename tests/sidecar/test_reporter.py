@@ -84,7 +84,7 @@ def test_what_comes_after_the_last_word_of_a_broker_is_behind(tmp_path: Path, br
 
 
 def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroker) -> None:
-    given_up_ms, now_ms = 1_700_000_000_000, 1_700_000_600_000
+    pending_since_ms, now_ms = 1_700_000_000_000, 1_700_000_600_000
     with open_broker_store(tmp_path / "store") as store:
         offloader = offloader_of(store, MemoryStore("memory://lag"), broker)
         offloader.run(threading.Event(), follow=False)
@@ -96,8 +96,8 @@ def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroke
             lambda: replace(
                 status,
                 pending_deletions=2,
-                oldest_pending_deletion_ms=given_up_ms,
-                oldest_garbage_ms=given_up_ms,
+                oldest_pending_deletion_ms=pending_since_ms,
+                oldest_garbage_ms=pending_since_ms,
             )
         )
         reporter.close()

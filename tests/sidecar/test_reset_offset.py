@@ -1,4 +1,4 @@
-"""`tiered reset-offset`: groups are reset in an archive alone and through a running server."""
+"""`tiered reset-offset`: groups are reset in archive mode and through a running server."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_start_is_within_the_queue(minimum: int, length: int, value: int, kind
         assert found == value
 
 
-def test_an_archive_alone(archive: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_archive_mode(archive: str, capsys: pytest.CaptureFixture[str]) -> None:
     ends = bounds(archive)
     code, planned, _ = reset_offset(capsys, archive, "--group", "G", "--offset", "240", "--dry-run")
     assert code == 0 and snapshot(archive) == {}
@@ -166,7 +166,7 @@ def test_a_running_server_is_gone_through(
         assert snapshot(archive) == wanted  # durable
 
 
-def test_connected_members_are_told_once(
+def test_connected_members_are_notified_once(
     archive: str, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host, _, port = server.address.rpartition(":")
@@ -181,14 +181,14 @@ def test_connected_members_are_told_once(
         code, moved, _ = reset_offset(capsys, "--serve", server.address, "--group", "G2", "--offset", "10")
         assert code == 0 and {after for _, after in moved.values()} == {10}
         for _ in range(100):
-            told = [command for command in received if command.code == 220 and not command.is_response]
-            if told:
+            notices = [command for command in received if command.code == 220 and not command.is_response]
+            if notices:
                 break
             time.sleep(0.02)
         time.sleep(0.1)
-        told = [command for command in received if command.code == 220 and not command.is_response]
-        assert len(told) == 1
-        assert told[0].ext_fields["group"] == "G2"
+        notices = [command for command in received if command.code == 220 and not command.is_response]
+        assert len(notices) == 1
+        assert notices[0].ext_fields["group"] == "G2"
 
 
 class ThreadedClient:
@@ -241,7 +241,7 @@ def test_what_does_not_exist_and_wrong_usage(
 
 
 class StubbornBroker:
-    """A live broker: one queue, group at 150, a member online; it moves nobody below its first message, 100."""
+    """A live broker: one queue, group at 150, a member online; it moves no group below its first message, 100."""
 
     def __init__(
         self, address: str, timeout_s: float, credentials: object = None, tls: object = None

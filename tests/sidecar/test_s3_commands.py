@@ -79,7 +79,7 @@ def test_a_missing_bucket_is_exit_3(moto_url: RunningStore, real_store: Callable
         assert "absent-bucket" in _one_line(done)
 
 
-def test_an_endpoint_where_nobody_listens_is_exit_4(moto_url: RunningStore) -> None:
+def test_an_endpoint_that_refuses_connections_is_exit_4(moto_url: RunningStore) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
     done = _command(moto_url, "ls", "s3://bucket/x", "--endpoint-url", endpoint)
     assert done.returncode == 4
@@ -102,7 +102,7 @@ def test_a_wrong_secret_is_exit_2_and_not_printed(minio_url: RunningStore) -> No
 
 
 @pytest.mark.parametrize("commits", sweep([0, 1], fast=[1]))
-def test_a_back_fill_whose_commits_are_not_taken_is_exit_4(
+def test_a_backfill_whose_commits_are_refused_is_exit_4(
     moto_url: RunningStore, real_store: Callable[[str], Path], commits: int
 ) -> None:
     """Not even the first one, before there is data that could be refused; or none behind the first."""

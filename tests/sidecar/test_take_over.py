@@ -1,4 +1,4 @@
-"""`tiered run --take-over`: asked for until it is answered, once for each time that the settings are loaded."""
+"""`tiered run --take-over`: repeated until the store answers, once for each load of the settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def factory(tmp_path: Path) -> Iterator[_Factory]:
 
 @pytest.fixture
 def archive() -> PrefixedStore:
-    """Gone when nobody has it any more."""
+    """Gone with its last reference."""
     return PrefixedStore(open_store(URL), archive_prefix("c", "b"))
 
 
@@ -61,7 +61,7 @@ def run(job: UploaderJob) -> None:
     job.run(stop)
 
 
-def test_a_store_that_was_away_is_asked_again_and_one_that_answered_is_not(
+def test_a_store_that_was_away_gets_the_request_again_and_one_that_answered_does_not(
     settings: Settings, factory: _Factory, archive: PrefixedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     another_claims(archive)

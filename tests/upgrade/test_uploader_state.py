@@ -97,7 +97,7 @@ def test_pins_are_found_and_released_once_archived(root: Path) -> None:
         assert [path.name for path in (state.path / "pins").iterdir()] == ["OWNER"]
 
 
-def test_an_archive_begun_before_is_not_begun_again_when_it_is_empty(root: Path) -> None:
+def test_an_archive_begun_before_is_not_replaced_when_it_is_empty(root: Path) -> None:
     url = f"file://{ROOT}/uploader/archive/c/b"
     with pytest.raises(UnavailableError):
         ArchiveMarker(root / "state", url).refuse_empty()

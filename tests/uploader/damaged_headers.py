@@ -66,7 +66,7 @@ def assert_all_but(
 
 
 def archived(store_path: Path, name: str) -> tuple[OffloadResult, list[Mapping[str, object]], PrefixedStore]:
-    """A back-fill, the damage it named, and the archive."""
+    """A backfill, the damage it named, and the archive."""
     said: list[Mapping[str, object]] = []
     memory = MemoryStore(f"memory://header_check-{name}")
 

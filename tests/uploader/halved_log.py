@@ -22,7 +22,7 @@ sys.stdin.read()
 
 
 class StartedBroker:
-    """Takes the store's lock and writes ``appended`` behind its log, once; whoever comes meanwhile waits for that."""
+    """Takes the store's lock and writes ``appended`` behind its log, once; other threads wait for that."""
 
     def __init__(self, lock: Path, file: Path, offset: int, appended: bytes) -> None:
         self._lock, self._file, self._offset, self._appended = lock, file, offset, appended

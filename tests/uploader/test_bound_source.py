@@ -1,4 +1,4 @@
-"""A back-fill looks for the ends of its queues only where something depends on them, and judges damage only after."""
+"""Backfill finds the ends of its queues only where a decision needs them, and judges damage only after that."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ def test_before_a_queue_is_hidden_the_ends_are_looked_at(real_store: Callable[[s
 
 
 @pytest.mark.usefixtures("no_ends")
-def test_what_cannot_be_looked_at_ends_the_back_fill(
-    real_store: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_unreadable_queues_end_the_backfill(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     directory = tmp_path / "store"
     shutil.copytree(real_store("F") / "store", directory)
     with max((directory / "commitlog").iterdir()).open("r+b") as file:

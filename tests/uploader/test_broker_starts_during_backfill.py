@@ -1,4 +1,4 @@
-"""A broker that is started on a store while that is back-filled: what it appends then is not taken without its word."""
+"""A broker is started on a store during its backfill: what it appends is archived only below its confirm offset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uploader.bound_source import no_offsets
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 
-def test_a_back_fill_takes_nothing_that_a_broker_appends_meanwhile(
+def test_a_backfill_takes_nothing_that_a_broker_appends(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
     memory = MemoryStore("memory://started")

@@ -1,4 +1,4 @@
-"""At the end of a back-fill the broker's tables are archived, whatever happened on the way, or to an earlier one."""
+"""A backfill ends by archiving the broker's tables, also after failures on the way or in an earlier backfill."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def refusing(memory: MemoryStore, fault: Fault, times: int | None = None) -> Fau
 
 
 @pytest.mark.parametrize("fault", [Fault.THROTTLED, Fault.LOST_BEFORE, Fault.LOST_AFTER])
-def test_a_store_that_refuses_a_table_is_asked_again_after_a_wait(
-    real_store: RealStore, fault: Fault
-) -> None:
+def test_a_refused_table_is_sent_again_after_a_wait(real_store: RealStore, fault: Fault) -> None:
     memory = MemoryStore("memory://tables")
     waits: list[float] = []
     environment = Environment(wait=waits.append)
@@ -46,7 +44,7 @@ def test_a_store_that_refuses_a_table_is_asked_again_after_a_wait(
     assert len(waits) == 2
 
 
-def test_a_store_that_goes_on_refusing_ends_it_and_the_same_command_makes_up_for_it(
+def test_repeated_refusals_end_it_and_the_same_command_archives_the_rest(
     real_store: RealStore,
 ) -> None:
     memory = MemoryStore("memory://tables")
@@ -61,7 +59,7 @@ def test_a_store_that_goes_on_refusing_ends_it_and_the_same_command_makes_up_for
     assert tables_of(memory) == set(TABLE_NAMES)
 
 
-def test_tables_that_a_killed_back_fill_did_not_come_to_are_archived_by_the_next_one(
+def test_tables_missing_after_a_killed_backfill_are_archived_by_the_next_one(
     real_store: RealStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(_: Offloader) -> None:
@@ -80,7 +78,7 @@ def test_tables_that_a_killed_back_fill_did_not_come_to_are_archived_by_the_next
 
 
 def consumed(store: Path) -> None:
-    """A consumer commits an offset: the broker writes its table anew."""
+    """A consumer commits an offset: the broker writes its table again."""
     document = {"offsetTable": {"t@one_more": {"0": 7}}}
     (store / "config" / "consumerOffset.json").write_text(json.dumps(document), "utf-8")
 
@@ -105,7 +103,7 @@ def grown(real_store: RealStore, tmp_path: Path) -> tuple[Path, MemoryStore]:
     return store, memory
 
 
-def test_tables_that_changed_since_an_earlier_back_fill_are_made_up_for_as_well(
+def test_tables_that_changed_since_an_earlier_backfill_are_archived_again(
     grown: tuple[Path, MemoryStore],
 ) -> None:
     store, memory = grown
@@ -116,7 +114,7 @@ def test_tables_that_changed_since_an_earlier_back_fill_are_made_up_for_as_well(
     assert knows_what_was_consumed(memory)
 
 
-def test_tables_that_an_interrupted_back_fill_did_not_come_to_are_archived_by_the_next_one(
+def test_tables_missing_after_an_interrupted_backfill_are_archived_by_the_next_one(
     grown: tuple[Path, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has released its epoch: nothing but the tables themselves tells."""
@@ -142,7 +140,7 @@ def test_tables_are_left_to_the_writer_that_follows(real_store: RealStore, tmp_p
     assert not knows_what_was_consumed(memory)
 
 
-def test_damaged_tables_are_said_and_are_no_reason_to_fail_for_a_back_fill_with_nothing_to_do(
+def test_damaged_tables_are_reported_and_do_not_fail_a_backfill_with_nothing_to_do(
     real_store: RealStore, tmp_path: Path
 ) -> None:
     shutil.copytree(real_store("B") / "store", tmp_path / "store")

@@ -1,4 +1,4 @@
-"""What a cycle becomes: runs, gaps, generations, light queues, objects. One test per rule, then a property."""
+"""What a cycle becomes: runs, gaps, generations, LMQs, objects. One test per rule, then a property."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_lower_offset_is_a_new_generation_of_a_recreated_topic() -> None:
     assert runs_of(writer.plan_and_apply([message(b"a", 2)])) == {QueueKey("a", 0, 2): [(2, 3)]}
 
 
-def test_what_does_not_go_on_where_its_queue_ended_is_unusual() -> None:
+def test_a_row_that_does_not_continue_its_queue_is_unusual() -> None:
     writer = Writer()
     first = writer.plan_and_apply([message(b"a", 0), message(b"late", 5), message(b"b", 0), message(b"b", 4)])
     assert [(writer.table.topic(ordinal), end) for ordinal, end in first.unusual] == [("late", -1), ("b", -1)]
@@ -110,7 +110,7 @@ def test_what_does_not_go_on_where_its_queue_ended_is_unusual() -> None:
     assert [(writer.table.topic(ordinal), end) for ordinal, end in second.unusual] == [("a", 2), ("late", 7)]
 
 
-def test_a_row_left_out_leaves_a_gap_in_its_queue_and_in_lmqs() -> None:
+def test_an_excluded_row_leaves_a_gap_in_its_queue_and_in_lmqs() -> None:
     writer = Writer()
     plan = writer.plan([message(b"p", 0), message(b"p", 1, properties=LMQ), message(b"p", 2)], excluded=[1])
     assert runs_of(plan) == {QueueKey("p", 0, 0): [(0, 1), (2, 3)]}
@@ -174,7 +174,7 @@ def in_lmq(parent: bytes, parent_offset: int, lmq_offset: int) -> Message:
 def test_a_reference_neither_adds_to_nor_takes_from_an_lmqs_own_bytes(
     is_same_cycle: bool, reference_at: int
 ) -> None:
-    """Its parent was excluded, another one is not; below the tail a new life of the queue begins, at byte 0."""
+    """Its parent was excluded, another one is not; below the tail a new generation of the queue begins, at byte 0."""
     writer = Writer(TopicFilter(exclude=["p"]))
     own, reference = in_lmq(b"p", 0, 3), in_lmq(b"q", 0, reference_at)
     cycles = [[own, reference]] if is_same_cycle else [[own], [reference]]
@@ -186,7 +186,7 @@ def test_a_reference_neither_adds_to_nor_takes_from_an_lmqs_own_bytes(
 
 
 def test_a_queue_of_own_records_and_of_references_stays_in_log_order() -> None:
-    """Who sends to a light queue's name itself: out of order the catalog refuses the cycle, and archiving ends."""
+    """A producer may send to an LMQ's name directly: out of order the catalog refuses the cycle, and archiving ends."""
     writer = Writer()
     own = [message(b"%LMQ%x", offset) for offset in (7, 9, 0)]
     plan = writer.plan_and_apply([
@@ -259,7 +259,7 @@ def test_lmq_runs_go_with_the_longest_class_of_their_messages() -> None:
     assert _topics_by_class(again) == [(1, ["day"]), (0, ["%LMQ%x", "z"])]
 
 
-def test_system_topics_are_left_out_and_leave_no_trace() -> None:
+def test_system_topics_are_excluded_and_leave_no_trace() -> None:
     writer = Writer()
     plan = writer.plan_and_apply([message(b"rmq_sys_x", 0), message(b"SCHEDULE_TOPIC_XXXX", 0)])
     assert plan.objects == []

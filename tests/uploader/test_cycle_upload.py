@@ -157,16 +157,16 @@ def test_nothing_of_an_abandoned_attempt_is_put_later(monkeypatch: pytest.Monkey
     assert len(store.data_keys) - len(of_first) == 12
 
 
-def test_puts_beside_one_that_failed_are_given_up_and_the_next_attempt_begins_at_once() -> None:
-    """Not when the slowest of them has used up its time; and what is told is the first failure."""
+def test_puts_beside_a_failed_one_are_abandoned_and_the_next_attempt_begins_at_once() -> None:
+    """It does not wait for the slowest of them; the first failure is the one reported."""
 
     def answer(_key: str, number: int) -> None:
         abandonment, ended = current_abandonment(), threading.Event()
         assert abandonment is not None
         if number == 1:
             abandonment.begin(ended, ended.set)
-            assert ended.wait(TIMEOUT_S), "stalled: nobody ends it"
-            raise UnansweredError("given up")
+            assert ended.wait(TIMEOUT_S), "stalled: it was not ended"
+            raise UnansweredError("abandoned")
         if number == 2:
             time.sleep(0.1)
             raise UnansweredError("lost")
@@ -225,7 +225,7 @@ def test_a_store_that_refuses_for_long_leaves_no_list_of_keys_that_never_existed
     assert not bench.writer.state.pending_deletions
 
 
-def test_of_an_abandoned_attempt_only_keys_that_may_exist_are_given_up() -> None:
+def test_of_an_abandoned_attempt_only_keys_that_may_exist_are_pending_deletions() -> None:
     def answer(key: str, number: int) -> None:
         if number == 2:
             raise UnansweredError("lost")
@@ -238,9 +238,9 @@ def test_of_an_abandoned_attempt_only_keys_that_may_exist_are_given_up() -> None
     with bench.committing():
         bench.build_until(lambda: bench.commits)
     stored, lost, refused, *_ = store.data_keys  # the refused one is of this attempt or the next
-    given_up = set(bench.writer.state.pending_deletions)
-    assert {stored, lost} <= given_up <= set(store.data_keys)
-    assert refused not in given_up
+    garbage = set(bench.writer.state.pending_deletions)
+    assert {stored, lost} <= garbage <= set(store.data_keys)
+    assert refused not in garbage
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def test_memory_of_an_abandoned_attempt_is_free_before_the_next_begins(
 ) -> None:
     def answer(_key: str, number: int) -> None:
         if number <= 4:
-            time.sleep(0.05)  # the committer looks meanwhile
+            time.sleep(0.05)  # time for the committer to look
             raise UnansweredError("lost")
 
     alive = Alive(monkeypatch)

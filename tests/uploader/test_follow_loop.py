@@ -128,7 +128,7 @@ def test_a_file_that_was_deleted_under_the_cursor_is_passed_over(
 def test_zeros_below_the_brokers_word_are_passed_over(
     living: tuple[Path, MemoryStore, LivingBroker],
 ) -> None:
-    """A block of the disk that came back empty, exactly where reading goes on."""
+    """A block of the disk that came back empty, exactly where reading continues."""
     store, memory, _ = living
     cursor = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.phys
     with (store / "commitlog" / f"{0:020d}").open("r+b") as file:

@@ -50,7 +50,7 @@ RECORD_BYTES, BEGIN_PHYS = 100, 10_000
 def test_no_sound_record_is_contradicted(
     name: str, next_offset: int, real_store: Callable[[str], Path]
 ) -> None:
-    """Deleted and recreated topics, inner batches, light queues, transactions, expired logs: all queues suspected."""
+    """Deleted and recreated topics, inner batches, LMQs, transactions, expired logs: all queues suspected."""
     with open_broker_store(real_store(name) / "store") as store:
         index, table = store.consume_queues(), QueueTable()
         assert index is not None
@@ -101,7 +101,7 @@ def test_a_flipped_bit_costs_the_record_it_is_in(
 def choose(
     chance: random.Random, queues: Mapping[tuple[str, int], list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Records that are in one queue only, whose queue goes on behind them; no neighbours in log or queue."""
+    """Records that are in one queue only, whose queue continues behind them; no neighbours in log or queue."""
     lines = [line for lines in queues.values() for line in lines[:-1]]
     times = Counter(line["commitLogOffset"] for lines in queues.values() for line in lines)
     chosen = chance.sample([line for line in lines if times[line["commitLogOffset"]] == 1], VICTIMS)
@@ -191,16 +191,16 @@ def judged(
     return trial.contradicted(unusual).tolist()
 
 
-def test_a_topic_recreated_while_its_producer_went_on_is_sound() -> None:
-    """Dispatched late, a record of the old life stands first in the new consume queue; the new life's first is appended
-    behind it, since offset 0 is not checked there, and what follows is dropped until the numbers meet."""
+def test_a_topic_recreated_while_its_producer_was_sending_is_sound() -> None:
+    """Dispatched late, a record of the old generation comes first in the new consume queue. The new one's first
+    is appended behind it, since offset 0 is not checked there. What follows is dropped until the numbers meet."""
     claims = [("t", 0, 105), *(("t", 0, offset) for offset in range(109))]
     units = {105: 0, 106: 1, 107: 108, 108: 109}
     assert judged(claims, {("t", 0): units}, {"t": 105}) == []
     assert judged(claims[:2], {("t", 0): units | {107: 0}}, {"t": 105}) == []
 
 
-def test_a_unit_left_over_from_another_life_of_the_log_accuses_nobody() -> None:
+def test_a_unit_left_over_from_another_history_of_the_log_is_no_contradiction() -> None:
     """Of another queue at another offset, or in more than one byte: no flipped byte makes one of the other."""
     claims = [("other", 0, 50), ("other", 0, 51)]
     for name, offset in (

@@ -1,4 +1,4 @@
-"""What a back-fill hides: queues of deleted topics, never those that the broker has merely expired."""
+"""What a backfill hides: queues of deleted topics, never those that the broker has merely expired."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_a_key_is_found_from_the_moment_it_is_visible(limits: CatalogLimits) -> 
     check(store, 30)
 
 
-def test_messages_with_many_keys_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_with_many_keys_take_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are counted before their keys are known; a file of fewer versions is made where they have many."""
     sizes: list[int] = []
 
@@ -402,7 +402,7 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("what", ["tail", "keys", "gone"])
-def test_a_damaged_segment_is_left_out_and_all_others_are_indexed(damaged: Damaged, what: str) -> None:
+def test_a_damaged_segment_is_skipped_and_all_others_are_indexed(damaged: Damaged, what: str) -> None:
     (tail_offset,) = struct.unpack_from("<Q", damaged.whole, len(damaged.whole) - TRAILER_BYTES)
     at = {"tail": -60, "keys": tail_offset - 1}
     damaged.put(flipped(damaged.whole, at[what]) if what in at else b"")
@@ -419,7 +419,7 @@ def test_a_damaged_segment_is_left_out_and_all_others_are_indexed(damaged: Damag
     assert anomalies == {damaged.key}
 
 
-def test_what_is_left_out_never_looks_as_if_it_were_not_there(damaged: Damaged) -> None:
+def test_an_unindexed_segment_never_looks_like_an_absent_key(damaged: Damaged) -> None:
     damaged.put(flipped(damaged.whole, -60))
     with pytest.raises(CorruptionError):
         found(damaged.store, "c", "c-key")
@@ -466,7 +466,7 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again(
     assert found(damaged.store, "c", "c-key") == [b"c"]
 
 
-def test_what_is_left_out_has_a_bound(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unindexed_segments_are_bounded(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is part of the catalog; an archive of damage alone is to be looked at."""
     monkeypatch.setattr(index_builder, "UNINDEXED_MAX", 0)
     damaged.put(flipped(damaged.whole, -60))
@@ -521,9 +521,7 @@ def indexed(request: pytest.FixtureRequest) -> Indexed:
 
 @pytest.mark.parametrize("what", ["items", "tail", "gone"])
 @pytest.mark.parametrize("number", sweep([0, 1, -1], fast=[1]))
-def test_a_damaged_index_file_is_made_anew_and_all_are_merged(
-    indexed: Indexed, what: str, number: int
-) -> None:
+def test_a_damaged_index_file_is_rebuilt_and_all_are_merged(indexed: Indexed, what: str, number: int) -> None:
     victim = indexed.files[number].key
     indexed.damage(victim, what)
     builder = indexed.builder()
@@ -564,7 +562,7 @@ def test_a_damaged_index_file_over_more_than_memory_has_room_for_becomes_several
     check(indexed.store, 13)
 
 
-def test_a_damaged_segment_is_left_out_when_a_damaged_file_is_made_anew(indexed: Indexed) -> None:
+def test_a_damaged_segment_is_skipped_when_a_damaged_file_is_rebuilt(indexed: Indexed) -> None:
     indexed.damage(indexed.files[0].key, "items")
     page = next(RunIndex(indexed.store).all_runs(load(indexed.store)))
     first = int(page.chunk.objects["key"][page.chunk.runs["object"][np.argmin(page.chunk.runs["version"])]])
@@ -579,7 +577,7 @@ def test_a_damaged_segment_is_left_out_when_a_damaged_file_is_made_anew(indexed:
     assert verify_archive(indexed.store, full=True).anomalies[0].key == segment
 
 
-def test_what_cannot_be_made_anew_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_rebuilt_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of the catalog that tells which segments it was made of is damaged too."""
     indexed = Indexed(CatalogLimits(root_every=3, spill_runs=6, merge_sequences=64, embedded_bytes_max=0))
     state = load(indexed.store)
@@ -605,7 +603,7 @@ def test_what_cannot_be_made_anew_is_passed_by(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_another_builder_took_the_damaged_file_out_meanwhile(indexed: Indexed) -> None:
+def test_a_damaged_file_that_another_builder_has_replaced(indexed: Indexed) -> None:
     one, other = indexed.builder(), indexed.builder()
     victim = indexed.files[0]
     indexed.damage(victim.key, "items")
@@ -620,7 +618,7 @@ def test_another_builder_took_the_damaged_file_out_meanwhile(indexed: Indexed) -
 # -- what is no longer there ---------------------------------------------------------------------------------------
 
 
-def test_what_is_no_longer_there_is_left_out_no_more(
+def test_a_deleted_segment_is_no_longer_listed_as_unindexed(
     damaged: Damaged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged.put(flipped(damaged.whole, -60))

@@ -75,7 +75,7 @@ def test_a_day_that_is_over_becomes_one_file() -> None:
 
 
 def test_one_message_from_the_future_does_not_end_the_days_after_it() -> None:
-    """Else the day's one file would be written anew with every new one, for ever: one damaged timestamp is enough."""
+    """Else the day's one file would be written again with every new one, forever: one damaged timestamp is enough."""
     future = ref(1, day=DAY + 100_000)
     assert plan_merge([future, ref(2, level=2, size_bytes=10_000), ref(3)], 8) == []
     refs, written = [future], 0
@@ -93,7 +93,7 @@ def test_one_message_from_the_future_does_not_end_the_days_after_it() -> None:
     assert written <= 200 * 4
 
 
-def test_the_end_of_a_back_fill_leaves_a_large_file_alone_for_little() -> None:
+def test_the_end_of_a_backfill_leaves_a_large_file_alone_for_little() -> None:
     assert plan_merge([ref(1, size_bytes=1000), ref(2, size_bytes=10)], 8, is_final=True) == []
     assert len(plan_merge([ref(1, size_bytes=1000), ref(2, size_bytes=300)], 8, is_final=True)) == 2
 

@@ -1,4 +1,4 @@
-"""Which references to light queues are made: by the units of the queue, else by what is certain. One test per rule."""
+"""Which LMQ entries are made: by the units of the queue, else by what is certain. One test per rule."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_units_say_was_made_whatever_is_in_doubt() -> None:
 
 
 @pytest.mark.parametrize("end", [7, UNKNOWN])
-def test_of_a_doubtful_topic_only_what_goes_on_is_made(end: int) -> None:
+def test_of_a_doubtful_topic_only_what_continues_its_queue_is_made(end: int) -> None:
     """A copied offset is of an earlier message, below where the queue ends. Where it ends must be known."""
     offsets, _ = decided([3, 7, 8, 8, 9, 6], [RETRY, RETRY, 0, RETRY, RETRY, RETRY], end=end)
     assert offsets == [
@@ -76,8 +76,8 @@ def test_rocksdb_takes_any_name_and_nothing_of_doubtful_topics() -> None:
     assert decided([0, 1, 1, 1], doubts)[0] == [NOT_DISPATCHED] * 4
 
 
-def test_a_queue_named_twice_goes_on_where_it_is_not_where_it_was_counted() -> None:
-    """Two offsets are counted, one unit is written: later claims stay ahead, until the broker starts anew."""
+def test_a_queue_named_twice_continues_at_its_end_not_at_the_count() -> None:
+    """Two offsets are counted, one unit is written: later claims stay ahead, until the broker is restarted."""
     claims, times = [0, 2, 4, 5, 7, 5, 6], [2, 2, 1, 2, 1, 1, 1]
     offsets, place = decided(claims, times=times, end=0)
     assert offsets == [0, 1, 2, 3, 4, 5, 6]
@@ -91,7 +91,7 @@ def test_a_queue_named_twice_goes_on_where_it_is_not_where_it_was_counted() -> N
 def test_a_jump_that_no_record_explains_is_a_gap() -> None:
     assert decided([0, 1, 5, 6], end=0)[0] == [0, 1, 5, 6]
     assert decided([0, 3], times=[2, 1], end=0)[0] == [0, 3]
-    assert decided([5, 6, 0, 1], end=5)[0] == [5, 6, 0, 1], "a new life"
+    assert decided([5, 6, 0, 1], end=5)[0] == [5, 6, 0, 1], "a new generation"
 
 
 def test_a_broker_that_dispatches_nothing_makes_no_queues_of_copied_names() -> None:
@@ -209,14 +209,14 @@ def test_places_are_those_of_the_units_not_those_that_were_counted() -> None:
     assert log.made(units, ends={"%LMQ%a": 3}) == right
 
 
-def test_a_record_of_an_earlier_life_of_the_queue_is_believed() -> None:
+def test_a_record_of_an_earlier_generation_of_the_queue_is_believed() -> None:
     log = Asked(named("t", "%LMQ%a", "1"), named("t", "%LMQ%a", "0"), named("t", "%LMQ%a", "1"))
     assert log.made({("%LMQ%a", 0): {0: 1, 1: 2}}) == [
         (0, "%LMQ%a", 0, 1), (1, "%LMQ%a", 0, 0), (2, "%LMQ%a", 0, 1),
     ]  # fmt: skip
 
 
-def test_a_copied_name_in_a_queue_of_others_is_left_out() -> None:
+def test_a_copied_name_in_a_queue_of_others_is_no_entry() -> None:
     log = Asked(named("t", "%LMQ%a", "0"), named("t", "%LMQ%a", "1"), named("copied", "%LMQ%a", "0"))
     assert log.made({("%LMQ%a", 0): {0: 0, 1: 1}}) == [(0, "%LMQ%a", 0, 0), (1, "%LMQ%a", 0, 1)]
 
@@ -231,7 +231,7 @@ def test_units_left_over_from_before_a_truncation_move_nothing() -> None:
     ]
 
 
-def test_queues_that_go_on_are_not_asked() -> None:
+def test_units_of_queues_that_continue_are_not_read() -> None:
     log = Asked(named("t", "%LMQ%a,%LMQ%b", "4,0"), named("t", "%LMQ%a,%LMQ%b", "5,1"))
     assert len(log.made({}, ends={"%LMQ%a": 4})) == 4
     assert log.index is not None
@@ -276,7 +276,7 @@ def test_whether_the_broker_dispatches_is_its_configurations_word(
         is_off = properties.get("enableLmq") != "true"
         assert lmq_rules(store, {}) == LmqRules(in_rocksdb=True, is_off=is_off)
     with open_broker_store(tmp_path) as store:
-        assert lmq_rules(store, {}) == FILES, "nobody says: it may"
+        assert lmq_rules(store, {}) == FILES, "not known: it may"
 
 
 def test_what_the_broker_last_said_of_its_configuration_is_kept(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_what_the_broker_last_said_of_its_configuration_is_kept(tmp_path: Path) 
 
 
 def test_offsets_that_lie_far_apart_are_looked_up_one_by_one() -> None:
-    """A record may claim any offset: units between are not read, and one that is not there is no new life."""
+    """A record may claim any offset: units between are not read, and one that is not there is no new generation."""
     log = Asked(
         named("t", "%LMQ%a", "0"), named("copied", "%LMQ%a", f"{1 << 58}"), named("t", "%LMQ%a,%LMQ%a", "1,1"),
         named("%RETRY%g", "%LMQ%a", "1"), named("t", "%LMQ%a", "3"),

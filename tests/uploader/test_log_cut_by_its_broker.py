@@ -158,7 +158,7 @@ def test_a_broker_that_cuts_its_log_as_it_runs_is_noticed_while_nothing_comes(
     assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
 
 
-def test_a_log_that_grew_beyond_its_cut_meanwhile_is_another_one(
+def test_a_log_that_grew_beyond_its_cut_is_another_one(
     cut: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
 ) -> None:
     directory, memory, broker = cut

@@ -15,7 +15,7 @@ from tests.broker_store.record_bytes import BLANK_MAGIC, records
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import NO_CHECK, LogCheck
 from tiered.errors import UnreadableError, UsageError
-from uploader import log_divergence as log_line
+from uploader import log_divergence
 from uploader.log_divergence import (
     WRITTEN_BYTES,
     Check,
@@ -113,7 +113,7 @@ def test_a_log_that_shares_nothing_is_taken_only_by_who_may() -> None:
         require_shared(nothing, is_older_copy=False, may_replace=False)
 
 
-def test_an_older_copy_takes_nothing_out_unless_told() -> None:
+def test_an_older_copy_hides_nothing_without_permission() -> None:
     older = Divergence(2, 50)
     assert require_shared(older, is_older_copy=True, may_replace=True) == older
     with pytest.raises(UsageError, match="an older copy"):
@@ -121,7 +121,7 @@ def test_an_older_copy_takes_nothing_out_unless_told() -> None:
 
 
 @pytest.mark.parametrize(("written", "is_before"), [(5000, True), (5036, True), (5037, False), (6000, False)])
-def test_a_log_that_goes_on_in_another_way_is_no_older_copy(
+def test_a_log_that_continues_differently_is_no_older_copy(
     tmp_path: Path, written: int, is_before: bool
 ) -> None:
     log = log_of(tmp_path, b"\1" * written + bytes(2 * FILE_BYTES - written))
@@ -167,7 +167,7 @@ def test_a_broken_record_or_marker_proves_nothing(tmp_path: Path) -> None:
 
 
 def test_padding_is_not_looked_for_far_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_line, "WALKED_BYTES_MAX", AT_FILE_END.end_phys - SHARED - 1)
+    monkeypatch.setattr(log_divergence, "WALKED_BYTES_MAX", AT_FILE_END.end_phys - SHARED - 1)
     assert ends_before(log_of(tmp_path, padded(15)), AT_FILE_END, SHARED)
 
 

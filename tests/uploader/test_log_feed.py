@@ -44,7 +44,9 @@ def read_all(feed: LogFeed, bound: FeedBound, *, capacity: int = 1 << 20) -> Log
 
 @pytest.mark.parametrize("left", range(1, MARKER_BYTES + 1))
 @pytest.mark.parametrize("topic", [b"t", b"rmq_sys_x"])
-def test_a_batch_that_is_almost_full_at_a_files_end_goes_on(left: int, topic: bytes, tmp_path: Path) -> None:
+def test_a_batch_that_is_almost_full_at_a_files_end_continues(
+    left: int, topic: bytes, tmp_path: Path
+) -> None:
     """It is neither old (filtered traffic never is) nor full, and what it needs is the marker behind it."""
     (tmp_path / "probe").mkdir()
     (tmp_path / "log").mkdir()

@@ -70,7 +70,7 @@ def test_a_standby_keeps_no_pin_on_a_full_disk(store: Path, tmp_path: Path) -> N
 
 
 class FullStore(MemoryStore):
-    """Can be read; takes nothing until told so."""
+    """Can be read; takes nothing until that is allowed."""
 
     is_full = True
 

@@ -1,4 +1,4 @@
-"""A writer that ends leaves no pin on what is archived: nobody would let go of it until the next start."""
+"""A writer that ends leaves no pin on what is archived: it would stay until the next start."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from uploader.queue_generations import QueueGenerations
 
 
 class GrowingTable(QueueTable):
-    """Gets another queue right after somebody looked how many there are, as by a scan in another thread."""
+    """Gets another queue right after a thread read how many there are, as by a scan in another thread."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[str, int]] = []
@@ -33,7 +33,7 @@ queues = st.lists(
 
 
 @given(queues, queues)
-def test_the_order_is_that_of_names_though_the_table_grows_meanwhile(
+def test_the_order_is_that_of_names_although_the_table_grows(
     first: list[tuple[str, int]], later: list[tuple[str, int]]
 ) -> None:
     table = GrowingTable()

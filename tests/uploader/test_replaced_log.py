@@ -128,7 +128,7 @@ def test_a_run_beside_a_much_shorter_log_stops_and_one_beside_a_little_shorter_c
         assert (gone <= left) == stays
 
 
-def test_a_log_that_has_padding_where_the_archive_ends_goes_on_in_another_way(tmp_path: Path) -> None:
+def test_padding_where_the_archive_ends_is_a_different_continuation(tmp_path: Path) -> None:
     """Its records did not fit there: a broker that was restored from a copy, and used."""
     write_store(tmp_path / "own", SPEC, messages=MESSAGES)
     first, *others = CommitLog([tmp_path / "own" / "commitlog"]).files

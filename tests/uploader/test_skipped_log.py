@@ -1,4 +1,4 @@
-"""Why offsets are missing, as far as processes of before tell: only what they left out behind a queue's last record."""
+"""Why offsets are missing, as earlier processes recorded it: only what they skipped behind a queue's last record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def state_after(batch: LogBatch, *, line: int = 1) -> CatalogState:
     return replace(CatalogState(), settings=skipped_settings(batch, line))
 
 
-def test_only_what_was_left_out_behind_a_queues_last_record_is_a_reason() -> None:
+def test_only_what_was_skipped_behind_a_queues_last_record_is_a_reason() -> None:
     batch = LogBatch(1 << 16)
     assert skipped_settings(batch, 1) == {}
     assert SkippedLog.of(state_after(batch)) == SkippedLog()
@@ -29,12 +29,12 @@ def test_only_what_was_left_out_behind_a_queues_last_record_is_a_reason() -> Non
     assert skipped.reason(600) is GapReason.NEVER_WRITTEN
 
 
-def test_physical_offsets_of_another_log_line_say_nothing() -> None:
+def test_physical_offsets_of_another_log_history_say_nothing() -> None:
     batch = LogBatch(1 << 16)
     batch.damaged += [DamagedRange(100, 200, "", "")]
     assert SkippedLog.of(state_after(batch, line=2)) == SkippedLog()
 
 
 @pytest.mark.parametrize("value", [None, 3, [1], [1, "x"], {"a": 1}])
-def test_a_setting_that_makes_no_sense_stops_nobody(value: object) -> None:
+def test_impossible_values_are_ignored(value: object) -> None:
     assert SkippedLog.of(replace(CatalogState(), settings={DAMAGED: value})) == SkippedLog()

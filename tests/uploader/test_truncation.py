@@ -39,7 +39,7 @@ def store_without_end(path: Path, lost: Queue, form: str) -> tuple[Path, int]:
 
 
 def said(store: Path, topics: TopicFilter = FILTER) -> tuple[int, list[Mapping[str, object]]]:
-    """Lost ranges that a back-fill counts, and what it says of the end."""
+    """Lost ranges that a backfill counts, and what it says of the end."""
     lines: list[Mapping[str, object]] = []
     environment = Environment(
         log=lambda message, fields: lines.append(fields) if "commitlog truncated" in message else None
@@ -58,8 +58,8 @@ def test_of_a_queue_archived_first_or_last_or_not_at_all(tmp_path: Path, lost: Q
     assert fields["end_phys"] == end_phys + len(record(0, topic=lost[0]))
 
 
-def test_of_a_topic_that_was_deleted_and_made_anew(tmp_path: Path) -> None:
-    """Its earlier life is archived and hidden; all of the new one is lost."""
+def test_of_a_topic_that_was_deleted_and_created_again(tmp_path: Path) -> None:
+    """Its earlier generation is archived and hidden; all of the new one is lost."""
     store, end_phys = store_without_end(tmp_path / "store", ("t", 0), "files")
     units = store / "consumequeue" / "t" / "0"
     shutil.move(units, tmp_path)
@@ -71,7 +71,7 @@ def test_of_a_topic_that_was_deleted_and_made_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["files", "rocksdb"])
-def test_of_a_queue_that_began_anew_and_has_fewer_units_than_before(tmp_path: Path, form: str) -> None:
+def test_of_a_queue_that_began_again_and_has_fewer_units_than_before(tmp_path: Path, form: str) -> None:
     """Nothing stands behind what is archived of it."""
     store, end_phys = store_without_end(tmp_path / "store", ("t", 0), "files")
     log = store / "commitlog" / f"{0:020d}"

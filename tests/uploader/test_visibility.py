@@ -1,4 +1,4 @@
-"""Absent is not deleted; back-fill shows what the broker would show."""
+"""Absent is not deleted; backfill shows what the broker would show."""
 
 from tiered.model.queue import QueueKey
 from uploader.visibility import ABSENT_MS_MIN, DeletedTopics, hidden_queues
@@ -6,7 +6,7 @@ from uploader.visibility import ABSENT_MS_MIN, DeletedTopics, hidden_queues
 TOPICS = frozenset(f"t{i}" for i in range(20))
 
 
-def test_back_fill_hides_what_the_broker_has_no_unit_of() -> None:
+def test_backfill_hides_records_without_a_unit() -> None:
     kept, gone, emptied = QueueKey("kept", 0, 1), QueueKey("gone", 0, 0), QueueKey("recreated", 3, 0)
     assert hidden_queues([kept, gone, emptied], {("kept", 0), ("recreated", 0)}) == [gone, emptied]
 
