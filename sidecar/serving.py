@@ -18,6 +18,8 @@ from typing import Any
 
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.policy.broker_files import BrokerFiles
+from fetcher.policy.compaction_topics import REFRESH_S as COMPACTION_REFRESH_S
+from fetcher.policy.compaction_topics import CompactionTopics
 from fetcher.policy.read_policy import ReadPolicies
 from fetcher.policy.read_router import ReadRouter
 from server.backend.pull_handlers import PullLimits
@@ -190,13 +192,15 @@ class MergedHandlers:
 
     def __init__(
         self, archive: ServedArchive, access: ArchiveAccess, settings: Settings, clients: ClientTable,
-        store: BrokerStore, *, accepted: AcceptedAccounts | None, redirect: RedirectContext | None,
+        store: BrokerStore, compacted: CompactionTopics, *, accepted: AcceptedAccounts | None,
+        redirect: RedirectContext | None,
     ) -> None:  # fmt: skip
         read, serve = settings.read, settings.serve
         self._archive, self._access, self._store = archive, access, store
         self._is_slave = redirect is not None
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
-        self.line = line = ReadRouter(access.catalog, self._policies(settings), self._topics(settings))
+        policies, topics = self._policies(settings), self._topics(settings)
+        self.line = line = ReadRouter(access.catalog, policies, topics, compacted)
         views = BrokerViews(BrokerFiles(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
         context = PullContext(archive, views, clients, accepted)
         limits = PullLimits(count_max=serve.pull_messages_max, bytes_max=serve.pull_bytes_max)
@@ -210,7 +214,10 @@ class MergedHandlers:
             **GroupResets(line, offsets, clients, checks_clients=accepted is not None).handlers(),
             **MergedLookups(line, archive, accepted=accepted).handlers(),
         }
-        self._watching = asyncio.create_task(archive.watch(REFRESH_S))
+        self._watching = [
+            asyncio.create_task(archive.watch(REFRESH_S)),
+            asyncio.create_task(_watch(compacted)),
+        ]
 
     @classmethod
     async def opened(
@@ -221,7 +228,13 @@ class MergedHandlers:
         archive = ServedArchive(access)
         await archive.load()
         store = await asyncio.to_thread(open_store_of, settings, conf)
-        return cls(archive, access, settings, clients, store, accepted=accepted, redirect=redirect)
+        compacted = CompactionTopics(store)
+        try:
+            await asyncio.to_thread(compacted.refresh)
+        except BaseException:
+            store.close()
+            raise
+        return cls(archive, access, settings, clients, store, compacted, accepted=accepted, redirect=redirect)
 
     def committed(self) -> None:
         """The catalog has a new version: wake waiting pulls."""
@@ -240,9 +253,23 @@ class MergedHandlers:
         return topic_filter_of(settings, self._store.conf, access.cluster, access.broker)
 
     def close(self) -> None:
-        self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         self._threads.shutdown()
         self._store.close()
+
+
+async def _watch(compacted: CompactionTopics) -> None:
+    logged = ""
+    while True:
+        await asyncio.sleep(COMPACTION_REFRESH_S)
+        try:
+            await asyncio.to_thread(compacted.refresh)
+            logged = ""
+        except TieredError as error:
+            if str(error) != logged:
+                logger.warning("new compaction topics are not recognized: %s", error)
+            logged = str(error)
 
 
 OpenHandlers = Callable[[ArchiveAccess, RelayService[Any], Settings], Awaitable[MergedHandlers]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -110,12 +111,14 @@ class ReadRouter:
     """Routes pulls of one broker and its archive."""
 
     def __init__(
-        self, catalog: KnownCatalog, policies: ReadPolicies | None = None, topics: TopicFilter | None = None
-    ) -> None:
-        """``topics``: those the uploader archives."""
+        self, catalog: KnownCatalog, policies: ReadPolicies | None = None, topics: TopicFilter | None = None,
+        compacted: Container[str] = (),
+    ) -> None:  # fmt: skip
+        """``topics``: those the uploader archives; ``compacted``: those the broker compacts, which only it serves."""
         self._queues = ArchivedQueues(catalog)
         self._topics = topics or TopicFilter()
         self._policies = policies or ReadPolicies()
+        self._compacted = compacted
         self._warned_of_residency = False
         self.counters = ReadCounters()
 
@@ -125,12 +128,12 @@ class ReadRouter:
         self._topics = topics or self._topics
 
     def policy_of(self, topic: str) -> ReadPolicy:
-        """The current policy."""
-        return self._policies.of_topic(topic)
+        """The current policy; DISABLE for a topic that the broker compacts."""
+        return ReadPolicy.DISABLE if topic in self._compacted else self._policies.of_topic(topic)
 
     async def plan(self, sources: BrokerSource, topic: str, queue_id: int, offset: int) -> Plan:
         """The first source of a pull."""
-        policy = self._policies.of_topic(topic)
+        policy = self.policy_of(topic)
         situation = await self.situation(sources, topic, queue_id, offset)
         decision = decide(policy, situation)
         if decision.source is Source.CHECK_MEMORY:
@@ -143,7 +146,7 @@ class ReadRouter:
 
     async def situation(self, sources: BrokerSource, topic: str, queue_id: int, offset: int) -> Situation:
         """The state of both sides of a queue, for one offset; the archive's from one catalog version."""
-        is_system, policy = self._topics.is_system(topic), self._policies.of_topic(topic)
+        is_system, policy = self._topics.is_system(topic), self.policy_of(topic)
         archived = ArchivedQueue(None, 0, 0)
         if not sources.has_broker or not (is_system or policy is ReadPolicy.DISABLE):
             archived = self._queues.find(topic, queue_id)

@@ -63,7 +63,7 @@ def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> Brok
     """
     config = store_path / "config"
     source: dict[str, str] = {}
-    topics = _table(config, TOPICS, "topics.json", "topicConfigTable", is_broker_dead, source)
+    topics = _topics(config, is_broker_dead, source)
     groups = _table(
         config,
         SUBSCRIPTION_GROUPS,
@@ -85,6 +85,20 @@ def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> Brok
         for name, value in _as_map(mappings.get("topicQueueMappingInfoMap"), path or config).items()
     }
     return BrokerState(topics, groups, offsets, delay_offsets, static, {k: v for k, v in source.items() if v})
+
+
+def read_topics(store_path: Path, *, is_broker_dead: bool = False) -> dict[str, Document]:
+    """The topic table alone; see ``read_broker_state``."""
+    return _topics(store_path / "config", is_broker_dead, {})
+
+
+def topics_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
+    """The part of ``state_fingerprint`` that changes with the topic table."""
+    return tuple(
+        row
+        for row in state_fingerprint(store_path)
+        if row[0].endswith("/topics.json") or Path(row[0]).parent.name in (TOPICS, _UNIFIED)
+    )
 
 
 def topic_names_backup(store_path: Path) -> frozenset[str]:
@@ -128,6 +142,10 @@ def refuse_unknown_configuration(store_path: Path) -> None:
             f"{config / 'rdb'} holds RocksDB configuration version 2, which is not supported",
             hint="set configManagerVersion=v1 in broker.conf",
         )
+
+
+def _topics(config: Path, is_broker_dead: bool, source: dict[str, str]) -> dict[str, Document]:
+    return _table(config, TOPICS, "topics.json", "topicConfigTable", is_broker_dead, source)
 
 
 def _table(

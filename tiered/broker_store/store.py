@@ -14,7 +14,13 @@ from typing import Final
 
 from tiered.broker_store.commit_log import BLANK_MAGIC, NAME_DIGITS, RECORD_MAGICS, CommitLog, LogFile
 from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.config import BrokerState, read_broker_state, refuse_unknown_configuration
+from tiered.broker_store.config import (
+    BrokerState,
+    Document,
+    read_broker_state,
+    read_topics,
+    refuse_unknown_configuration,
+)
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.file_consume_queue import FileConsumeQueues
 from tiered.broker_store.liveness import LivenessReport, ask_liveness
@@ -89,6 +95,10 @@ class BrokerStore:
     def state(self) -> BrokerState:
         """Topic table, subscription groups and offsets, as of now."""
         return read_broker_state(self.path, is_broker_dead=self.liveness().is_dead)
+
+    def topics(self) -> dict[str, Document]:
+        """The topic table alone, as of now."""
+        return read_topics(self.path, is_broker_dead=self.liveness().is_dead)
 
     def names(self) -> BrokerNames:
         """Names of cluster and broker; empty if unknown."""
