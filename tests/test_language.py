@@ -55,6 +55,7 @@ FINISHED = (
     "tiered",
     "uploader",
     "maintenance",
+    "tests",
 )
 """Packages without retired words. A package stays in this list once it is in it."""
 

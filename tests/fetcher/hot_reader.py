@@ -106,7 +106,7 @@ class HotPull:
         return units[chosen], end_of(units, len(units) - 1)
 
     def _read(self, units: Table, end: int) -> tuple[MessageBatch, int]:
-        """Messages of ``units`` that match; where to go on: ``end``, or the first unit that cannot be read."""
+        """Messages of ``units`` that match; where to continue: ``end``, or the first unit that cannot be read."""
         if not len(units):
             return EMPTY_BATCH, end
         records = read_records(self._log, units, *self._key)
@@ -179,7 +179,7 @@ def status_outside(offset: int, queue: OffsetRange) -> PullStatus | None:
 
 
 def next_outside(offset: int, queue: OffsetRange) -> int:
-    """Where to go on from an offset outside ``queue``."""
+    """Where to continue from an offset outside ``queue``."""
     if queue.max_offset <= 0:
         return offset
     return queue.min_offset if offset < queue.min_offset else queue.max_offset

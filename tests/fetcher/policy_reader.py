@@ -36,7 +36,7 @@ class TieredReader(Protocol):
         filter: Any = None,
         group: str = "",
     ) -> Coroutine[Any, Any, PullResult]:
-        """A pull from the archive alone."""
+        """A pull from the archive only."""
 
 
 class PolicyReader:

@@ -45,7 +45,7 @@ PREFETCH = PrefetchSettings(
 
 @lru_cache
 def archive(*, with_sets: bool = True) -> ArchiveBuilder:
-    """Eight queues of 1,200 messages in twelve cycles, some cycles as set objects; a light queue over the first; a gap
+    """Eight queues of 1,200 messages in twelve cycles, some cycles as set objects; an LMQ over the first; a gap
     in the second."""
     rand = random.Random(1)
     limits = CatalogLimits(root_every=5, spill_runs=40, page_runs_max=20)
@@ -140,7 +140,7 @@ class Simulation:
         return consumer
 
     def run(self, until_s: float = float("inf")) -> None:
-        """Go on until ``until_s``, or until nothing is left to happen."""
+        """Run until ``until_s``, or until nothing is left to happen."""
         self.clock.run(until_s)
 
     async def sleep(self, seconds: float) -> None:
@@ -176,7 +176,7 @@ class Simulation:
     def _check(
         self, consumer: Consumer, rows: Sequence[Stored], at: int, offsets: Sequence[int], records: object
     ) -> int:
-        """What came is what the queue holds from row ``at`` on, and as many as asked for."""
+        """What came is what the queue holds from row ``at`` on, and as many as requested."""
         expected = rows[at : at + len(offsets)]
         found = [bytes(record) for record in records]  # type: ignore[attr-defined]
         if offsets != [row.offset for row in expected] or found != [row.record for row in expected]:

@@ -1,6 +1,6 @@
 """Questions to a SQL92 filter, and the broker's own answers to them (its filter module, run by Java).
 
-`python -m tests.fetcher.sql92_questions` asks RocketMQ 5.5.0 and writes sql92_vectors.jsonl anew.
+`python -m tests.fetcher.sql92_questions` asks RocketMQ 5.5.0 and writes sql92_vectors.jsonl.
 """
 
 from __future__ import annotations

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def grows(name: str, topic: str) -> bool:
-    """Topics that went on growing after the truth, or that the recorded broker did not serve."""
+    """Topics that grew after the truth was read, or that the recorded broker did not serve."""
     return topic.startswith("rmq_sys_REVIVE_LOG") or (name == "D" and topic == "RMQ_SYS_TRANS_OP_HALF_TOPIC")

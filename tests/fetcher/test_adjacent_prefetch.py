@@ -1,4 +1,4 @@
-"""Blocks that come along with those asked for: only where small runs are read in order, and never without bound."""
+"""Blocks that come along with the requested ones: only where small runs are read in order, and never without bound."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_runs_of_ordinary_size_are_left_to_windows(monkeypatch: pytest.MonkeyPat
     assert not any(map(len, in_order(AdjacentPrefetch(1 << 30), 20)))
 
 
-def test_what_nobody_has_read_yet_is_bounded_and_what_is_lost_makes_it_less() -> None:
+def test_unread_blocks_are_bounded_and_lost_ones_lower_the_bound() -> None:
     subject = AdjacentPrefetch(40 * KIB)
     keys: list[tuple[BlockKey, int]] = []
     at = 0
@@ -149,7 +149,7 @@ def test_blocks_that_never_came_are_not_waited_for() -> None:
     assert len(bench.reader.gets) - requests < 20
 
 
-def test_without_memory_to_spare_only_what_was_asked_for_is_fetched() -> None:
+def test_without_memory_to_spare_only_requested_blocks_are_fetched() -> None:
     item = segment("data/a.so", blocks=24)
     bench = SourceBench([item], memory_bytes=8 << 20)
     opened = bench.index(item.key)

@@ -105,7 +105,7 @@ def test_messages_are_what_a_java_client_saw(archive: Archive, truth: Queues) ->
             assert len(message.inner) == len(line.get("inner", ()))
 
 
-def test_a_walk_begins_at_an_offset_or_a_time_and_ends_where_told(archive: Archive, truth: Queues) -> None:
+def test_a_walk_begins_at_an_offset_or_a_time_and_ends_at_its_bound(archive: Archive, truth: Queues) -> None:
     queue, lines = archive.queue("t_one", 0), truth["t_one", 0]
     assert [m.queue_offset for m in queue.messages(5, limit=3)] == [5, 6, 7]
     stamp = lines[len(lines) // 2]["storeTimestamp"]
@@ -199,7 +199,7 @@ def test_what_does_not_exist_and_what_is_wrong(archive: Archive, directory: Path
         rocketmq_tiered.open(f"file://{directory}", broker="other")
 
 
-def test_a_damaged_object_is_an_error_that_names_it_and_hurts_nobody_else(
+def test_a_damaged_object_is_an_error_that_names_it_and_hurts_no_other_read(
     directory: Path, tmp_path: Path, truth: Queues
 ) -> None:
     copy = tmp_path / "archive"
@@ -245,7 +245,7 @@ class AwayStore(FileStore):
         return super().get_range(key, offset, length)
 
 
-def test_a_walk_goes_on_where_it_stood_when_the_store_is_back(
+def test_a_walk_continues_where_it_stood_when_the_store_is_back(
     directory: Path, truth: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tiered.object_store.open_store.FileStore", AwayStore)
@@ -324,7 +324,7 @@ class Grown:
         self.archive = rocketmq_tiered.open(url)
         builder.commit([Sent(queue, stored_ms=2000 + number, keys=["k"]) for number in range(3)])
         self.record = builder.truth[queue].rows[4].record
-        # As after an hour in which nobody asked; and reading on takes a while, as from a store far away.
+        # As after an hour without a request; and reading on takes a while, as from a store far away.
         monkeypatch.setattr(self.archive.access.catalog, "_refresh_s", 0.0)
         monkeypatch.setattr("fetcher.rows.catalog_view.refresh", _slow_refresh)
 
@@ -334,12 +334,12 @@ def _slow_refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
     return refresh(store, state)
 
 
-def test_a_key_is_found_in_what_was_archived_since_anybody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_found_in_what_was_archived_since_the_last_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with Grown("grown-key", monkeypatch).archive as archive:
         assert [m.queue_offset for m in archive.find_by_key("t", "k")] == [5, 4, 3, 2, 1, 0]
 
 
-def test_an_id_is_found_in_what_was_archived_since_anybody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_is_found_in_what_was_archived_since_the_last_read(monkeypatch: pytest.MonkeyPatch) -> None:
     grown = Grown("grown-id", monkeypatch)
     with grown.archive as archive:
         found = archive.find_by_id(decode_record(grown.record).offset_msg_id)
@@ -356,14 +356,14 @@ def test_an_id_is_found_in_what_was_archived_since_anybody_looked(monkeypatch: p
         (lambda queue: [m.store_timestamp for m in queue.messages(since=2001)], [2001, 2002]),
     ],
 )
-def test_a_time_at_the_end_is_answered_by_what_was_archived_since_anybody_looked(
+def test_a_time_at_the_end_is_answered_by_what_was_archived_since_the_last_read(
     ask: Callable[[rocketmq_tiered.Queue], object], expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Grown(f"grown-time-{next(_numbers)}", monkeypatch).archive as archive:
         assert ask(archive.queue("t", 0)) == expected
 
 
-def test_while_the_catalog_cannot_be_read_only_what_is_known_for_sure_is_told(
+def test_while_the_catalog_cannot_be_read_only_what_is_known_for_sure_is_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grown = Grown("grown-away", monkeypatch)
@@ -413,15 +413,15 @@ def test_a_queue_that_is_gone_ends_its_walk_with_an_error(archive: Archive) -> N
     assert walk.offset == 5
 
 
-def test_a_child_process_is_told_that_it_has_none_of_the_threads(directory: Path) -> None:
+def test_a_child_process_gets_an_error_since_it_has_none_of_the_threads(directory: Path) -> None:
     """Nothing would ever come: a fork copies pools, but not their threads."""
-    idle = Settings(prefetch=PrefetchSettings(enabled=False))  # nobody holds a lock meanwhile
+    idle = Settings(prefetch=PrefetchSettings(enabled=False))  # no thread holds a lock at the fork
     with rocketmq_tiered.open(f"file://{directory}", settings=idle) as archive:
         assert len(list(archive.queue("t_one", 0).messages(limit=1))) == 1
-        assert "before a fork" in _told_by_a_child(archive)
+        assert "before a fork" in _error_in_a_child(archive)
 
 
-def _told_by_a_child(archive: Archive) -> str:
+def _error_in_a_child(archive: Archive) -> str:
     """What reading there fails with. The child closes its copy: left with `with`, it ends all the same."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -436,11 +436,11 @@ def _told_by_a_child(archive: Archive) -> str:
         finally:
             os._exit(0)
     os.close(writing)
-    with open(reading, encoding="utf-8") as told:
-        if not select.select([told], [], [], 20)[0]:
+    with open(reading, encoding="utf-8") as answer:
+        if not select.select([answer], [], [], 20)[0]:
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        return told.read()
+        return answer.read()
 
 
 @pytest.mark.parametrize("name", ["plain", "with blank", "100%25", "a#b?c=d", "Größe", "not UTF-8: \udcff"])
@@ -538,7 +538,7 @@ def test_threads_that_walk_side_by_side_hold_no_batch_while_they_wait_for_the_ne
 
 @pytest.mark.asyncio
 async def test_batches_get_smaller_where_memory_has_no_room_for_large_ones(four_long_queues: str) -> None:
-    """A program has its last batch in hand while it waits for the next."""
+    """A program holds its last batch while it waits for the next."""
     async with rocketmq_tiered.open_async(four_long_queues, settings=_little_memory(200)) as archive:
 
         async def count(queue_id: int) -> int:
@@ -559,12 +559,12 @@ class Opened:
 
 
 @pytest.mark.asyncio
-async def test_who_gives_up_opening_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_opening_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a time limit around a store that is slow to answer: each attempt would leave a thread and a client."""
-    opened, may_go_on = Opened(), threading.Event()
+    opened, may_continue = Opened(), threading.Event()
 
     def slowly(url: str, **_: object) -> Opened:
-        may_go_on.wait(20)
+        may_continue.wait(20)
         return opened
 
     monkeypatch.setattr("fetcher.async_archive.open_async_access", slowly)
@@ -572,7 +572,7 @@ async def test_who_gives_up_opening_leaves_nothing_open(monkeypatch: pytest.Monk
         async with asyncio.timeout(0.05):
             async with rocketmq_tiered.open_async("memory://slow"):
                 pass
-    may_go_on.set()
+    may_continue.set()
     assert await asyncio.to_thread(opened.is_closed.wait, 20)
 
 
@@ -599,7 +599,7 @@ async def test_the_asynchronous_form_must_be_entered_and_says_what_does_not_exis
 
 @pytest.mark.asyncio
 async def test_the_asynchronous_form_is_entered_once(directory: Path) -> None:
-    """A second time would leave what the first opened to nobody: threads, connections."""
+    """A second time would leak what the first opened: threads, connections."""
     async with rocketmq_tiered.open_async(directory) as archive:
         with pytest.raises(UsageError, match="entered before"):
             await archive.__aenter__()

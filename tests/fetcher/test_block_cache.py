@@ -96,7 +96,7 @@ def test_read_blocks_go_before_unread_ones_and_the_longest_unused_first() -> Non
     assert [drop.reason for drop in bench.dropped] == [DropReason.EVICTED] * 2
 
 
-def test_room_is_made_of_read_blocks_only_unless_told() -> None:
+def test_room_is_made_of_read_blocks_only_by_default() -> None:
     bench = Bench()
     bench.put(1, is_read=True)
     bench.put(2)
@@ -127,7 +127,7 @@ def test_two_blocks_swapped_are_found_too() -> None:
     assert bench.cache.counts.corrupt == 2
 
 
-def test_dropping_by_key_spares_what_was_read_if_told() -> None:
+def test_dropping_by_key_can_spare_read_blocks() -> None:
     bench = Bench()
     bench.put(1, is_read=True)
     bench.put(2)

@@ -251,7 +251,7 @@ def test_a_file_cut_short_while_it_is_read(written: WrittenStore) -> None:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 60), body_bytes=st.integers(1, 400), length=st.integers(1, 20_000))
-def test_a_log_written_anew_below_old_units_never_gives_wrong_bytes(
+def test_a_log_written_again_below_old_units_never_gives_wrong_bytes(
     written: WrittenStore, cut: int, body_bytes: int, length: int
 ) -> None:
     """As after a truncation: other records, whole and valid, from an old boundary on, the last one half written."""
@@ -282,7 +282,7 @@ def test_a_log_written_anew_below_old_units_never_gives_wrong_bytes(
 def test_another_message_of_the_same_queue_and_size_is_not_taken_for_the_one_that_was_there(
     written: WrittenStore,
 ) -> None:
-    """As in a log that was cut back and written anew."""
+    """As in a log that was cut back and written again."""
     old = written.records["t", 0][10]
     phys = int.from_bytes(old[28:36], "big")
     new = encode(Message(b"t", 0, 7, b"o" * (len(old) - 91 - len(b"t"))), phys)
@@ -340,10 +340,10 @@ def test_a_live_broker_with_rocksdb_shows_nothing(real_store: Callable[[str], Pa
         assert reader.local_view("t_one", 0, 0).queue == OffsetRange(0, 1350)
 
 
-def test_a_queue_nobody_has(written: WrittenStore) -> None:
+def test_an_unknown_queue(written: WrittenStore) -> None:
     with reading(written.path) as reader:
-        assert reader.local_view("nobody", 0, 0) == LocalView(BrokerSide.READABLE)
-        assert reader.get("nobody", 0, 5, count=1, max_bytes=1).status is S.NO_MATCHED_LOGIC_QUEUE
+        assert reader.local_view("unknown", 0, 0) == LocalView(BrokerSide.READABLE)
+        assert reader.get("unknown", 0, 5, count=1, max_bytes=1).status is S.NO_MATCHED_LOGIC_QUEUE
 
 
 def test_reading_leaves_the_page_cache_as_it_was(written: WrittenStore) -> None:

@@ -21,7 +21,7 @@ def _block(byte_count: int) -> NDArray[np.uint8]:
     return np.frombuffer(bytes(byte_count), np.uint8)
 
 
-def test_an_array_gives_back_its_charge_when_the_last_view_dies() -> None:
+def test_an_array_returns_its_charge_when_the_last_view_dies() -> None:
     budget = ByteBudget(100)
     assert budget.try_charge(60, 0)
     block = _block(60)
@@ -59,7 +59,7 @@ def test_one_charge_above_the_total_is_admitted_alone() -> None:
     assert budget.charged_bytes == 0
 
 
-def test_nobody_overtakes_but_by_priority() -> None:
+def test_only_priority_overtakes() -> None:
     budget = ByteBudget(100)
     budget.charge(100, 0)
     large, small, urgent = budget.charge(90, 1), budget.charge(5, 1), budget.charge(100, 0)
@@ -70,7 +70,7 @@ def test_nobody_overtakes_but_by_priority() -> None:
     assert large.future.done() and small.future.done()
 
 
-def test_reclaimers_are_asked_for_what_is_missing_and_told_for_whom() -> None:
+def test_reclaimers_get_the_missing_bytes_and_the_priority() -> None:
     budget = ByteBudget(100)
     budget.charge(70, 0)
     asked = []
@@ -112,7 +112,7 @@ def test_a_withdrawn_admission_fails_and_lets_the_next_one_in() -> None:
     assert not budget.withdraw(small)
 
 
-def test_more_given_back_than_charged_is_an_error() -> None:
+def test_more_returned_than_charged_is_an_error() -> None:
     budget = ByteBudget(100)
     budget.charge(10, 0)
     with pytest.raises(ValueError, match="11 bytes released"):

@@ -29,7 +29,7 @@ PLAIN = QueueKey("plain", 0, 0)
 
 
 class Later:
-    """An executor that runs its work when told."""
+    """An executor that runs its work on demand."""
 
     def __init__(self) -> None:
         self.work: list[tuple[Future[Any], Callable[[], Any]]] = []
@@ -64,7 +64,7 @@ def built(cycles: int = 3) -> ArchiveBuilder:
     return builder
 
 
-def test_looking_begins_once_per_interval_and_waits_for_nobody() -> None:
+def test_looking_begins_once_per_interval_and_blocks_no_caller() -> None:
     builder, clock, executor = built(), Time(), Later()
     view = CatalogView(builder.store, builder.state, executor=executor, clock_s=clock, refresh_ms=1000)
     builder.commit([Sent(PLAIN)])
@@ -130,7 +130,7 @@ def test_adopting_goes_forward_only() -> None:
     assert view.state is new
 
 
-def test_views_answer_by_the_state_they_are_asked_for() -> None:
+def test_views_answer_by_the_requested_state() -> None:
     builder = built()
     old = builder.state
     new = builder.commit([Sent(PLAIN)])
@@ -141,7 +141,7 @@ def test_views_answer_by_the_state_they_are_asked_for() -> None:
     assert before is not None and after is not None and again is not None
     assert (before.max_offset, again.max_offset, after.max_offset) == (3, 3, 4)
     assert view.view(new, ("plain", 0, None)) is after
-    assert view.view(new, ("nobody", 0, None)) is None
+    assert view.view(new, ("unknown", 0, None)) is None
     assert view.view(new, ("plain", 0, 7)) is None
 
 

@@ -1,4 +1,4 @@
-"""An archive that is closed under its readers: each is told so, not to try again, and none waits on."""
+"""An archive that is closed under its readers: each gets an error that says so, is not to retry, and none waits on."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_the_asynchronous_form_says_the_same(url: str) -> None:
     assert archive.topics() == ["t"]
 
 
-def test_what_serves_clients_is_told_to_have_them_ask_again(url: str) -> None:
+def test_serving_gets_a_retryable_error(url: str) -> None:
     """Their broker ends, and another takes its place: no client may learn that its request was wrong."""
     with rocketmq_tiered.open(url) as archive:
         access = archive.access
@@ -137,7 +137,7 @@ LITTLE_MEMORY = Settings(
 
 
 class Reading:
-    """A read on a thread of its own, which nobody waits for at the end: it may be one that never ends."""
+    """A read on a thread of its own, which no test waits for at the end: it may be one that never ends."""
 
     def __init__(self, read: Callable[[], object]) -> None:
         self._read = read
@@ -159,18 +159,18 @@ class Reading:
 
 
 @pytest.mark.parametrize("settings", [PACED, LITTLE_MEMORY], ids=["for-its-turn", "for-memory"])
-def test_who_waits_while_it_is_closed_is_told(large_url: str, settings: Settings) -> None:
+def test_a_reader_that_waits_while_it_is_closed_gets_an_error(large_url: str, settings: Settings) -> None:
     archive = rocketmq_tiered.open(large_url, settings=settings)
     access = archive.access
-    kept: list[rocketmq_tiered.Message] = []  # their memory is not given back
+    kept: list[rocketmq_tiered.Message] = []  # their memory is not released
     reading = Reading(lambda: kept.extend(archive.queue("t", 0).messages()))
     _until(lambda: access.budget.waits > 0 or sum(access.source._scheduler.queued.values()) > 0)
     archive.close()
     assert reading.error().startswith("UsageError: archive is closed")
 
 
-def test_who_asks_for_memory_when_it_is_closed_does_not_wait_either(large_url: str) -> None:
-    """As a reader between two blocks: it did not wait when the others were told."""
+def test_a_reader_that_needs_memory_after_the_close_does_not_wait_either(large_url: str) -> None:
+    """As a reader between two blocks: it did not wait when the others got their error."""
     archive = rocketmq_tiered.open(large_url, settings=LITTLE_MEMORY)
     access = archive.access
     everything = access.budget.charge(access.budget.total_bytes, 0)
@@ -181,7 +181,7 @@ def test_who_asks_for_memory_when_it_is_closed_does_not_wait_either(large_url: s
 
 
 @pytest.mark.asyncio
-async def test_tasks_that_wait_while_it_is_closed_are_told(large_url: str) -> None:
+async def test_tasks_that_wait_while_it_is_closed_get_an_error(large_url: str) -> None:
     async with rocketmq_tiered.open_async(large_url, settings=LITTLE_MEMORY) as archive:
 
         async def keep() -> list[rocketmq_tiered.Message]:

@@ -214,4 +214,4 @@ def test_one_damaged_object(scene: Scene, kind: str, damage: str, tmp_path: Path
     elif kind == "index" and damage != "missing":
         assert not errors, "the segments say what the index said"
     elif damage in ("missing", "empty", "truncated", "swapped"):
-        assert errors, "nobody noticed"
+        assert errors, "no reader noticed"

@@ -1,4 +1,4 @@
-"""What the decode pool does next: by example with a pool that runs when told, and as a property of any course."""
+"""What the decode pool does next: by example with a pool that runs on demand, and as a property of any course."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fetcher.io.waiting import InlineExecutor
 from tests.fetcher.virtual import HeldPool
 
 
-def test_users_go_first_then_what_was_asked_for_first() -> None:
+def test_users_go_first_then_the_oldest_request() -> None:
     pool, done = HeldPool(), list[str]()
     queue = DecodeQueue(pool)
     turns = [queue.turn() for _ in range(4)]
@@ -76,7 +76,7 @@ def test_a_closed_pool_refuses_and_what_came_before_still_runs() -> None:
     assert done == ["before"]
 
 
-def test_a_thread_that_took_the_refused_one_leaves_nobody_behind() -> None:
+def test_a_thread_that_took_the_refused_one_leaves_no_other_behind() -> None:
     """Before it is refused, a last thread of the pool may have come for another and taken it."""
     done = list[str]()
 

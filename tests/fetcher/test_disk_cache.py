@@ -166,8 +166,8 @@ def test_the_bound_holds_and_the_longest_unused_go_first(tmp_path: Path) -> None
     assert len(DiskCache(tmp_path, 10)) == 0 and os.listdir(tmp_path) == []
 
 
-def test_small_blocks_take_no_more_of_the_disk_than_the_bound(tmp_path: Path) -> None:
-    """A disk gives out whole pages: light queues have blocks of a hundred bytes."""
+def test_small_blocks_keep_to_the_bound_of_the_disk(tmp_path: Path) -> None:
+    """A disk gives out whole pages: LMQs have blocks of a hundred bytes."""
     cache = DiskCache(tmp_path, 1 << 20)
     for number in range(600):
         cache.put(BlockKey("data/x.so", number), STORED[:100])

@@ -1,4 +1,4 @@
-"""Iterators of the Python API after an error, a time limit, and their end: nothing is left out, nothing comes twice."""
+"""Iterators of the Python API after an error, a time limit, and their end: nothing is missing, nothing comes twice."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def url(builder: ArchiveBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("is_decoded", [True, False])
-def test_who_asks_again_after_an_outage_gets_the_next(
+def test_a_retry_after_an_outage_gets_the_next(
     url: str, is_decoded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offsets: list[int] = []
@@ -89,7 +89,7 @@ def test_who_asks_again_after_an_outage_gets_the_next(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("is_decoded", [True, False])
-async def test_who_asks_again_after_a_time_limit_gets_the_next(
+async def test_a_retry_after_a_time_limit_gets_the_next(
     url: str, is_decoded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offsets: list[int] = []
@@ -144,7 +144,7 @@ async def test_closing_ends_them(url: str) -> None:
         assert [message async for message in messages] == []
 
 
-def test_two_threads_that_ask_one_walk_are_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_with_one_iterator_get_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would get some of the messages, in no order, and some of them both."""
     gate = threading.Event()
     with rocketmq_tiered.open(url) as archive:

@@ -100,7 +100,7 @@ def test_status_and_next_offset(offset: int, status: PullStatus, next_offset: in
 
 def test_unknown_queue_and_empty_queue() -> None:
     fetcher = plain_fetcher(hundred().store)
-    result = pull(fetcher, QueueKey("nobody", 0, 0), 17)
+    result = pull(fetcher, QueueKey("unknown", 0, 0), 17)
     assert (result.status, result.next_offset) == (PullStatus.NO_MATCHED_LOGIC_QUEUE, 17)
     assert pull(fetcher, PLAIN, 100, generation=5).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
 
@@ -202,7 +202,7 @@ def test_any_filter_returns_what_it_keeps(divisor: int, count: int) -> None:
 
 @lru_cache
 def mixed_archive(seed: int) -> ArchiveBuilder:
-    """Plain, batched and light queues, gaps, many and few runs, SOs and SSOs."""
+    """Plain, batched and LMQ queues, gaps, many and few runs, SOs and SSOs."""
     rand = random.Random(seed)
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=rand.choice([300, 900, 4000])))
     for cycle in range(rand.randrange(2, 7)):
@@ -287,7 +287,7 @@ def test_walks_deliver_every_row_once_in_order(seed: int, count: int, tag: str |
 
 @settings(max_examples=12)
 @given(seed=st.integers(0, 15), data=st.data())
-def test_what_is_in_hand_is_what_a_pull_answers(seed: int, data: st.DataObject) -> None:
+def test_buffered_rows_equal_the_answer_of_a_pull(seed: int, data: st.DataObject) -> None:
     builder = mixed_archive(seed)
     has_all = data.draw(st.booleans())
     one = plain_fetcher(builder.store, PlainSource(builder.store, has_all=has_all))
@@ -318,7 +318,7 @@ def test_what_is_in_hand_is_what_a_pull_answers(seed: int, data: st.DataObject) 
         assert one.counters.messages == other.counters.messages
 
 
-def test_a_sequential_reader_finds_most_in_hand() -> None:
+def test_a_sequential_reader_finds_most_in_memory() -> None:
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
     for begin in range(100, 200, 25):
         builder.commit([Sent(PLAIN, b"x" * 50, offset=offset) for offset in range(begin, begin + 25)])
@@ -326,9 +326,9 @@ def test_a_sequential_reader_finds_most_in_hand() -> None:
     assert fetcher.pull_from_memory(PullRequest("plain", 0, 100, 5, NO_LIMIT, "g")) is None
     offset, found = 100, 0
     while offset < 200:
-        in_hand = fetcher.pull_from_memory(PullRequest("plain", 0, offset, 5, NO_LIMIT, "g"))
-        found += in_hand is not None
-        at_hand = in_hand or pull(fetcher, PLAIN, offset, count=5, group="g")
+        from_memory = fetcher.pull_from_memory(PullRequest("plain", 0, offset, 5, NO_LIMIT, "g"))
+        found += from_memory is not None
+        at_hand = from_memory or pull(fetcher, PLAIN, offset, count=5, group="g")
         offset = at_hand.next_offset
     assert found == 16  # of 20: each of four runs begins a block
     assert fetcher.pull_from_memory(PullRequest("plain", 0, 195, 5, NO_LIMIT, "another")) is None
@@ -352,43 +352,43 @@ def test_a_sequential_reader_goes_from_block_to_block_without_another_look_at_ro
     assert len(source.fetched) == asked
 
 
-def in_hand_at(fetcher: TieredMessageFetcher, offset: int) -> int | None:
-    """Where a pull of two goes on that is answered out of the block in hand."""
+def next_from_memory(fetcher: TieredMessageFetcher, offset: int) -> int | None:
+    """Where a pull of two continues that is answered from the buffered block."""
     found = fetcher.pull_from_memory(PullRequest("plain", 0, offset, 2, NO_LIMIT, "g"))
     return None if found is None else found.next_offset
 
 
-def test_slices_in_hand_are_of_the_version_they_were_made_of() -> None:
+def test_buffered_slices_are_of_the_version_they_were_made_of() -> None:
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
     builder.commit([Sent(PLAIN) for _ in range(9)])
     builder.commit([Sent(PLAIN) for _ in range(9)])
     fetcher = plain_fetcher(builder.store)
     pull(fetcher, PLAIN, 0, count=2, group="g")
-    assert [in_hand_at(fetcher, offset) for offset in (2, 4, 4, 7)] == [4, 6, 6, 9]
+    assert [next_from_memory(fetcher, offset) for offset in (2, 4, 4, 7)] == [4, 6, 6, 9]
     state = builder.state
     line = replace(state.cursor, history=state.cursor.history + 1)
     fetcher.catalog.adopt(replace(state, version=state.version + 1, cursor=line))
-    assert in_hand_at(fetcher, 4) is None
+    assert next_from_memory(fetcher, 4) is None
     fetcher = plain_fetcher(builder.store)
     pull(fetcher, PLAIN, 0, count=2, group="g")
-    assert [in_hand_at(fetcher, offset) for offset in (2, 4)] == [4, 6]
+    assert [next_from_memory(fetcher, offset) for offset in (2, 4)] == [4, 6]
     fetcher.catalog.adopt(builder.expire_first_run(PLAIN))
-    assert in_hand_at(fetcher, 4) is None
+    assert next_from_memory(fetcher, 4) is None
     assert pull(fetcher, PLAIN, 4, count=2, group="g").status is PullStatus.OFFSET_TOO_SMALL
 
 
-def test_slices_in_hand_keep_no_block_the_reader_has_let_go_of() -> None:
+def test_buffered_slices_keep_no_block_the_reader_has_let_go_of() -> None:
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
     builder.commit([Sent(PLAIN) for _ in range(9)])
     fetcher = plain_fetcher(builder.store)
     pull(fetcher, PLAIN, 0, count=2, group="g")
-    assert [in_hand_at(fetcher, offset) for offset in (2, 4)] == [4, 6]
+    assert [next_from_memory(fetcher, offset) for offset in (2, 4)] == [4, 6]
     ((_, reader),) = fetcher.readers._readers
     (block,) = [weakref.ref(block) for block in reader.buffered.blocks.values()]
     assert block() is not None and reader.buffered.slices is not None
     fetcher.readers.reclaim(1, Priority.USER)
     assert block() is None
-    assert in_hand_at(fetcher, 6) is None
+    assert next_from_memory(fetcher, 6) is None
 
 
 def queue_of_four_runs() -> ArchiveBuilder:
@@ -418,7 +418,7 @@ def test_a_sequential_reader_goes_from_run_to_run_by_calls(count: int) -> None:
     assert len(source.fetched) == asked
 
 
-def test_a_run_that_is_not_the_catalogs_is_no_answer_in_hand() -> None:
+def test_a_run_that_is_not_the_catalogs_is_not_answered_from_memory() -> None:
     builder = queue_of_four_runs()
     source = PlainSource(builder.store, has_all=True)
     fetcher = plain_fetcher(builder.store, source)
@@ -531,7 +531,7 @@ def test_an_object_of_another_queue_is_corruption() -> None:
         for queue in (PLAIN, OTHER)
     )
     assert mine is not None and other is not None
-    # Lengths and all: as if the other object had been copied over this one and nothing but the footer told.
+    # Lengths and all: as if the other object had been copied over this one and only the footer showed it.
     mine.tail = RunList(PLAIN, run_sync(fetcher.catalog.all_runs_of(other)))
     with pytest.raises(CorruptionError, match="run 0 differs from the catalog"):
         pull(fetcher, PLAIN, 0)
@@ -570,7 +570,7 @@ def test_an_unreachable_catalog_is_no_answer_where_a_client_would_jump() -> None
     assert fetcher.catalog.failures == 3
 
 
-def test_what_is_in_hand_is_not_used_for_offsets_that_left_the_queue() -> None:
+def test_buffered_rows_are_not_used_for_offsets_that_left_the_queue() -> None:
     clock = Clock()
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
     builder.commit([Sent(PLAIN) for _ in range(9)])
@@ -584,7 +584,7 @@ def test_what_is_in_hand_is_not_used_for_offsets_that_left_the_queue() -> None:
     assert (result.status, result.next_offset) == (PullStatus.OFFSET_TOO_SMALL, 9)
 
 
-def test_what_is_in_hand_is_not_used_once_the_log_was_replaced() -> None:
+def test_buffered_rows_are_not_used_once_the_log_was_replaced() -> None:
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
     builder.commit([Sent(PLAIN) for _ in range(9)])
     fetcher = plain_fetcher(builder.store)
@@ -604,7 +604,7 @@ def test_what_is_in_hand_is_not_used_once_the_log_was_replaced() -> None:
     assert fetcher.counters.from_memory == 1
 
 
-class ViewMeanwhile:
+class InterruptedView:
     """A view during whose use another thread does ``what``."""
 
     def __init__(self, view: QueueView, what: Callable[[], None]) -> None:
@@ -616,7 +616,7 @@ class ViewMeanwhile:
         return getattr(self._view, name)
 
 
-def test_what_was_in_hand_is_not_judged_by_the_log_line_of_what_came_in_its_place() -> None:
+def test_buffered_rows_are_not_judged_by_the_log_history_of_their_successors() -> None:
     """Two pulls of one group at once, the one of them the first after the log was replaced."""
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
     builder.commit([Sent(PLAIN) for _ in range(9)])
@@ -633,8 +633,8 @@ def test_what_was_in_hand_is_not_judged_by_the_log_line_of_what_came_in_its_plac
     def other_pull() -> None:
         fetcher.readers.buffer(reader, BufferedRows(dict(old.blocks), old.rows, history=new_line.history))
 
-    meanwhile = cast("QueueView", ViewMeanwhile(view, other_pull))
-    assert _rows(reader, meanwhile, request) is None
+    interrupted = cast("QueueView", InterruptedView(view, other_pull))
+    assert _rows(reader, interrupted, request) is None
     assert _rows(reader, view, request) is not None
 
 

@@ -72,7 +72,7 @@ def test_whole_ranges_are_resident_or_not(file: Path, call: ResidencyCall) -> No
     assert resident_bytes(file) == 16 * PAGE_BYTES, "asking loads nothing"
 
 
-def test_the_kernel_is_asked_every_time(file: Path) -> None:
+def test_the_kernel_is_queried_every_time(file: Path) -> None:
     residency = PageResidency()
     cold = [(40 * PAGE_BYTES, 41 * PAGE_BYTES)]
     assert residency.of(file, cold) is Residency.COLD
@@ -83,7 +83,7 @@ def test_the_kernel_is_asked_every_time(file: Path) -> None:
 
 
 @pytest.mark.parametrize("is_old_kernel", [False, True])
-def test_a_stranger_is_told_nothing_rather_than_lies(file: Path, is_old_kernel: bool) -> None:
+def test_another_user_learns_nothing_rather_than_a_lie(file: Path, is_old_kernel: bool) -> None:
     file.chmod(0o644)
 
     def ask() -> str:
@@ -92,12 +92,12 @@ def test_a_stranger_is_told_nothing_rather_than_lies(file: Path, is_old_kernel: 
         return ",".join(sorted(answer.value for answer in answers))
 
     answer = run_unprivileged(ask, file.parent)
-    # Kernels from 6.5 to 6.13 tell anybody the truth by cachestat.
+    # Kernels from 6.5 to 6.13 give every user the truth by cachestat.
     assert answer == "unknown" or (not is_old_kernel and answer == "cold,resident")
     assert answer == "unknown" or has_cachestat(file)
 
 
-def test_a_stranger_who_may_write_is_told_the_truth(file: Path) -> None:
+def test_another_user_who_may_write_learns_the_truth(file: Path) -> None:
     file.chmod(0o666)
 
     def ask() -> str:

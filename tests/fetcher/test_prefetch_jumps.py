@@ -11,7 +11,7 @@ PLENTY = 1 << 40
 
 
 def read(subject: PrefetchWindow, offset: int, time_s: float = 0.0) -> None:
-    """A pull of 50 offsets, answered in full; the reader holds them and no more."""
+    """A pull of 50 offsets, answered in full; the reader holds only those."""
     subject.pulled(PullProgress(offset, offset + 50, offset + 50, BLOCK * 10, time_s))
 
 

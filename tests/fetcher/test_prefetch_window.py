@@ -73,7 +73,7 @@ def test_the_same_pull_again_is_no_jump_and_no_progress() -> None:
     assert subject.is_low(0.0) is (2 * (subject.fetched - 64) <= subject.size)
 
 
-def test_a_jump_begins_anew() -> None:
+def test_a_jump_resets_the_window() -> None:
     subject = window()
     offset = 0
     for _ in range(20):
@@ -92,8 +92,8 @@ def test_expiry_halves_once_however_much_expires() -> None:
     size, unread = subject.size, subject.unread_bytes
     assert size >= 320 and unread > 0
     assert subject.expire(180.9) == 0
-    given_up = subject.expire(181.0)
-    assert 0 < given_up <= unread
+    lost = subject.expire(181.0)
+    assert 0 < lost <= unread
     assert subject.size == size // 2
     assert subject.expire(500.0) == 0
     assert subject.size == size // 2
@@ -185,7 +185,7 @@ def test_it_begins_with_a_request_worth_of_bytes_when_the_pace_allows() -> None:
         assert subject.size in (size, size + 32)  # only the beginning is a leap
     pull(subject, 9_000, time_s=100.0)
     pull(subject, 9_032, time_s=100.001)
-    assert subject.size == 1000  # who jumps begins anew
+    assert subject.size == 1000  # a jump resets the window
 
 
 def test_who_says_how_far_it_reads_is_fetched_for_at_once_and_no_further() -> None:
@@ -252,7 +252,7 @@ def test_blocks_lost_unread_halve_and_are_fetched_again() -> None:
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 3))
-def test_a_step_inside_the_block_in_hand_is_a_pull_at_less_cost(counts: list[int], repeated: int) -> None:
+def test_a_step_inside_the_buffered_block_is_a_pull_at_less_cost(counts: list[int], repeated: int) -> None:
     subject, other = window(FIRST), window(FIRST)
     for each in (subject, other):
         pull(each, 0, time_s=1.0)
@@ -289,7 +289,7 @@ def test_no_room_no_fetch_and_little_room_little_fetch() -> None:
     assert subject.wanted(100, PLENTY) is None
 
 
-def test_the_rest_of_a_failed_fetch_is_asked_for_and_no_more() -> None:
+def test_only_the_rest_of_a_failed_fetch_is_requested() -> None:
     """A later fetch, on its way or in memory, is not repeated."""
     subject = window(FIRST)
     subject.announced(0, 1 << 40, 0.0)
@@ -358,9 +358,9 @@ class Courses(RuleBasedStateMachine):
         self.time_s += seconds
         before, halved_s = self.subject.size, self.subject.halved_s
         smallest = max(self.subject.batch, LIMITS.offsets_min)
-        given_up = self.subject.expire(self.time_s)
+        lost = self.subject.expire(self.time_s)
         is_halved = self.subject.halved_s != halved_s
-        assert given_up or not is_halved
+        assert lost or not is_halved
         assert self.subject.size == (max(before // 2, smallest) if is_halved else before)
 
     @invariant()

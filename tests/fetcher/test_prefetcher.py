@@ -1,4 +1,4 @@
-"""Reading ahead beside pulls: it shares what all readers may hold, survives errors, and its events tell."""
+"""Prefetch beside pulls: it shares the readers' budget, survives errors, and reports them as events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fast(_pull: int) -> float:
     return 0.02
 
 
-def test_errors_of_reading_ahead_are_events_and_hurt_nobody() -> None:
+def test_errors_of_prefetch_are_events_and_fail_no_pull() -> None:
     simulation = Simulation(archive(), 3)
     original = simulation.source.blocks_at
 
@@ -41,7 +41,7 @@ def test_errors_of_reading_ahead_are_events_and_hurt_nobody() -> None:
     assert simulation.fetcher.prefetcher.unread_bytes == 0
 
 
-def test_after_closing_nothing_is_read_ahead() -> None:
+def test_after_closing_nothing_is_prefetched() -> None:
     simulation = Simulation(archive(), 3)
     simulation.fetcher.close()
     consumer = simulation.add(Consumer("c", QUEUES[0], fast))
@@ -64,7 +64,7 @@ def test_events_are_a_ring_and_lines_of_json(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_background_work_goes_on_when_what_it_waits_for_is_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_background_work_continues_when_what_it_waits_for_is_there(caplog: pytest.LogCaptureFixture) -> None:
     background = Background(InlineExecutor())
     future, steps = new_future(), []
 

@@ -41,7 +41,7 @@ def test_a_query_goes_to_the_archive_and_for_what_the_broker_has_to_its_files_to
 
 
 @given(st.sampled_from(ReadPolicy), st.integers(0, 200), st.integers(0, 200), st.integers(-1, 200))
-def test_every_time_is_asked_for_and_none_outside(
+def test_every_time_is_searched_and_none_outside(
     policy: ReadPolicy, begin: int, end: int, earliest: int
 ) -> None:
     wanted = TimeRange(min(begin, end), max(begin, end))

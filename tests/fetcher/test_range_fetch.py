@@ -1,4 +1,4 @@
-"""Reading ahead asks for blocks, not rows, and for few and whole ones: what sequential reads cost the object store."""
+"""Prefetch requests blocks, not rows, and few and whole ones: what sequential reads cost the object store."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ahead_of(builder: ArchiveBuilder) -> tuple[RangeFetcher, PlainSource, Catalo
     return RangeFetcher(source, catalog, RowReader(source, catalog)), source, catalog
 
 
-def test_it_fetches_the_blocks_of_the_stretch_and_says_how_far_they_reach() -> None:
+def test_it_fetches_the_blocks_of_the_range_and_says_how_far_they_reach() -> None:
     reader, source, catalog = ahead_of(archive())
     view = catalog.view(catalog.state, QUEUES[1])
     assert view is not None
@@ -88,7 +88,7 @@ def test_rows_that_are_more_than_an_offset_each_are_read_as_a_pull_reads_them(qu
     assert {(key, number) for key, numbers in source.fetched for number in numbers} == set(ahead.blocks)
 
 
-def test_a_filter_leaves_out_blocks_without_a_wanted_row() -> None:
+def test_a_filter_skips_blocks_without_a_wanted_row() -> None:
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=1 * KIB))
     builder.commit([Sent(QUEUES[0], b"z" * 100, tags="a" if number < 10 else "b") for number in range(100)])
     reader, source, catalog = ahead_of(builder)
@@ -165,7 +165,7 @@ def test_a_walk_of_few_messages_fetches_no_more_than_they_take(count: int) -> No
     assert simulation.source.held_bytes <= 2 * 8 * KIB + 400
 
 
-def test_many_readers_share_what_is_read_ahead_without_falling_back_to_small_requests() -> None:
+def test_many_readers_share_prefetched_blocks_without_falling_back_to_small_requests() -> None:
     simulation = simulation_of(memory_bytes=192 * KIB)
     for number, queue in enumerate(QUEUES):
         simulation.add(Consumer(f"c{number}", queue, lambda pull: 0.002))
@@ -174,7 +174,7 @@ def test_many_readers_share_what_is_read_ahead_without_falling_back_to_small_req
     assert simulation.fetcher.prefetcher.unread_bytes == 0
 
 
-def test_blocks_of_one_object_are_asked_for_together_whatever_run_they_belong_to() -> None:
+def test_blocks_of_one_object_are_requested_together_whatever_run_they_belong_to() -> None:
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=1 * KIB))
     builder.commit([
         Sent(queue, b"m" * 100, lmq=[LMQ]) for _ in range(20) for queue in QUEUES

@@ -121,9 +121,7 @@ def test_any_rows_of_any_blocks_are_the_records_that_were_stored(
 
 
 @given(stored, st.data())
-def test_as_many_blocks_are_looked_at_as_the_limits_ask_for_and_no_more(
-    archive: Stored, data: st.DataObject
-) -> None:
+def test_exactly_as_many_blocks_are_planned_as_the_limits_need(archive: Stored, data: st.DataObject) -> None:
     run = data.draw(st.integers(0, len(archive.sizes) - 1))
     index, place = archive.object[1], archive.place(run)
     at = data.draw(st.integers(place.base, place.end - 1))
@@ -140,7 +138,7 @@ def test_as_many_blocks_are_looked_at_as_the_limits_ask_for_and_no_more(
 
 
 @given(stored, st.data())
-def test_the_block_kept_in_hand_is_the_same_as_one_read_alone(archive: Stored, data: st.DataObject) -> None:
+def test_the_buffered_block_is_the_same_as_one_read_alone(archive: Stored, data: st.DataObject) -> None:
     run = data.draw(st.integers(0, len(archive.sizes) - 1))
     index, place = archive.object[1], archive.place(run)
     rows = rows_of_run(index, place, place.base, count=1 << 20, max_bytes=1 << 40)

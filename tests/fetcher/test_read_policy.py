@@ -37,7 +37,7 @@ PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
     "in both, memory not asked": (BOTH, (HERE, HERE, ASK, TIERED)),
     "in both, in memory": (replace(BOTH, residency=Residency.RESIDENT), (HERE, HERE, HERE, TIERED)),
     "in both, on disk": (replace(BOTH, residency=Residency.COLD), (HERE, HERE, TIERED, TIERED)),
-    "in both, nobody tells": (replace(BOTH, residency=Residency.UNKNOWN), (HERE, HERE, HERE, TIERED)),
+    "in both, residency unknown": (replace(BOTH, residency=Residency.UNKNOWN), (HERE, HERE, HERE, TIERED)),
     "archived, broker deleted it": (
         Situation(10, archived=ARCHIVED, local=LOCAL),
         (HERE, TIERED, TIERED, TIERED),
@@ -75,7 +75,7 @@ PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
         Situation(10, local=LOCAL, is_archive_behind=True),
         (HERE, HOLD, HOLD, HOLD),
     ),
-    "queue nobody has": (Situation(0), (HERE, HERE, HERE, HERE)),
+    "unknown queue": (Situation(0), (HERE, HERE, HERE, HERE)),
     "a topic of the broker's own": (replace(BOTH, is_system=True), (HERE, HERE, HERE, HERE)),
     "archived, broker's files hidden": (
         Situation(60, archived=ARCHIVED, broker=BrokerSide.UNREADABLE),
@@ -297,13 +297,13 @@ def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_line(
     offset = situation.offset
     sides = [side for side in (situation.archived, situation.local) if side is not None]
     if line is None:
-        # BufferedRows: nobody who can be asked has it, and it may still come.
+        # BufferedRows: no reachable side has it, and it may still come.
         assert not any(offset in side for side in sides)
         return
     if any(offset in side for side in sides):
         assert line.status is S.FOUND
     if line.status is S.OFFSET_TOO_SMALL:
-        assert line.next_offset > offset, "led on, or it would be asked for ever"
+        assert line.next_offset > offset, "moved, or the pull would repeat for ever"
     if line.status is not S.FOUND:
         passed = range(offset, line.next_offset)
         assert not any(number in side for side in sides for number in passed)
@@ -322,7 +322,7 @@ def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_line(
     situations(),
     st.data(),
 )
-def test_a_broker_that_was_cut_back_since_the_look_moves_nobody_past_the_archive(
+def test_a_broker_that_was_cut_back_since_the_look_moves_no_consumer_past_the_archive(
     policy: ReadPolicy, situation: Situation, data: st.DataObject
 ) -> None:
     archived, known = situation.archived, situation.local
@@ -408,6 +408,6 @@ def test_policies_by_topic() -> None:
         ("topics.rules", '[{"pattern": "a", "read_policy": 4}]'),
     ],
 )
-def test_a_policy_nobody_knows_is_refused_by_name(key: str, value: str) -> None:
+def test_an_unknown_policy_is_refused_by_name(key: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{key}.*DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE"):
         load_settings(flags={key: ("--set", value)})

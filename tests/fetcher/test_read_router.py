@@ -148,7 +148,7 @@ def test_a_consumer_gets_every_message_once_and_in_order(scene: Scene, policy: s
     assert result.status is S.OFFSET_OVERFLOW_ONE and seen == list(range(STORED))
 
 
-def test_memory_is_asked_at_every_pull(scene: Scene) -> None:
+def test_residency_is_checked_at_every_pull(scene: Scene) -> None:
     scene.policy("NOT_IN_MEM")
     path = scene.store.log_file(0)
     assert scene.pull(0).max_offset == STORED, "just written, so in memory"
@@ -185,7 +185,7 @@ def test_a_file_deleted_while_asking_is_not_in_memory(scene: Scene) -> None:
     assert scene.pull(0).max_offset == ARCHIVED
 
 
-def test_not_in_mem_is_not_in_disk_loudly_where_nobody_tells(
+def test_not_in_mem_is_not_in_disk_loudly_where_residency_is_unknown(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene.hot._residency = Ignorant()
@@ -199,7 +199,7 @@ def test_not_in_mem_is_not_in_disk_loudly_where_nobody_tells(
     assert len(caplog.records) == 1, "said once, counted every time"
 
 
-def test_as_nobody_who_may_only_read(scene: Scene) -> None:
+def test_as_a_user_who_may_only_read(scene: Scene) -> None:
     """uid 65534: the kernel tells it lies by mincore and nothing by cachestat; the answers are the broker's files'."""
     for path in scene.store.path.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -217,7 +217,7 @@ def test_as_nobody_who_may_only_read(scene: Scene) -> None:
         return f"{len(result.batch)} {result.max_offset} {reader.counters.residency_unknown}"
 
     answer = run_unprivileged(pull, scene.store.path)
-    # From Linux 6.5 to 6.13 cachestat tells anybody the truth: it is on disk, so the archive answers.
+    # From Linux 6.5 to 6.13 cachestat tells every user the truth: it is on disk, so the archive answers.
     assert answer in (f"8 {STORED} 1", f"8 {ARCHIVED} 0")
 
 
@@ -335,7 +335,7 @@ def test_a_log_cut_back_below_the_archive_does_not_send_consumers_back(scene: Sc
     assert scene.pull(250).status is S.FOUND
 
 
-def test_a_topic_made_anew_is_not_mixed_with_its_earlier_life(scene: Scene) -> None:
+def test_a_recreated_topic_is_not_mixed_with_its_earlier_generation(scene: Scene) -> None:
     shutil.rmtree(scene.store.path / "consumequeue" / "t")
     scene.store.records.pop(("t", 0))
     for _ in range(50):
@@ -356,14 +356,14 @@ def test_without_a_broker_the_archive_is_all_there_is(scene: Scene) -> None:
     scene.reader = PolicyReader(scene.archive, scene.archive, None)
     assert scene.pull(0).status is S.FOUND
     assert (scene.pull(999).status, scene.pull(999).next_offset) == (S.OFFSET_OVERFLOW_BADLY, ARCHIVED)
-    assert scene.pull(0, topic="nobody").status is S.NO_MATCHED_LOGIC_QUEUE
+    assert scene.pull(0, topic="unknown").status is S.NO_MATCHED_LOGIC_QUEUE
 
 
 def _hide_consume_queues(store: WrittenStore) -> None:
     (store.path / "consumequeue").rename(store.path / "away")
     (store.path / "consumequeue").mkdir()
     (store.path / "consumequeue" / "CURRENT").write_text("MANIFEST-000001\n")
-    (store.path / "lock").unlink()  # nobody can tell whether that broker runs
+    (store.path / "lock").unlink()  # no way to tell whether that broker runs
 
 
 def test_hidden_files_never_send_a_consumer_back_to_the_archives_end(scene: Scene) -> None:
@@ -383,7 +383,7 @@ def test_hidden_files_never_send_a_consumer_back_to_the_archives_end(scene: Scen
 def test_hidden_files_hold_what_only_the_broker_may_have_before_the_archive(
     tmp_path: Path, is_deleted: bool
 ) -> None:
-    """The archive begins later than the broker's log did: while that goes back further, nobody is led past it."""
+    """The archive begins later than the broker's log did: while that goes back further, no consumer skips it."""
     store = WrittenStore(tmp_path / "store")
     for _ in range(STORED):
         store.put("t", 0, BODY)
@@ -426,7 +426,7 @@ def _late_archive(tmp_path: Path) -> tuple[Scene, int]:
     for path in early:
         (away / path.name).rename(path)
     archive = Backend(root)
-    hot = HotReader(open_broker_store(store.path), clock_s=lambda: 0.0)  # looks by itself never again
+    hot = HotReader(open_broker_store(store.path), clock_s=lambda: 0.0)  # never looks again on its own
     reader = PolicyReader(archive, archive, hot, topics=FILTER)
     scene = Scene(store, root, archive, hot, reader)
     scene.policy("FORCE")
@@ -448,7 +448,7 @@ def test_the_brokers_minimum_moves_with_its_files_however_they_are_noticed(
     known = len(list((scene.store.path / "commitlog").iterdir()))
     while len(list((scene.store.path / "commitlog").iterdir())) == known:
         last = scene.store.put("t", 0, BODY)
-    assert scene.pull(last).status is S.FOUND  # in a file that was not listed: all are, anew
+    assert scene.pull(last).status is S.FOUND  # in a file that was not listed: all are, again
     offset = 5
     while (result := scene.pull(offset)).status is not S.FOUND:
         assert result.next_offset > offset
@@ -457,7 +457,7 @@ def test_the_brokers_minimum_moves_with_its_files_however_they_are_noticed(
 
 
 @pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-def test_a_file_that_is_missing_in_the_middle_leads_nobody_past_what_is_behind_it(
+def test_a_file_that_is_missing_in_the_middle_moves_no_consumer_past_what_is_behind_it(
     tmp_path: Path, policy: str
 ) -> None:
     """Nor is it skipped itself: it may be mounted again."""
@@ -492,7 +492,7 @@ def test_bounds_are_those_of_both_sides(scene: Scene) -> None:
     scene.expire(100)
     assert run_sync(scene.reader.min_offset("t", 0)) == 0
     assert run_sync(scene.reader.max_offset("t", 0)) == STORED
-    assert run_sync(scene.reader.max_offset("nobody", 0)) == 0
+    assert run_sync(scene.reader.max_offset("unknown", 0)) == 0
     scene.policy("DISABLE")
     assert 0 < run_sync(scene.reader.min_offset("t", 0)) <= 100
 

@@ -90,7 +90,7 @@ def test_a_stalled_consumer_holds_a_bounded_amount_and_halves_its_window(seed: i
     assert 0 < simulation.fetcher.prefetcher.unread_bytes <= window_bytes + BLOCK_BYTES
     assert simulation.source.held_bytes <= 2 * window_bytes
     before = simulation.fetcher.log.events(EventKind.WINDOW, "stalled")[-1].value
-    other = simulation.add(Consumer("other", QUEUES[3], slow))  # life goes on
+    other = simulation.add(Consumer("other", QUEUES[3], slow))  # the simulation continues
     simulation.run(80.0)
     assert other.is_done
     assert simulation.fetcher.prefetcher.unread_bytes == 0
@@ -101,7 +101,7 @@ def test_a_stalled_consumer_holds_a_bounded_amount_and_halves_its_window(seed: i
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_it_goes_on_after_a_stall_without_a_message_lost(seed: int) -> None:
+def test_it_continues_after_a_stall_without_a_message_lost(seed: int) -> None:
     simulation = Simulation(archive(), seed)
     simulation.add(Consumer("stalling", QUEUES[4], lambda pull: 60.0 if pull % 12 == 0 else 0.02))
     simulation.add(Consumer("other", QUEUES[5], slow))
@@ -130,7 +130,7 @@ def test_random_single_reads_fetch_their_block_and_nothing_else() -> None:
 
 
 def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
-    """In hand they would take twice the budget."""
+    """Buffered they would take twice the budget."""
     simulation = Simulation(archive(), 1, failing=0.01)
     rand = random.Random(1)
     for number in range(1000):

@@ -1,4 +1,4 @@
-"""The block source by a virtual clock: requests made, single load, memory, damage, failures, giving up."""
+"""The block source by a virtual clock: requests made, single load, memory, damage, failures, cancellation."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_long_span_is_fetched_in_concurrent_pieces() -> None:
     assert bench.clock.time_s - before_s == pytest.approx(bench.reader.latency_s, rel=0.01)
 
 
-def test_near_blocks_share_a_request_over_what_nobody_wants() -> None:
+def test_near_blocks_share_a_request_over_unwanted_bytes() -> None:
     bench = _bench()
     index = bench.index(PLAIN.key)
     numbers = [*range(9), *range(10, 20), 30]
@@ -140,7 +140,7 @@ def test_a_user_waits_for_what_is_being_fetched_ahead_and_makes_it_urgent() -> N
     assert bench.source.statistics().joined == 1
 
 
-def test_a_user_is_not_behind_what_is_read_ahead_when_blocks_are_decoded() -> None:
+def test_a_users_blocks_are_decoded_before_prefetched_ones() -> None:
     pool = HeldPool()
     bench = _bench(decode_pool=pool)
     index = bench.clock.start(
@@ -385,7 +385,7 @@ def test_a_user_who_joined_a_failing_prefetch_learns_of_it_and_may_try_again() -
     bench.check_at_rest()
 
 
-def test_a_failed_tail_is_not_remembered() -> None:
+def test_a_failed_tail_is_not_cached() -> None:
     bench = _bench()
     bench.reader.failures = {0: UnansweredError("lost")}
     with pytest.raises(UnansweredError):
@@ -407,13 +407,13 @@ def test_a_decoder_that_fails_unexpectedly_is_raised_not_waited_for(monkeypatch:
     bench.check_at_rest()
 
 
-def test_a_reader_that_gives_up_leaves_its_blocks_to_others() -> None:
+def test_a_cancelled_reader_leaves_its_blocks_to_others() -> None:
     bench = _bench()
     index = bench.index(PLAIN.key)
-    given_up = bench.source.blocks(index, 0, 0, 4, Priority.USER)
-    given_up.send(None)
+    cancelled = bench.source.blocks(index, 0, 0, 4, Priority.USER)
+    cancelled.send(None)
     other = bench.begin(index, 2, 6)
-    given_up.close()
+    cancelled.close()
     bench.clock.run()
     assert [block.tobytes() for block in other.result()] == bench.expected(index, 2, 6)
     del other
@@ -490,7 +490,7 @@ def test_a_user_waits_for_memory_for_a_limited_time() -> None:
     assert bench.budget.peak_bytes <= bench.budget.total_bytes
 
 
-def test_a_reader_that_gives_up_waiting_for_memory_frees_its_place() -> None:
+def test_a_reader_cancelled_while_it_waits_for_memory_frees_its_place() -> None:
     bench = _bench(**SMALL)
     index = bench.index(PLAIN.key)
     held = [
@@ -501,7 +501,7 @@ def test_a_reader_that_gives_up_waiting_for_memory_frees_its_place() -> None:
     first.close()
     second = bench.source.blocks(index, 0, 24, 32, Priority.USER)
     second.send(None)
-    held.clear()  # the second is admitted, and given up before it runs
+    held.clear()  # the second is admitted, and cancelled before it runs
     second.close()
     bench.clock.run()
     del first, second
@@ -509,7 +509,7 @@ def test_a_reader_that_gives_up_waiting_for_memory_frees_its_place() -> None:
     assert bench.read(index, 24, 32) == bench.expected(index, 24, 32)
 
 
-def test_reading_ahead_takes_no_memory_from_what_was_read_ahead() -> None:
+def test_prefetch_takes_no_memory_from_prefetched_blocks() -> None:
     bench = _bench(**SMALL)
     index = bench.index(PLAIN.key)
     for first in range(0, 20, 4):
@@ -523,7 +523,7 @@ def test_reading_ahead_takes_no_memory_from_what_was_read_ahead() -> None:
     assert bench.budget.peak_bytes <= bench.budget.total_bytes
 
 
-def test_what_nobody_came_for_expires_and_is_reported() -> None:
+def test_unread_prefetched_blocks_expire_and_is_reported() -> None:
     bench = _bench()
     index = bench.index(PLAIN.key)
     bench.read(index, 0, 4, Priority.PREFETCH)

@@ -1,4 +1,4 @@
-"""What is remembered by names that others choose: in so many bytes, the least useful goes first."""
+"""Caches keyed by names that clients choose: bounded in bytes, the least useful entry goes first."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_readers_that_come_back_outlive_names_that_come_once() -> None:
     readers = Readers(LIMITS, 1 << 20, ByteBudget(16 << 20))
     real = [opened(readers, number) for number in range(100)]
     for reader in real[:50]:
-        readers.used(reader, 1e9)  # answered from what it has in hand
+        readers.used(reader, 1e9)  # answered from memory
     for reader in real[50:]:
         readers.open(reader.key, 1e9)
     for number in range(1_000, 20_000):
@@ -82,7 +82,7 @@ def test_readers_that_come_back_outlive_names_that_come_once() -> None:
     assert [readers.find(reader.key) for reader in real] == real
 
 
-def test_a_reader_without_memory_takes_the_place_of_another_or_is_not_remembered() -> None:
+def test_a_reader_without_memory_takes_the_place_of_another_or_is_not_kept() -> None:
     budget = ByteBudget(16 << 20)
     readers = Readers(LIMITS, 1 << 20, budget)
     first = readers.open(key_of(1), 0.0)
@@ -115,7 +115,7 @@ def test_what_is_set_aside_is_not_there_for_others() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "used", "drop"]), st.integers(0, 12), st.integers(1, 40))))
-def test_the_sum_of_what_is_remembered_is_kept(steps: list[tuple[str, int, int]]) -> None:
+def test_the_sum_of_all_entries_is_right(steps: list[tuple[str, int, int]]) -> None:
     table: SegmentedLru[int, int] = SegmentedLru(100)
     weights: dict[int, int] = {}
     for what, key, weight in steps:
@@ -163,7 +163,7 @@ def popped_of(chars: int) -> tuple[object, int]:
     return places, weight
 
 
-def sent_back_of(chars: int) -> tuple[object, int]:
+def retry_messages_of(chars: int) -> tuple[object, int]:
     state = RetryState()
     for number in range(COUNT):
         topic = f"%RETRY%{number % 50:08d}".ljust(chars, "g")
@@ -221,17 +221,15 @@ def filters_of(chars: int) -> tuple[object, int]:
         readers_of,
         locks_of,
         popped_of,
-        sent_back_of,
+        retry_messages_of,
         retry_queues_of,
         reads_of,
         repeats_of,
         filters_of,
     ],
 )
-def test_what_is_remembered_weighs_no_more_than_is_said(
-    make: Callable[[int], tuple[object, int]], chars: int
-) -> None:
-    make(chars)  # what is made once is not what is remembered
+def test_entries_weigh_at_most_what_is_charged(make: Callable[[int], tuple[object, int]], chars: int) -> None:
+    make(chars)  # what only the first call allocates does not count
     gc.collect()
     tracemalloc.start()
     try:

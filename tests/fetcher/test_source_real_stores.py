@@ -179,7 +179,7 @@ def test_a_closed_loop_reader_refuses(archive: Path) -> None:
 
 
 def test_a_child_process_closes_a_loop_reader_without_the_loop(archive: Path) -> None:
-    """Its thread stayed behind: whoever leaves a `with` there would wait for it for ever."""
+    """Its thread stayed behind: leaving a `with` there would wait for it forever."""
     reader = LoopRangeReader(open_async_store(FileStore(archive).url))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork, which is what is tested

@@ -1,6 +1,6 @@
 """Seeded runs of many readers over a slow store that fails, damages and reorders: right bytes or a typed error.
 
-Whatever happens: the budget holds, no error is remembered, and when all is over nothing is left behind.
+Whatever happens: the budget holds, no error is cached, and when all is over nothing is left behind.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Run:
         coroutine = self.read(
             self.rng.choice([Priority.USER, Priority.USER, Priority.PREFETCH, Priority.BACKGROUND])
         )
-        if self.rng.random() < 0.1:  # one that gives up at its first wait
+        if self.rng.random() < 0.1:  # one that is cancelled at its first wait
             try:
                 coroutine.send(None)
             except StopIteration:

@@ -1,4 +1,4 @@
-"""Offset by time over any cut into runs: equal to a look at every row, and never more than two objects opened."""
+"""Offset by time over any cut into runs: equal to a search of every row, and never more than two objects opened."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def every_row(rows: Rows) -> list[tuple[int, int]]:
 
 
 @given(queues() | queues(ascending=False), st.integers(-1, 31))
-def test_plain_queues_answer_what_a_look_at_every_row_does(rows: Rows, timestamp_ms: int) -> None:
+def test_plain_queues_answer_like_a_search_of_every_row(rows: Rows, timestamp_ms: int) -> None:
     at_or_after = [offset for offset, stamp in every_row(rows) if stamp >= timestamp_ms]
     at_or_before = [offset for offset, stamp in every_row(rows) if stamp <= timestamp_ms]
     assert rows.find(timestamp_ms, LOWER) == min(at_or_after, default=rows.times.max_offset)

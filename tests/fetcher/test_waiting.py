@@ -112,7 +112,7 @@ def test_one_reader_cancelled_in_asyncio_leaves_the_future_to_others() -> None:
     assert asyncio.run(both()) == 9
 
 
-def test_a_coroutine_given_up_by_its_driver_runs_its_finally() -> None:
+def test_a_coroutine_closed_by_its_driver_runs_its_finally() -> None:
     left = []
 
     async def reader() -> None:

@@ -71,7 +71,7 @@ class VirtualClock:
         """Drive one coroutine to its end, and what it left under way no further."""
         done = self.start(coroutine)
         while not done.done():
-            assert self.step(), "it waits for something that nobody does"
+            assert self.step(), "it waits for something that never happens"
         return done.result()
 
 

@@ -34,7 +34,7 @@ Line = tuple[int, int]
 
 
 def broker_config() -> dict[str, object]:
-    """Of a broker with small files, that deletes when told to and not by the hour."""
+    """Of a broker with small files, that deletes on command and not by the hour."""
     return {
         "mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 200,
         "deleteWhen": f"{(time.localtime().tm_hour + 12) % 24:02d}",
@@ -184,7 +184,7 @@ def beside_clients(
             found.end_children()
             if sidecar.process is not None and sidecar.process.poll() is None:
                 sidecar.kill()
-            sidecar.broker.broker.kill()  # nobody looks at its files any more
+            sidecar.broker.broker.kill()  # its files are no longer read
 
 
 def need_clients(*versions: str) -> None:

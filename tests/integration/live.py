@@ -204,7 +204,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class Compared:
-    """Messages found equal. ``shown``: in what the broker shows; ``older``: of generations it shows no more."""
+    """Messages found equal. ``shown``: in what the broker shows; ``older``: of generations it no longer shows."""
 
     shown: int
     older: int

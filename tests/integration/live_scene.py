@@ -90,7 +90,7 @@ _ACKED = ("RATE", "DONE")
 
 
 class Producer:
-    """java/Load.java as a child process. Ends when all is sent, or when told to."""
+    """java/Load.java as a child process. Ends when all is sent, or on command."""
 
     def __init__(self, broker: RocketMq, scene: Scene, load: Load, output: Path) -> None:
         self.output = output

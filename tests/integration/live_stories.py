@@ -33,14 +33,14 @@ class LiveSize:
 
 
 @dataclass(frozen=True)
-class Told:
+class SentCount:
     """How many messages the broker stored: acknowledged ones surely, failed sends perhaps."""
 
     stored_at_least: int
     stored_at_most: int
 
 
-def everything_happens(sidecar: Sidecar, scene: Scene, size: LiveSize) -> Told:
+def everything_happens(sidecar: Sidecar, scene: Scene, size: LiveSize) -> SentCount:
     """While a producer sends: the object store goes away, the broker restarts, the sidecar is killed. Then a topic
     is deleted and recreated, and more is sent. Ends when all is archived."""
     sidecar.start()
@@ -65,7 +65,7 @@ def everything_happens(sidecar: Sidecar, scene: Scene, size: LiveSize) -> Told:
         second = producer.finish(size.send_timeout_s)
     sidecar.wait_until_archived(120)
     acked = first.acked + second.acked
-    return Told(acked, acked + first.failed + second.failed)
+    return SentCount(acked, acked + first.failed + second.failed)
 
 
 def lose_the_tail(sidecar: Sidecar, byte_count: int) -> None:

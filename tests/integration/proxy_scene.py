@@ -1,6 +1,6 @@
 """A broker, `tiered run` in proxy mode beside it, and Java clients of the proxy.
 
-Owns the place and what is asked by it. Does not own clients' lives (client_scene.py) nor what must come of it.
+Owns the place and the requests made in it. Does not own clients' lives (client_scene.py) nor what must come of it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def proxy_beside_broker(
     directory: Path, minio: RunningStore, config: Mapping[str, object], settings: Mapping[str, object],
     *, topics: int = 2, host: str = "127.0.0.1", version: str = "5.3.3",
 ) -> Iterator[ProxyScene]:  # fmt: skip
-    """A broker that deletes when told to, and a tiered proxy at ``host`` beside it, being started."""
+    """A broker that deletes on command, and a tiered proxy at ``host`` beside it, being started."""
     address = f"{host}:{free_port()}"
     environment = {
         "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,

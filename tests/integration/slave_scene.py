@@ -1,6 +1,6 @@
 """A broker, `tiered run` that is listed as its slave, and Java clients that are sent there: what its tests share.
 
-Owns the place and what is asked about it. Does not own clients' lives (client_scene.py) nor what must come of it.
+Owns the place and the requests made in it. Does not own clients' lives (client_scene.py) nor what must come of it.
 """
 
 from __future__ import annotations

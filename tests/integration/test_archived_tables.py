@@ -29,7 +29,7 @@ COMMANDS = (
     "topicStatus -t t_idle", "topicClusterList -t t_idle", "consumerProgress", "consumerProgress -g G_part", "statsAll",
     "brokerConsumeStats -b ADDRESS", "getConsumerConfig -g G_part", "queryMsgByOffset -b fx-a -t t_one -i 0 -o 0",
 )  # fmt: skip
-LEFT_OUT = (
+NOT_ARCHIVED = (
     "rmq_sys_REVIVE_LOG",
     "rmq_sys_wheel_timer",
     "RMQ_SYS_TRANS_",
@@ -113,7 +113,7 @@ def mqadmin(directory: Path, name_server: str, broker: str) -> list[str]:
 
 def alike(text: str) -> str:
     """Sorted lines: tables come in no order. Rates of a broker that runs are those of its last minute."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(LEFT_OUT)]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(NOT_ARCHIVED)]
     lines = [re.sub(r" +\d+\.\d\d( +\d+\.\d\d)?( +\d+)+", " RATES", line) for line in lines]
     lines = [re.sub(r" +\d+\.\d\d +\d+ +NO_CONSUMER", " RATES NO_CONSUMER", line) for line in lines]
     return "\n".join(sorted(lines))

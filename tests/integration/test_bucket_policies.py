@@ -1,4 +1,4 @@
-"""The policies of deploy/s3 on MinIO: enough for their commands, and no more. What is missing is named in one line.
+"""The policies of deploy/s3 on MinIO: exactly what their commands need. What is missing is named in one line.
 
 Spark's part is in tests/pipeline/test_minio.py. MinIO speaks TLS, so that the denial of plain HTTP stays.
 """
@@ -271,7 +271,7 @@ def test_the_collectors_policy_suffices(archived: Bucket, use: Use, run: Run) ->
     assert garbage in set(json.loads(out)["delete"])
 
 
-# -- and no more --------------------------------------------------------------
+# -- and nothing else --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ROLES)

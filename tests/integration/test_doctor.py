@@ -141,7 +141,7 @@ def test_wrong_keys_and_a_missing_bucket_are_one_failure(
     code, checks = doctor(minio_url, "s3://absent-bucket/x")
     assert failures(checks) == ["bucket"] and "NoSuchBucket" in checks["bucket"]["detail"]
     assert checks["bucket"]["fix"] == "create the bucket first" and code == 1
-    wrong = RunningStore("wrong", minio_url.endpoint, "nobody-known", "secret-of-none", minio_url.server)
+    wrong = RunningStore("wrong", minio_url.endpoint, "unknown-key", "secret-of-none", minio_url.server)
     code, checks = doctor(wrong, fresh(minio_url))
     assert failures(checks) == ["bucket"] and "InvalidAccessKeyId" in checks["bucket"]["detail"]
     assert code == 1

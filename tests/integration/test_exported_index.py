@@ -146,7 +146,7 @@ def test_time_ranges_are_answered_as_these_files_say(case: Case) -> None:
             assert [record.physical_offset for record in found] == sorted(expected), line
 
 
-def test_mqadmin_finds_messages_and_the_broker_goes_on_in_the_last_file(case: Case) -> None:
+def test_mqadmin_finds_messages_and_the_broker_continues_in_the_last_file(case: Case) -> None:
     line = next(
         line for line in case.truth()
         if line["topic"] == "t_keys" and is_whole_time(line) and len(line["brokerPhys"]) == 1

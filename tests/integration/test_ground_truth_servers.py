@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration]
 
 
 def check_through(server: RunningStore, directory: Path, name: str) -> None:
-    """Back-fill one store into a bucket of its own and compare all of it."""
+    """Backfill one store into a bucket of its own and compare all of it."""
     root = open_store(f"{server.fresh_bucket()}/archive", server.options())
     backfill(directory / "store", root)
     assert check_against_truth(root, directory, name) > 400

@@ -40,12 +40,12 @@ def test_restarts_outages_and_a_recreated_topic_lose_and_repeat_nothing(
     with beside_broker(scene, tmp_path, minio_url) as sidecar:
         story = everything_happens(sidecar, scene, size)
         compared = finish(sidecar)
-    # What was sent to the deleted topic is shown no more, and still there.
+    # What was sent to the deleted topic is no longer shown, and still there.
     assert story.stored_at_least <= compared.shown + compared.older <= story.stored_at_most
     assert compared.shown >= story.stored_at_least - size.messages // 2
 
 
-def test_a_killed_broker_whose_log_lost_its_tail_starts_a_new_log_line(
+def test_a_killed_broker_whose_log_lost_its_tail_starts_a_new_log_history(
     tmp_path: Path, minio_url: RunningStore
 ) -> None:
     scene = Scene()

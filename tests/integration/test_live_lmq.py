@@ -1,4 +1,4 @@
-"""`tiered run` beside real brokers that dispatch to light queues in their own ways, or not at all."""
+"""`tiered run` beside real brokers that dispatch to LMQs in their own ways, or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def send(sidecar: Sidecar, scene: Scene, how: str) -> None:
 
 @pytest.mark.parametrize("dispatches", [True, False])
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3", "5.5.0"])
-def test_lmqs_are_the_brokers_while_it_runs_and_when_it_starts_anew(
+def test_lmqs_are_the_brokers_while_it_runs_and_after_a_restart(
     version: str, dispatches: bool, tmp_path: Path
 ) -> None:
     """No queue that it does not have, none hidden behind another life, no record missing."""

@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 def progress(tiered_proxy: ProxyScene, group: str, topic: str) -> dict[int, tuple[int, int]]:
     """Queue id -> (broker's, consumer's) offset, as the real broker tells mqadmin."""
-    told = tiered_proxy.mqadmin("consumerProgress", "-g", group, real=True)
-    rows = [line.split() for line in told.splitlines() if line.startswith(topic)]
+    printed = tiered_proxy.mqadmin("consumerProgress", "-g", group, real=True)
+    rows = [line.split() for line in printed.splitlines() if line.startswith(topic)]
     return {int(row[2]): (int(row[3]), int(row[4])) for row in rows}
 
 
@@ -43,8 +43,8 @@ def tiered_proxy(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningSto
 
 
 def test_routes_show_the_sidecar_before_the_broker(tiered_proxy: ProxyScene) -> None:
-    told, cluster = tiered_proxy.tools(["topicRoute -t live0", "clusterList"])
-    route = fastjson.loads(told)
+    printed, cluster = tiered_proxy.tools(["topicRoute -t live0", "clusterList"])
+    route = fastjson.loads(printed)
     (broker,) = route["brokerDatas"]
     assert broker["brokerName"] == BROKER
     assert broker["brokerAddrs"] == {"0": tiered_proxy.address, "1": tiered_proxy.broker.broker_address}
@@ -67,16 +67,16 @@ def test_two_members_share_the_queues_and_are_listed_once_each(tiered_proxy: Pro
         group for group in tiered_proxy.sidecar.status()["proxy"]["groups"] if group["name"] == "G-two"
     ]
     assert status["members"] == 2 and status["archivePulls"] + status["brokerPulls"] > 0
-    told = tiered_proxy.mqadmin("consumerConnection", "-g", "G-two")
-    listed = [line.split()[1] for line in told.splitlines() if line[:1].isdigit() and "@" in line]
-    assert len(listed) == len(set(listed)) == 2, told
+    printed = tiered_proxy.mqadmin("consumerConnection", "-g", "G-two")
+    listed = [line.split()[1] for line in printed.splitlines() if line[:1].isdigit() and "@" in line]
+    assert len(listed) == len(set(listed)) == 2, printed
     for member in members:
         member.kill()
     assert {line for member in members for line in member.lines()} == wanted
 
 
 def test_a_group_reads_from_the_archive_on_into_what_is_sent_now(tiered_proxy: ProxyScene) -> None:
-    """The broker has deleted most of it. From offset 0 nothing is missing, nothing comes twice, what is given back
+    """The broker has deleted most of it. From offset 0 nothing is missing, nothing comes twice, what failed
     comes again, and an orderly group stays in order. Clients of three versions."""
     assert delete_old_files(tiered_proxy) > 100
     wanted = len(all_there_is(tiered_proxy, "live0")) + 1000
@@ -92,11 +92,11 @@ def test_a_group_reads_from_the_archive_on_into_what_is_sent_now(tiered_proxy: P
     for queue, end in enumerate(ends):
         assert [offset for q, offset in in_order if q == queue] == list(range(end))
     consumed = [fields[4] for fields in retried.fields() if fields[8] == "ok"]
-    given_back = {fields[4] for fields in retried.fields() if fields[8] == "back"}
-    assert len(set(consumed)) == len(all_there_is(tiered_proxy, "live1")) and set(consumed) == given_back
+    failed = {fields[4] for fields in retried.fields() if fields[8] == "back"}
+    assert len(set(consumed)) == len(all_there_is(tiered_proxy, "live1")) and set(consumed) == failed
     assert progress(tiered_proxy, "G-cold", "live0") == {queue: (end, end) for queue, end in enumerate(ends)}
-    told = tiered_proxy.mqadmin("topicStatus", "-t", "live0")
-    rows = [line.split() for line in told.splitlines() if line.startswith(BROKER)]
+    printed = tiered_proxy.mqadmin("topicStatus", "-t", "live0")
+    rows = [line.split() for line in printed.splitlines() if line.startswith(BROKER)]
     assert {(int(row[1]), int(row[2]), int(row[3])) for row in rows} == {
         (q, 0, n) for q, n in enumerate(ends)
     }

@@ -1,4 +1,4 @@
-"""Beside a live broker, consumers of every kind get every message as the broker stored it, and mqadmin is told the same
+"""Beside a live broker, consumers of every kind get every message as the broker stored it, and mqadmin prints the same
 as at the broker itself while that still has everything."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LMQS = ("%LMQ%one", "%LMQ%0", "%LMQ%1", "%LMQ%2")
 
 @dataclass
 class Deleted:
-    """The same after the broker deleted most of it: what it had told its own clients before, and of what came since.
+    """The same after the broker deleted most of it: what its own clients had got before, and what came since.
     ``first``: the smallest offset it still has."""
 
     tiered_proxy: ProxyScene
@@ -61,10 +61,10 @@ def tiered_proxy(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningSto
 
 @pytest.fixture(scope="module")
 def deleted(tiered_proxy: ProxyScene, asked: Asked) -> Deleted:
-    before = told_by_broker(tiered_proxy, "before")
+    before = pulled_from_broker(tiered_proxy, "before")
     first = delete_old_files(tiered_proxy)
     send_odd(tiered_proxy, QUEUES * 8, 0, first=10**7)
-    after = told_by_broker(tiered_proxy, "after")
+    after = pulled_from_broker(tiered_proxy, "after")
     truth, *lmqs = [earlier | later for earlier, later in zip(before, after, strict=True)]
     return Deleted(tiered_proxy, truth, dict(zip(LMQS, lmqs, strict=True)), first)
 
@@ -76,8 +76,8 @@ def send_odd(tiered_proxy: ProxyScene, sends: int, large: int, *, first: int = 0
     assert "DONE" in broker.run_java("Odd", *arguments)
 
 
-def told_by_broker(tiered_proxy: ProxyScene, name: str) -> list[Counter[str]]:
-    """Every message of live0 and of the light queues as a client of the real name server gets it."""
+def pulled_from_broker(tiered_proxy: ProxyScene, name: str) -> list[Counter[str]]:
+    """Every message of live0 and of the LMQs as a client of the real name server gets it."""
     jobs = [Job("pull", f"T-{name}", 10**6, "live0", idle_s=2)]
     jobs += [_lmq_job(f"T-{name}-{lmq[5:]}", lmq) for lmq in LMQS]
     return [
@@ -148,11 +148,11 @@ def asked(tiered_proxy: ProxyScene) -> Asked:
     )
 
 
-def test_mqadmin_is_told_what_the_broker_tells(tiered_proxy: ProxyScene, asked: Asked) -> None:
-    begin_again = "resetOffsetByTime -g G-progress -t live1 -s 0"
-    *printed, begun_again = tiered_proxy.tools([*asked.commands.values(), begin_again])
+def test_mqadmin_prints_what_it_prints_at_the_broker(tiered_proxy: ProxyScene, asked: Asked) -> None:
+    reset = "resetOffsetByTime -g G-progress -t live1 -s 0"
+    *printed, reset_output = tiered_proxy.tools([*asked.commands.values(), reset])
     the_same(tiered_proxy, asked, dict(zip(asked.commands, printed, strict=True)))
-    rows = [line.split()[1:] for line in begun_again.splitlines() if line.startswith(BROKER)]
+    rows = [line.split()[1:] for line in reset_output.splitlines() if line.startswith(BROKER)]
     assert sorted(rows) == [[str(queue), "0"] for queue in range(QUEUES)]
 
 

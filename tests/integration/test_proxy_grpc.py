@@ -89,7 +89,7 @@ def test_a_client_that_pops_does_so_by_the_proxy(proxied: Proxied) -> None:
 def test_a_remoting_client_of_the_proxy_reads_the_archive(proxied: Proxied) -> None:
     """Its pulls come to the tiered proxy like any client's.
 
-    The proxy drops an answer for a client whose connection is full (apache/rocketmq#8159): that queue goes on when the
+    The proxy drops answers if the connection is full (apache/rocketmq#8159). The queue continues when the
     client asks again, after 30 s. A client whose first heartbeat comes late shares out its queues 20 s later.
     """
     tiered_proxy = proxied.tiered_proxy

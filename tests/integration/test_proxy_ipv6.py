@@ -56,6 +56,6 @@ def test_clients_that_come_by_ipv6_read_archive_and_broker_as_one(
         wanted = all_there_is(tiered_proxy, "live0")
         got = tiered_proxy.consume("push", "G-six", len(wanted))
         assert Counter(got.finish()) == Counter(wanted)
-        told = tiered_proxy.mqadmin("queryMsgByOffset", "-t", "live0", "-b", BROKER, "-i", "0", "-o", "0")
-        assert f"{broker_host.strip('[]')}" in told.replace("0:0:0:0:0:0:0:1", "::1"), told
+        printed = tiered_proxy.mqadmin("queryMsgByOffset", "-t", "live0", "-b", BROKER, "-i", "0", "-o", "0")
+        assert f"{broker_host.strip('[]')}" in printed.replace("0:0:0:0:0:0:0:1", "::1"), printed
         assert tiered_proxy.sidecar.stop() == 0

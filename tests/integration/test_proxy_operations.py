@@ -65,8 +65,8 @@ def test_a_reload_while_groups_read_costs_nothing(tiered_proxy: ProxyScene) -> N
         assert Counter(group.lines()) == Counter(wanted)
 
 
-def test_a_group_that_runs_begins_again(tiered_proxy: ProxyScene) -> None:
-    """A client that is told to begin again sleeps for 10 s, and looks at its queues every 20 s."""
+def test_a_running_group_is_reset(tiered_proxy: ProxyScene) -> None:
+    """A client that gets a reset sleeps for 10 s, and looks at its queues every 20 s."""
     wanted = all_there_is(tiered_proxy, "live0")
     consumer = tiered_proxy.consume("push", "G-replay", 10**6, idle_s=120)
     consumer.wait_for_all(wanted)

@@ -1,5 +1,5 @@
 """Consumers beside a live broker while everything they depend on goes away and comes back: nothing is missing, no
-orderly consumer sees a message before an earlier one, and whoever does not use the tiered proxy notices nothing."""
+orderly consumer sees a message before an earlier one, and clients that do not use the tiered proxy notice nothing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def wait_for_more(consumers: Sequence[Consumer], count: int, timeout_s: float = 
 
 def test_nothing_is_missing_whatever_goes_away(tiered_proxy: ProxyScene) -> None:
     """The sidecar is killed twice while groups read what only the archive has, once for longer than clients keep
-    routes, and the broker deletes meanwhile; then the object store, the name server and the broker go and come back
+    routes, while the broker deletes; then the object store, the name server and the broker go and come back
     while a producer sends."""
     delete_old_files(tiered_proxy)
     sidecar, mq = tiered_proxy.sidecar, tiered_proxy.broker
@@ -138,7 +138,7 @@ def test_nothing_is_missing_whatever_goes_away(tiered_proxy: ProxyScene) -> None
 
 
 def delete_steadily(tiered_proxy: ProxyScene, until: threading.Event) -> None:
-    """Have the broker delete every file as soon as it is archived, whoever still wants to read it there."""
+    """Have the broker delete every file as soon as it is archived, even if a client still reads it there."""
     store = tiered_proxy.sidecar.open_archive()
     while not until.wait(1):
         begin_deleting(tiered_proxy, load(store).cursor.phys)
@@ -146,7 +146,7 @@ def delete_steadily(tiered_proxy: ProxyScene, until: threading.Event) -> None:
 
 @contextmanager
 def alongside(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """``work`` on a thread of its own, told to end at the end."""
+    """``work`` on a thread of its own, ended at the end."""
     until = threading.Event()
     failed: list[BaseException] = []
 
@@ -167,7 +167,7 @@ def alongside(work: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def test_hand_over_while_the_broker_deletes(tiered_proxy: ProxyScene) -> None:
-    """Consumers stand still for longer than the broker keeps messages, again and again: each time they go on in the
+    """Consumers stand still for longer than the broker keeps messages, again and again: each time they continue in the
     archive and come back to a broker that deletes. Undisturbed: nothing missing, nothing twice, in order."""
     many = 10**6
     with tiered_proxy.produce(10**6, per_second=600) as producer:
@@ -272,7 +272,7 @@ def test_clients_of_the_broker_notice_nothing(tiered_proxy: ProxyScene) -> None:
                 if not real:
                     consumer.wait_for_all(before, 120)
                 consumer.kill()
-    # Files go on being deleted for a while: it begins with the first message the broker has at that moment.
+    # Files are deleted for a while longer: it begins with the first message the broker has at that moment.
     first: dict[int, int] = {}
     for queue, offset in hot.lines():
         first[queue] = min(first.get(queue, offset), offset)

@@ -100,7 +100,7 @@ def archived_part(server: RunningStore, url: str, directory: Path) -> dict[tuple
 def check_refused_midway(
     action: Action, words: tuple[str, ...], directory: Path, url: str, server: RunningStore
 ) -> dict[tuple[str, int], int]:
-    """A back-fill that is refused from some moment on: exit code 2, one line, and what was committed stays true."""
+    """A backfill that is refused from some moment on: exit code 2, one line, and what was committed stays true."""
     with FaultProxy(server.endpoint, Later(action)) as proxy:
         done = execute(
             TIERED, "backfill", str(directory / "store"), url, *NAMES, server=replace(server, endpoint=proxy.endpoint)

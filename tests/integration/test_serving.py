@@ -86,7 +86,7 @@ def test_odd_messages_and_filters(served: Served) -> None:
     found = served.consume("5.3.3", *jobs)
     for topic, got, wanted in zip(topics, found, expected, strict=False):
         if topic.startswith("%LMQ%"):
-            # A client takes offsets of light queues from a property that names all of them: only bodies are compared.
+            # A client takes offsets of LMQs from a property that names all of them: only bodies are compared.
             assert sorted(line[2:] for line in got) == sorted(line[2:] for line in wanted.elements())
         else:
             assert Counter(got) == wanted, topic
@@ -94,7 +94,7 @@ def test_odd_messages_and_filters(served: Served) -> None:
     assert Counter(found[5]) == by_sql
 
 
-def test_a_group_goes_on_where_it_was_after_a_restart_of_the_server(served: Served) -> None:
+def test_a_group_continues_where_it_was_after_a_restart_of_the_server(served: Served) -> None:
     expected = served.expected("t_sixteen")
     (first,) = served.consume("5.3.3", Job("push", "t_sixteen", 5_000, "G_restart"))
     served.server.kill()
@@ -104,10 +104,10 @@ def test_a_group_goes_on_where_it_was_after_a_restart_of_the_server(served: Serv
     )
     found = Counter(first) + Counter(rest)
     assert set(found) == set(expected)  # nothing is missing
-    assert found.total() - expected.total() < 5_000  # what was not committed yet comes again, no more
+    assert found.total() - expected.total() < 5_000  # only what was not committed yet comes again
 
 
-def test_what_is_sent_back_comes_again_and_ends_as_dead_letters_over_kill_9(served: Served) -> None:
+def test_retry_messages_come_again_and_end_as_dead_letters_over_kill_9(served: Served) -> None:
     expected = served.expected("t_props")
     wanted = expected.total()
     jobs = (
@@ -195,7 +195,7 @@ def test_mqadmin_reads_everything_it_asks_for(served: Served) -> None:
 
 def test_a_running_group_is_reset_by_mqadmin_and_by_reset_offset(served: Served) -> None:
     expected = served.expected("t_order")
-    # A client that is told to begin again sleeps for 10 s, and looks at its queues every 20 s.
+    # A client that gets a reset sleeps for 10 s, and looks at its queues every 20 s.
     job = Job("push", "t_order", 3 * expected.total(), "G_reset", idle_s=80)
     command = java_command("5.3.3", served.directory, "Consume", *served.job_arguments(job))
     with (served.directory / "consumer.log").open("wb") as log:

@@ -29,7 +29,7 @@ BEGUN = 100
 """Messages of each queue that a group has read when more of them expire."""
 
 
-def test_groups_below_the_floor_go_on_at_the_minimum(
+def test_groups_below_the_floor_continue_at_the_minimum(
     real_store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:

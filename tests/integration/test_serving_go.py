@@ -89,7 +89,7 @@ def test_a_go_consumer_gets_every_message_as_it_was_stored(served: Served, mode:
     assert Counter(found) == expected
 
 
-def test_a_go_group_goes_on_where_it_was(served: Served) -> None:
+def test_a_go_group_continues_where_it_was(served: Served) -> None:
     expected = served.expected("t_order")
     first = served.consume("push", "t_order", 500, "G_twice")
     rest = served.consume("push", "t_order", expected.total() - len(first), "G_twice")

@@ -56,7 +56,7 @@ def read_all_of_it(slave: Slave) -> None:
     before_pulls = slave.pulls()
     assigned = slave.pinned("assign", "G-pinned", 10**6, idle_s=8)
     assert got(assigned) == truth
-    # Ten messages a pull, and then eight seconds at the end, where it is not told to go back again and again.
+    # Ten messages a pull, and then eight seconds at the end, where it is not redirected again and again.
     assert slave.pulls() - before_pulls < sum(ends) / 10 + QUEUES * 10
     until(lambda: slave.committed("G-pinned") == ends, "its offsets are not at the master", 20)
 
@@ -75,7 +75,7 @@ def redirect_and_return(slave: Slave) -> None:
     assert slave.answered("G-slow")[0] > 0, slave.status()
     slave.configure(accessMessageInMemoryMaxRatio=40)
     with slave.produce(80, per_second=40) as producer:
-        producer.finish(30)  # whoever waits here is handed back by the next message
+        producer.finish(30)  # clients that wait here are redirected by the next message
     wanted = everything(begins_and_ends(slave, "live1")[1], begins)
     consumer.wait_for(len(wanted), 60)
     here = slave.answered("G-slow")
@@ -107,7 +107,7 @@ def come_and_go(slave: Slave) -> None:
     slave.sidecar.wait_until_archived(60)
     assert slave.sidecar.stop() == 0, slave.sidecar.log.read_text()[-2000:]
     assert slave.listed() == {"0": mq.broker_address}
-    # Who was killed may have left what nobody names.
+    # A killed process may have left unnamed objects.
     for command in (
         ("gc", slave.sidecar.url, "--apply", "--grace", "0s"),
         ("verify", slave.sidecar.url, "--full", "--strict"),
@@ -175,7 +175,7 @@ def test_it_is_listed_at_all_name_servers_and_unregisters_from_all(
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_the_same_at_name_servers_of_4_9(tmp_path: Path, minio_url: RunningStore) -> None:
-    """They know brokers by address alone, and unregister an id whoever has it."""
+    """They know brokers by address alone, and unregister an id whatever process has it."""
     with standing("4.9.7", tmp_path, minio_url, 0, 0, 2) as slave:
         several_name_servers(slave)
 
@@ -186,8 +186,8 @@ def test_the_same_at_name_servers_of_4_9(tmp_path: Path, minio_url: RunningStore
 def test_the_same_beside_other_versions(version: str, tmp_path: Path, minio_url: RunningStore) -> None:
     with standing(version, tmp_path, minio_url) as slave:
         read_all_of_it(slave)
-        told = slave.mqadmin("clusterList")
-        assert [line.split()[:4] for line in told.splitlines() if line.startswith(CLUSTER)] == [
+        printed = slave.mqadmin("clusterList")
+        assert [line.split()[:4] for line in printed.splitlines() if line.startswith(CLUSTER)] == [
             [CLUSTER, BROKER, "0", slave.broker.broker_address], [CLUSTER, BROKER, str(SLAVE_ID), slave.address],
         ]  # fmt: skip
         assert "brokerVersionDesc" in slave.mqadmin("brokerStatus", "-b", slave.address)
@@ -200,7 +200,7 @@ def test_the_same_beside_other_versions(version: str, tmp_path: Path, minio_url:
 def test_without_the_master_a_group_reads_on_and_loses_nothing(
     tmp_path: Path, minio_url: RunningStore
 ) -> None:
-    """The master is killed while a redirected group reads: it goes on here, as far as the archive goes. When the master
+    """The master is killed while a redirected group reads. It continues here up to the archive's end. When the master
     is back the group's offsets are true."""
     with standing("5.3.3", tmp_path, minio_url) as slave:
         slave.sidecar.start()
@@ -213,7 +213,7 @@ def test_without_the_master_a_group_reads_on_and_loses_nothing(
         consumer = slave.push("G-alone", "live0", 10**6, pause_ms=20)
         until(
             lambda: len(consumer.lines()) > 2000 and slave.answered("G-alone")[0] > 0,
-            "nobody came here",
+            "no client came here",
             60,
         )
         slave.broker.broker.kill()
@@ -242,10 +242,10 @@ def test_it_stays_out_of_a_cluster_with_acting_masters(tmp_path: Path, minio_url
         slave.sidecar.start()
         slave.sidecar.wait_until_following(60)
 
-        def told() -> str:
+        def printed() -> str:
             return str(slave.status()["nameServers"])
 
-        until(lambda: "enableSlaveActingMaster" in told(), "it does not say why it stays out")
+        until(lambda: "enableSlaveActingMaster" in printed(), "it does not say why it stays out")
         until(slave.listed, "the name server, slow to begin, does not list the master", 60)
         assert slave.listed() == {"0": slave.broker.broker_address}
 

@@ -84,7 +84,7 @@ def moved(slave: Slave, account: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_broker_that_checks_who_asks_is_followed_and_relieved(slave: Slave, tmp_path: Path) -> None:
+def test_an_acl_enabled_broker_is_followed_and_relieved(slave: Slave, tmp_path: Path) -> None:
     sidecar = slave.sidecar
     sidecar.start()
     wait_for(sidecar.log, "broker.credentials_file")
@@ -103,7 +103,7 @@ def test_a_broker_that_checks_who_asks_is_followed_and_relieved(slave: Slave, tm
     assigned = slave.pinned("assign", GROUP, 10**6, idle_s=60, flags=signs)
     assigned.wait_for_all(everything(ends))
     until(lambda: slave.answered(GROUP)[0] > 0, "not from the archive, or no heartbeat", 45)
-    until(lambda: slave.committed(GROUP) == ends, "the master was not told", 20)
+    until(lambda: slave.committed(GROUP) == ends, "the offsets did not reach the master", 20)
     assigned.kill()
     assert sorted(assigned.lines()) == sorted(everything(ends))
     stranger = BrokerClient(slave.address, 5)

@@ -36,14 +36,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TlsCluster:
 
 
 def refusal(address: str, options: TlsOptions | None) -> str:
-    """What the error says to whoever asks so."""
+    """The error of a request with these options."""
     tls = ClientTls(options) if options is not None else None
     with closing(BrokerClient(address, 5, tls=tls)) as client, pytest.raises(TieredError) as raised:
         client.runtime_info()
     return str(raised.value)
 
 
-def who_is_not_let_in_is_told_why(address: str, cluster: TlsCluster) -> None:
+def refusals_say_why(address: str, cluster: TlsCluster) -> None:
     assert "set broker.tls = true" in refusal(address, None)
     assert "not signed by a CA in" in refusal(address, TlsOptions(ca=str(cluster.other_ca)))
     assert "(broker.tls_certificate)" in (said := refusal(address, TlsOptions(ca=str(cluster.ca)))) or (
@@ -86,7 +86,7 @@ def test_it_is_archived_and_read_through_the_proxy(
     with proxy_beside_broker(
         tmp_path, minio_url, {}, settings, topics=1, host=host, version=version
     ) as tiered_proxy:
-        who_is_not_let_in_is_told_why(tiered_proxy.broker.broker_address, cluster)
+        refusals_say_why(tiered_proxy.broker.broker_address, cluster)
         tiered_proxy.fill(1500)
         tiered_proxy.wait_until_serving()
         tiered_proxy.sidecar.wait_until_archived(60)
@@ -102,11 +102,11 @@ def test_it_is_archived_and_read_through_the_proxy(
         assert "TLS connection failed" not in tiered_proxy.sidecar.log.read_text()
 
 
-ANYBODY, VERIFIED = TlsOptions("none"), TlsOptions()
+UNVERIFIED, VERIFIED = TlsOptions("none"), TlsOptions()
 SAID = {
-    "enforcing": {None: "set broker.tls = true", VERIFIED: "add its CA", ANYBODY: ""},
-    "permissive": {None: "", VERIFIED: "add its CA", ANYBODY: ""},
-    "disabled": {None: "", VERIFIED: "tls.server.mode=disabled", ANYBODY: "tls.server.mode=disabled"},
+    "enforcing": {None: "set broker.tls = true", VERIFIED: "add its CA", UNVERIFIED: ""},
+    "permissive": {None: "", VERIFIED: "add its CA", UNVERIFIED: ""},
+    "disabled": {None: "", VERIFIED: "tls.server.mode=disabled", UNVERIFIED: "tls.server.mode=disabled"},
 }
 """What the error says by the server's mode, in test mode with a certificate it made itself; empty: it answers."""
 
@@ -144,7 +144,7 @@ def test_as_its_slave_it_is_listed_and_serves(
         wrong = cluster.dialling() | {"broker.tls_ca": str(cluster.other_ca)}
         sidecar.settings = begun | as_environment(wrong)
         sidecar.start()
-        until(lambda: "broker.tls_ca" in sidecar.log.read_text(), "nobody says what is wrong")
+        until(lambda: "broker.tls_ca" in sidecar.log.read_text(), "the log does not say what is wrong")
         assert "clients connect without TLS" in sidecar.log.read_text()
         assert sidecar.stop() == 0
         assert "7" not in slave.listed()
@@ -156,7 +156,7 @@ def test_as_its_slave_it_is_listed_and_serves(
         assert set(slave.pinned("pull", "G-pulled", 0).finish()) == everything(ends)
         assigned = slave.pinned("assign", "G-pinned", 10**6, idle_s=60)
         assigned.wait_for_all(everything(ends))
-        until(lambda: slave.committed("G-pinned") == ends, "the master was not told", 20)
+        until(lambda: slave.committed("G-pinned") == ends, "the offsets did not reach the master", 20)
         until(lambda: slave.answered("G-pinned")[0] > 0, "not from the archive, or no heartbeat", 45)
         with slave.produce(40, per_second=20) as producer:
             producer.finish(30)

@@ -49,7 +49,7 @@ class TlsCluster:
             monkeypatch.setattr(f"tests.integration.{user}.BrokerClient", partial(BrokerClient, tls=tls))
 
     def options(self) -> TlsOptions:
-        """Of whoever is let in."""
+        """Of a client that is let in."""
         return TlsOptions(ca=str(self.ca), certificate=str(self.own.certificate), key=str(self.own.key))
 
     def dialling(self) -> dict[str, str]:

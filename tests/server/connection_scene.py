@@ -87,7 +87,7 @@ class Client:
 
 
 class Scene:
-    """A server and as many clients as asked for."""
+    """A server and any number of clients."""
 
     def __init__(self, server: Listener, port: int, gate: asyncio.Event) -> None:
         self.server, self.port, self.gate = server, port, gate

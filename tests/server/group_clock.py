@@ -31,14 +31,14 @@ class Slow(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.go_on.set()
+        self.begun, self.may_continue = threading.Event(), threading.Event()
+        self.may_continue.set()
         self.is_overtaken = False
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self.begun.set()
-        if not self.go_on.is_set() and not self.is_overtaken:
-            assert self.go_on.wait(10)
+        if not self.may_continue.is_set() and not self.is_overtaken:
+            assert self.may_continue.wait(10)
             time.sleep(0.1 if self.is_overtaken else 0)  # as a request that is sent again
         super().put_if_absent(key, body, timeout_s=timeout_s)
 
@@ -50,7 +50,7 @@ async def writing() -> tuple[Slow, GroupOffsets, asyncio.Task[None]]:
     assert await offsets.claim()
     running = asyncio.create_task(offsets.run())
     store.begun.clear()
-    store.go_on.clear()
+    store.may_continue.clear()
     offsets.note("g", "t", 0, 5)
     assert await asyncio.to_thread(store.begun.wait, 10)
     return store, offsets, running

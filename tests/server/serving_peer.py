@@ -19,7 +19,7 @@ class RecordingPeer:
         self.pushed: list[tuple[int, dict[str, str], bytes]] = []
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        """Remember it."""
+        """Record it."""
         self.pushed.append((int(code), dict(ext), body))
 
 

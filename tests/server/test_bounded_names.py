@@ -1,4 +1,4 @@
-"""Clients name groups, members and queues as they like: what a server remembers of them is bounded."""
+"""Clients name groups, members and queues as they like: a server's caches of them are bounded."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ LONG = "x" * 300_000
 """A header may have a mebibyte."""
 
 
-def test_what_pulls_repeat_is_remembered_only_where_it_is_short() -> None:
+def test_what_pulls_repeat_is_cached_only_where_it_is_short() -> None:
     def traced(count: int) -> int:
         for number in range(count):
             with contextlib.suppress(TieredError):
@@ -185,7 +185,7 @@ def test_what_pulls_repeat_is_remembered_only_where_it_is_short() -> None:
         tracemalloc.stop()
 
 
-def test_queues_that_are_not_there_are_not_remembered() -> None:
+def test_queues_that_are_not_there_are_not_cached() -> None:
     builder = ArchiveBuilder(MemoryStore())
     builder.commit([Sent(PLAIN)])
     catalog = plain_fetcher(builder.store).catalog

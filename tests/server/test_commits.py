@@ -36,8 +36,8 @@ def handlers_of(offsets: GroupOffsets) -> OffsetHandlers:
     return OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
 
 
-def test_a_member_goes_on_pulling_while_its_offsets_cannot_be_written() -> None:
-    """What it commits one-way does not fill its connection: nobody waits for the answer."""
+def test_a_member_can_pull_while_its_offsets_cannot_be_written() -> None:
+    """What it commits one-way does not fill its connection: no thread waits for the answer."""
 
     async def scene() -> None:
         store, offsets, running = await writing()
@@ -54,7 +54,7 @@ def test_a_member_goes_on_pulling_while_its_offsets_cannot_be_written() -> None:
             await member.send(*(commit(20, flag=ONEWAY, queue_id=queue) for queue in range(20)))
             assert (await member.ask(RemotingCommand(RequestCode.PULL_MESSAGE, 99))).opaque == 99
             assert load_snapshot(store).offsets == {}
-            store.go_on.set()
+            store.may_continue.set()
             await offsets.commit("g", "t", 20, 20)
         assert load_snapshot(store).offsets == {("g", "t"): dict.fromkeys(range(21), 20)}
         running.cancel()
@@ -65,7 +65,7 @@ def test_a_member_goes_on_pulling_while_its_offsets_cannot_be_written() -> None:
 
 
 @pytest.mark.parametrize("flag", [0, ONEWAY])
-def test_what_members_had_of_a_former_life_is_not_taken_for_the_new_one(flag: int) -> None:
+def test_offsets_of_an_earlier_generation_are_not_taken_for_the_new_one(flag: int) -> None:
     """Messages of the new one up to there were skipped."""
 
     async def scene() -> None:

@@ -54,7 +54,7 @@ def test_answers_come_in_the_header_type_of_the_request(kind: SerializeType) -> 
     play(story)
 
 
-def test_who_asks_much_at_once_leaves_others_their_turn() -> None:
+def test_a_client_with_many_requests_leaves_others_their_turn() -> None:
     order: list[int] = []
     table = HandlerTable()
 
@@ -173,19 +173,21 @@ def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_behind_
         (connection,) = made.server.connections
         held_bytes = made.server.accounts.unread.total_bytes
         assert held_bytes
-        told = {"topic": "t", "group": "g"}
+        fields = {"topic": "t", "group": "g"}
         connection.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
         assert made.server.accounts.unread.total_bytes == held_bytes
-        connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, b"where")
+        connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, b"where")
         assert made.server.accounts.unread.total_bytes > held_bytes
         got = [await client.receive() for _ in range(17)]
         assert sorted(command.opaque for command in got if command.is_response) == list(range(16))
         (reset,) = (command for command in got if not command.is_response)
         assert (reset.code, reset.is_oneway) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, True)
-        assert (reset.ext_fields, reset.body) == (told, b"where")
+        assert (reset.ext_fields, reset.body) == (fields, b"where")
         client.writer.close()
         await asyncio.sleep(0.05)
-        connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told)  # nobody is there: nothing happens
+        connection.push(
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields
+        )  # no client is there: nothing happens
 
     play(story)
 
@@ -335,7 +337,7 @@ def test_a_proxy_header_that_does_not_end_keeps_no_connection(
     play(story, ServerOptions(proxy_from=LOOPBACK))
 
 
-def test_whoever_sends_without_a_pause_is_not_late() -> None:
+def test_a_client_that_sends_without_a_pause_is_not_late() -> None:
     """Producers beside a live broker: what was received never ends where a frame does."""
     frame = encode(RemotingCommand(ECHO, 5, ext_fields={"a": "b"}, body=bytes(500)))
     incoming = FrameReader(1 << 20)

@@ -1,4 +1,4 @@
-"""INVOKE_BROKER_TO_RESET_OFFSET where there is no broker: where a group begins again, and who is told."""
+"""INVOKE_BROKER_TO_RESET_OFFSET where there is no broker: where a group continues, and which members are notified."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tiered.object_store.memory import MemoryStore
         ("g", {"timestamp": 0, "offset": 99, "queueId": 0, "isForce": "false"}, 30),
     ],
 )
-def test_where_a_group_begins_again(group: str, fields: dict[str, Any], expected: int) -> None:
+def test_where_a_group_continues(group: str, fields: dict[str, Any], expected: int) -> None:
     async def scene() -> None:
         archive: Any = Archive()
         offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
@@ -50,8 +50,8 @@ def test_where_a_group_begins_again(group: str, fields: dict[str, Any], expected
         code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
         answer = await handlers.reset(request(code, None, None, **sent))
         assert (answer.code, offsets.find(group, "t", 0)) == (0, expected)
-        told, ext, body = member.pushed[-1]
-        assert (told, ext["isForce"]) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, sent["isForce"])
+        pushed_code, ext, body = member.pushed[-1]
+        assert (pushed_code, ext["isForce"]) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, sent["isForce"])
         for table in (fastjson.loads(body), fastjson.loads(bytes(answer.body[0]))):
             assert list(table["offsetTable"].values()) == [expected]
         running.cancel()
@@ -59,7 +59,7 @@ def test_where_a_group_begins_again(group: str, fields: dict[str, Any], expected
     asyncio.run(scene())
 
 
-def test_members_of_each_language_are_told_as_they_read_it() -> None:
+def test_members_of_each_language_are_notified_in_their_own_form() -> None:
     async def scene() -> None:
         archive: Any = Archive()
         offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
@@ -75,11 +75,11 @@ def test_members_of_each_language_are_told_as_they_read_it() -> None:
         code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
         await handlers.reset(request(code, topic="t", group="g", timestamp=120))
         running.cancel()
-        told = {language: member.pushed[-1][2] for language, member in members.items()}
+        pushed = {language: member.pushed[-1][2] for language, member in members.items()}
         queue = {"topic": "t", "brokerName": "b", "queueId": 0}
-        assert json.loads(told["CPP"]) == {"offsetTable": [queue | {"offset": 12}]}
-        assert told["GO"] == told["JAVA"]
-        assert list(fastjson.loads(told["JAVA"])["offsetTable"].values()) == [12]
+        assert json.loads(pushed["CPP"]) == {"offsetTable": [queue | {"offset": 12}]}
+        assert pushed["GO"] == pushed["JAVA"]
+        assert list(fastjson.loads(pushed["JAVA"])["offsetTable"].values()) == [12]
 
     asyncio.run(scene())
 
@@ -105,7 +105,7 @@ class Wide(Archive):
 
 
 def test_a_group_of_many_queues_is_moved_while_the_tool_waits() -> None:
-    """mqadmin gives up after five seconds: neither a search nor a version of its own for each queue."""
+    """mqadmin waits for five seconds: neither a search nor a version of its own for each queue."""
 
     async def scene() -> None:
         found = Wide()
@@ -125,7 +125,7 @@ def test_a_group_of_many_queues_is_moved_while_the_tool_waits() -> None:
     asyncio.run(scene())
 
 
-def test_statistics_of_many_queues_are_told_while_the_tool_waits() -> None:
+def test_statistics_of_many_queues_are_answered_while_the_tool_waits() -> None:
     async def scene() -> None:
         found = Wide()
         archive: Any = found
@@ -143,7 +143,7 @@ def test_statistics_of_many_queues_are_told_while_the_tool_waits() -> None:
     asyncio.run(scene())
 
 
-def test_the_first_error_ends_what_is_asked_beside_it() -> None:
+def test_the_first_error_ends_the_requests_beside_it() -> None:
     ended: list[int] = []
 
     async def ask(number: int) -> int:

@@ -82,7 +82,9 @@ def test_a_restart_finds_everything_and_old_versions_go() -> None:
         for _ in range(number * VERSIONS_KEPT // 2):
             again.write(again.offsets)
         again.write(again.offsets, released=True)
-    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT  # whoever gave the groups up does not wake up
+    assert (
+        len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
+    )  # the former owner of the groups does not wake up
 
 
 def test_starts_after_kills_leave_nothing_where_the_killed_one_is_known_to_be_gone() -> None:
@@ -97,7 +99,7 @@ def test_starts_after_kills_leave_nothing_where_the_killed_one_is_known_to_be_go
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_who_was_long_about_a_claim_does_not_own_what_another_one_claimed_meanwhile(is_first: bool) -> None:
+def test_a_slow_claim_does_not_own_what_another_server_claimed_first(is_first: bool) -> None:
     """His version was there, and is removed."""
     clock, successors = Clock(), list[GroupLog]()
 
@@ -129,7 +131,7 @@ def test_a_claim_whose_answer_was_lost_is_our_own() -> None:
     with pytest.raises(UnansweredError):
         log.claim(LEASE_MS)
     store._every = 1 << 40
-    log.claim(LEASE_MS)  # it is ours: nobody else could serve these groups for a minute
+    log.claim(LEASE_MS)  # it is ours: no other server could serve these groups for a minute
     log.write({("g", "t"): {0: 7}})
     assert load_snapshot(store).offsets == {("g", "t"): {0: 7}}
 
@@ -145,7 +147,7 @@ def test_the_end_waits_for_what_is_being_written() -> None:
         store.is_overtaken = True
         closing = asyncio.create_task(offsets.close())
         await asyncio.sleep(0.2)
-        store.go_on.set()
+        store.may_continue.set()
         await closing
         await asyncio.sleep(0.3)
         found = load_snapshot(store)
@@ -186,7 +188,7 @@ def test_an_owner_whose_clock_was_ahead_is_gone_when_nothing_was_heard_of_it_for
 
 
 @pytest.mark.parametrize("foreign", ["", ".DS_Store", "0-notes", "notes"])
-def test_an_object_that_is_no_version_hides_no_offsets_and_fences_nobody(foreign: str) -> None:
+def test_an_object_that_is_no_version_hides_no_offsets_and_fences_no_server(foreign: str) -> None:
     """Browsers of buckets, and file systems over them, leave one that is called like the folder."""
     store, clock = MemoryStore(), Clock()
     store._objects[SERVE_PREFIX + foreign] = (b"", 0)
@@ -216,7 +218,7 @@ def test_a_fenced_server_learns_it_however_far_its_successors_are(versions: int,
     assert load_snapshot(store).offsets == {("g", "t"): {0: versions - 1}}
 
 
-def test_a_topic_made_anew_is_begun_at_its_first_message_and_not_where_its_former_life_was_left() -> None:
+def test_a_new_generation_is_begun_at_its_first_message_and_not_where_the_old_one_was_left() -> None:
     lives = {("t", 0): 0, ("%RETRY%g", 0): 0}
 
     async def server(store: MemoryStore) -> GroupOffsets:
@@ -233,7 +235,7 @@ def test_a_topic_made_anew_is_begun_at_its_first_message_and_not_where_its_forme
         lives["t", 0] = lives["%RETRY%g", 0] = 1
         assert offsets.find("g", "t", 0) == 0
         assert offsets.find("g", "t", 1) is None and offsets.find("new", "t", 0) is None
-        assert offsets.find("g", "%RETRY%g", 0) == 7, "it goes on here"
+        assert offsets.find("g", "%RETRY%g", 0) == 7, "it continues here"
         await offsets.close()
         offsets = await server(store)
         assert offsets.find("g", "t", 0) == 0
@@ -319,7 +321,7 @@ def test_an_offset_that_is_being_written_is_not_acknowledged_yet() -> None:
         again = asyncio.create_task(offsets.commit("g", "t", 0, 5))
         done, _ = await asyncio.wait({again}, timeout=0.1)
         assert not done, "acknowledged, and lost if this server ends now"
-        store.go_on.set()
+        store.may_continue.set()
         await again
         assert load_snapshot(store).offsets == {("g", "t"): {0: 5}}
         async with asyncio.timeout(0.1):  # known to be there: nothing is written
@@ -356,7 +358,7 @@ def test_who_commits_while_the_version_that_fences_is_written_is_refused_too() -
         other = GroupLog(store, "two", Clock())
         other.claim(LEASE_MS, take_over=True)
         other.write(other.offsets, released=True)
-        store.go_on.set()
+        store.may_continue.set()
         async with asyncio.timeout(2):
             with pytest.raises(FencedError):
                 await between

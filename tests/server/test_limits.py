@@ -168,7 +168,7 @@ def slow_request(number: int, body_bytes: int) -> RemotingCommand:
 
 
 def test_large_requests_that_wait_for_their_answers_are_few() -> None:
-    """As pulls that wait for messages and bring a body that nobody reads."""
+    """As pulls that wait for messages and bring a body that no handler reads."""
 
     async def story(made: Scene) -> None:
         client = await made.client()
@@ -233,7 +233,7 @@ def test_a_thousand_connections_that_hold_something(caplog: pytest.LogCaptureFix
 # -- pure parts -----------------------------------------------------------------------------------------------
 
 
-def test_whoever_has_held_bytes_for_longest_goes_first() -> None:
+def test_the_client_that_has_held_bytes_for_longest_is_closed_first() -> None:
     closed: list[str] = []
     held: BufferedBytes[str] = BufferedBytes(100, "things", lambda who, why: closed.append(who))
     held.set("a", 40)
@@ -409,7 +409,7 @@ def test_a_renewed_certificate_is_shown_without_a_restart(
     ]
 
 
-def test_an_encrypted_key_needs_its_password_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
+def test_an_encrypted_key_needs_its_password_without_a_prompt(tmp_path: Path) -> None:
     settings = certificate(tmp_path)
     words = f"pkcs8 -topk8 -in {settings.tls_key} -out locked.pem -passout pass:word"
     subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)

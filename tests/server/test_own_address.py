@@ -32,12 +32,16 @@ async def route_address(service: ArchiveService) -> str:
     return found
 
 
-@pytest.mark.parametrize(("bind", "own", "told"), [
+@pytest.mark.parametrize(("bind", "own", "expected"), [
     ("0.0.0.0:0", "10.1.2.3", "10.1.2.3"), ("[::]:0", "10.1.2.3", "10.1.2.3"), ("127.0.0.1:0", None, "127.0.0.1"),
     ("[::]:0", "fd00::7", "[fd00::7]"),
 ])  # fmt: skip
 def test_routes_never_name_every_address(
-    bind: str, own: str | None, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bind: str,
+    own: str | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def known(family: int) -> str | None:
         is_v6 = own is not None and ":" in own
@@ -49,7 +53,7 @@ def test_routes_never_name_every_address(
         service = service_of(bind=bind)
         address = await service.start()
         assert address == await route_address(service)
-        assert address.rpartition(":")[0] == told
+        assert address.rpartition(":")[0] == expected
         await service.close(0.0)
 
     with caplog.at_level(logging.WARNING):
@@ -66,7 +70,7 @@ def test_a_port_on_every_address_of_a_machine_without_one_is_refused_before_grou
 
 
 @pytest.mark.parametrize("advertise", ["0.0.0.0:9876", "[::]:9876"])
-def test_nobody_is_told_to_dial_every_address(advertise: str) -> None:
+def test_clients_are_never_sent_the_address_of_every_interface(advertise: str) -> None:
     async def run() -> None:
         service = service_of(bind="127.0.0.1:0", advertise=advertise)
         with pytest.raises(UsageError, match="not an address that clients can dial"):

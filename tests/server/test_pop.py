@@ -263,7 +263,7 @@ def test_all_queues_are_popped_and_two_clients_share_them() -> None:
     asyncio.run(scene())
 
 
-def test_what_a_filter_leaves_out_counts_as_done() -> None:
+def test_what_a_filter_skips_counts_as_done() -> None:
     async def scene() -> None:
         one = Scene()
         await one.offsets.claim()
@@ -278,7 +278,7 @@ def test_what_a_filter_leaves_out_counts_as_done() -> None:
     asyncio.run(scene())
 
 
-def test_in_order_a_queue_waits_for_what_is_in_hand() -> None:
+def test_in_order_a_queue_waits_for_unacknowledged_messages() -> None:
     async def scene() -> None:
         one = Scene()
         await one.offsets.claim()
@@ -321,7 +321,7 @@ def test_hiding_longer_and_giving_back_at_once() -> None:
     asyncio.run(scene())
 
 
-def test_a_group_goes_on_where_it_or_its_broker_was_and_can_be_moved() -> None:
+def test_a_group_continues_where_it_or_its_broker_was_and_can_be_moved() -> None:
     async def scene() -> None:
         store = MemoryStore()
         one = Scene(store)
@@ -356,7 +356,7 @@ def test_batches_of_acknowledgements() -> None:
     asyncio.run(scene())
 
 
-def test_an_acknowledgement_of_very_many_messages_costs_what_is_in_hand() -> None:
+def test_an_acknowledgement_of_very_many_messages_costs_what_is_unacknowledged() -> None:
     async def scene() -> None:
         one = Scene()
         await one.offsets.claim()
@@ -376,7 +376,7 @@ def test_an_acknowledgement_of_very_many_messages_costs_what_is_in_hand() -> Non
     asyncio.run(scene())
 
 
-def test_a_group_whose_offsets_find_no_room_is_refused_and_others_go_on() -> None:
+def test_a_group_whose_offsets_find_no_room_is_refused_and_others_continue() -> None:
     async def scene() -> None:
         one = Scene()
         await one.offsets.claim()
@@ -427,7 +427,7 @@ def test_every_queue_has_one_member(count: int, members: list[str], share_out: A
     shares = [share_out(range(count), members, member) for member in members]
     assert sorted(queue for share in shares for queue in share) == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert share_out(range(count), members, "nobody") == []
+    assert share_out(range(count), members, "unknown") == []
 
 
 def test_assignments_by_mode() -> None:
@@ -472,7 +472,7 @@ def test_assignments_by_mode() -> None:
     asyncio.run(scene())
 
 
-def test_messages_in_hand_fill_no_memory_and_go_out_again_when_some_are_acknowledged() -> None:
+def test_unacknowledged_messages_fill_no_memory_and_go_out_again_when_some_are_acknowledged() -> None:
     async def scene() -> None:
         bytes_max = 40 * (QUEUE_BYTES + 100) + 100 * UNACKED_BYTES
         one = Scene(unacked_bytes_max=bytes_max)
@@ -499,7 +499,7 @@ def test_messages_in_hand_fill_no_memory_and_go_out_again_when_some_are_acknowle
     asyncio.run(scene())
 
 
-def test_queues_where_nothing_is_in_hand_make_room_and_their_groups_go_on() -> None:
+def test_queues_without_unacknowledged_messages_make_room_and_their_groups_continue() -> None:
     async def scene() -> None:
         one = Scene(unacked_bytes_max=2 * (QUEUE_BYTES + 100) + 20 * UNACKED_BYTES)
         await one.offsets.claim()

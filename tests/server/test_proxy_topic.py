@@ -111,7 +111,7 @@ def test_what_is_kept_is_bounded_by_bytes_too() -> None:
 
 
 @pytest.mark.parametrize(("asked", "made"), [("1", 1), ("-3", 1), ("9223372036854775807", MADE_QUEUES_MAX)])
-def test_a_topic_has_no_more_queues_than_can_be_told(asked: str, made: int) -> None:
+def test_a_topic_has_at_most_as_many_queues_as_fit_an_answer(asked: str, made: int) -> None:
     archive: Any = Nothing()
     routes = RouteTable(archive, "h:1")
     sent = request(17, None, None, topic=PROXY_TOPIC, readQueueNums=asked, writeQueueNums=asked)

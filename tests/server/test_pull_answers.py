@@ -212,7 +212,7 @@ def test_only_users_of_the_pull_api_are_moved(
     assert bool(response.body) == (response.code == 0)
 
 
-def test_nobody_is_moved_back_to_an_end_that_may_be_behind_another_servers() -> None:
+def test_no_client_is_moved_back_to_an_end_that_may_be_behind_another_servers() -> None:
     beyond = PullResult(S.OFFSET_OVERFLOW_BADLY, 7, 0, 7)
     response, archive = pull([beyond, FOUND], sysFlag=SUBSCRIPTION)
     assert (response.code, len(archive.wishes)) == (0, 2)
@@ -225,19 +225,19 @@ def test_nobody_is_moved_back_to_an_end_that_may_be_behind_another_servers() -> 
 BEYOND = PullResult(S.OFFSET_OVERFLOW_BADLY, 7, 3, 7)
 
 
-async def made_anew(answers: Sequence[PullResult], *, at_once: bool = True) -> Scene:
-    """Group g consumed up to 10 of a queue that has been made anew since, or is when it waits for more."""
+async def recreated(answers: Sequence[PullResult], *, at_once: bool = True) -> Scene:
+    """Group g consumed up to 10 of a queue that has been created again since, or is when it waits for more."""
     scene = Scene(answers)
     await scene.offsets.claim()
     scene.offsets.note("g", "t", 0, 10)
 
-    def make_anew() -> None:
+    def recreate() -> None:
         scene.life = 1
 
     if at_once:
-        make_anew()
+        recreate()
     else:
-        scene.archive.on_change = make_anew
+        scene.archive.on_change = recreate
     return scene
 
 
@@ -251,28 +251,28 @@ async def made_anew(answers: Sequence[PullResult], *, at_once: bool = True) -> S
         ([AT_END, PullResult(S.OFFSET_OVERFLOW_ONE, 10, 3, 10)], False),
     ],
 )
-def test_who_asks_on_in_a_former_life_is_moved_to_the_beginning_of_the_new_one(
+def test_a_consumer_of_an_earlier_generation_is_moved_to_the_beginning_of_the_new_one(
     flags: int, answers: list[PullResult], at_once: bool
 ) -> None:
-    """Else it is held until the new one has grown so far, and goes on behind what it never got."""
+    """Else it waits until the new one has grown so far, and continues behind messages it never got."""
 
     async def run() -> Response:
-        scene = await made_anew(answers, at_once=at_once)
+        scene = await recreated(answers, at_once=at_once)
         return await scene.service.pull(asked(sysFlag=flags, subscription="*", suspendTimeoutMillis=2000))
 
     response = asyncio.run(run())
     assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "3")
 
 
-def test_who_has_begun_a_new_life_is_not_moved() -> None:
+def test_a_consumer_of_the_new_generation_is_not_moved() -> None:
     async def run() -> None:
-        scene = await made_anew([BEYOND, FOUND])
+        scene = await recreated([BEYOND, FOUND])
         response = await scene.service.pull(asked())
-        assert (response.code, len(scene.archive.wishes)) == (0, 2), "another server had told it of more"
-        scene = await made_anew([BEYOND])
+        assert (response.code, len(scene.archive.wishes)) == (0, 2), "another server had reported more"
+        scene = await recreated([BEYOND])
         scene.offsets.note("g", "t", 0, 5)
         assert (await scene.service.pull(asked())).code == ResponseCode.PULL_NOT_FOUND
-        scene = await made_anew([BEYOND])
+        scene = await recreated([BEYOND])
         others = await scene.service.pull(asked(consumerGroup="another"))
         assert others.code == ResponseCode.PULL_NOT_FOUND
 
@@ -280,9 +280,9 @@ def test_who_has_begun_a_new_life_is_not_moved() -> None:
 
 
 @pytest.mark.parametrize("unacked", [True, False])
-def test_a_commit_with_a_pull_is_not_of_a_former_life(unacked: bool) -> None:
+def test_a_commit_with_a_pull_is_not_of_an_earlier_generation(unacked: bool) -> None:
     async def run() -> None:
-        scene = await made_anew([FOUND])
+        scene = await recreated([FOUND])
         for committed, known in ((13, 0), (12, 12), (13, 13)):
             sent = asked(sysFlag=COMMIT_OFFSET | SUBSCRIPTION, subscription="*", commitOffset=committed)
             response = scene.service.pull_from_memory(sent) if unacked else await scene.service.pull(sent)
@@ -313,7 +313,7 @@ def test_what_cannot_be_served_is_said() -> None:
     ],
 )
 def test_what_is_no_filter_by_tag_never_means_everything(ext: dict[str, object]) -> None:
-    """Nobody filters again but by tag."""
+    """Clients filter again by tag only."""
     response, archive = pull([FOUND], **ext)
     assert response.code == ResponseCode.SUBSCRIPTION_NOT_EXIST or all(
         _is_filter(pull_request.expression, pull_request.expression_type) for pull_request in archive.wishes

@@ -1,4 +1,4 @@
-"""Messages sent back: as a broker writes them, durable, fenced, delivered in a stable order, bounded."""
+"""Retry messages: as a broker writes them, durable, fenced, delivered in a stable order, bounded."""
 
 from __future__ import annotations
 
@@ -362,10 +362,10 @@ def test_what_was_acknowledged_survives_and_keeps_its_offset() -> None:
 
 
 @pytest.mark.parametrize("bounds", [None, Bounds(10, 13)])
-def test_what_is_sent_back_comes_behind_what_the_group_had_consumed_at_its_broker(
+def test_retry_messages_come_behind_what_the_group_had_consumed_at_its_broker(
     bounds: Bounds | None,
 ) -> None:
-    """Its consumers ask from there on: before it nobody would get it, and it would count as consumed."""
+    """Its consumers pull from there on: below that a message would count as consumed and never be delivered."""
 
     async def scene() -> None:
         store, clock = MemoryStore(), Clock()
@@ -398,7 +398,7 @@ def test_an_offset_that_no_queue_reaches_is_not_believed() -> None:
     asyncio.run(scene())
 
 
-def test_nobody_is_sent_a_message_that_he_may_not_read() -> None:
+def test_no_client_gets_a_message_that_it_may_not_read() -> None:
     """Of which he knows no more than its place in the log."""
 
     async def scene() -> None:
@@ -425,7 +425,7 @@ def test_nobody_is_sent_a_message_that_he_may_not_read() -> None:
     asyncio.run(scene())
 
 
-def test_what_a_group_consumed_is_kept_no_longer_and_offsets_go_on() -> None:
+def test_what_a_group_consumed_is_kept_no_longer_and_offsets_continue() -> None:
     async def scene() -> None:
         store, clock = MemoryStore(), Clock()
         one = Scene(store, clock)
@@ -518,7 +518,7 @@ def test_nothing_is_taken_for_a_group_of_another_server() -> None:
     asyncio.run(scene())
 
 
-def test_an_archive_is_served_although_messages_sent_back_are_damaged(
+def test_an_archive_is_served_although_retry_messages_are_damaged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("server.retries.retry_queue.CHECK_S", 0.02)

@@ -77,7 +77,7 @@ def asked(
     return Request(RemotingCommand(code, 1, version=version, ext_fields=fields), peer)
 
 
-def door_of(tmp_path: Path, document: Any, **options: Any) -> RulesAuthorizer:
+def authorizer_of(tmp_path: Path, document: Any, **options: Any) -> RulesAuthorizer:
     path = tmp_path / "acl.yml"
     path.write_text(yaml.safe_dump(document))
     return RulesAuthorizer(RulesFile(path), 60, **options)
@@ -151,7 +151,7 @@ def test_address_patterns(pattern: str, host: str, expected: bool) -> None:
     ],
 )  # fmt: skip
 def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, Any], refused: bool) -> None:
-    authorizer = door_of(tmp_path, PLAIN)
+    authorizer = authorizer_of(tmp_path, PLAIN)
     answer = authorizer.refusal(asked(code, "RocketMQ", SECRET, **fields))
     assert (answer is not None) is refused
     if answer is not None:
@@ -174,7 +174,7 @@ def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, Any], re
 )
 def test_an_administrator_is_who_a_broker_takes_for_one(tmp_path: Path, value: Any, expected: bool) -> None:
     """As the PlainAccessConfig that 4.9.7 makes of the file says."""
-    authorizer = door_of(
+    authorizer = authorizer_of(
         tmp_path, {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "admin": value}]}
     )
     fields = {"topic": "t_a", "consumerGroup": "g"}
@@ -194,7 +194,7 @@ def test_an_administrator_with_named_resources_is_bound_by_them(
     tmp_path: Path, code: int, fields: dict[str, Any], refused: bool
 ) -> None:
     """As PlainPermissionManager.checkPerm: only one without any is let in unasked."""
-    authorizer = door_of(tmp_path, PLAIN)
+    authorizer = authorizer_of(tmp_path, PLAIN)
     assert (authorizer.refusal(asked(code, "bound-admin", SECRET, **fields)) is not None) is refused
 
 
@@ -218,7 +218,7 @@ def test_a_message_named_by_its_place_is_shown_to_who_may_read_its_own_topic(
     tmp_path: Path, document: Any, key: str | None, secret: str, address: str, topic: str, refused: bool
 ) -> None:
     """Whatever topic is named with it: physical offsets are those of one log of all topics."""
-    authorizer = door_of(tmp_path, document)
+    authorizer = authorizer_of(tmp_path, document)
     named = asked(Code.VIEW_MESSAGE_BY_ID, key, secret, address, topic="t_a", offset="0")
     assert authorizer.refusal(named) is None
     found = Response(body=(original(topic=topic.encode()),))
@@ -236,7 +236,7 @@ def test_a_message_that_may_not_be_shown_does_not_leave_the_server(tmp_path: Pat
         return Response(body=(memoryview(original(topic=b"secret1")),))
 
     table.register(Code.VIEW_MESSAGE_BY_ID)(view)
-    answerer = Dispatcher(table, door_of(tmp_path, USERS))
+    answerer = Dispatcher(table, authorizer_of(tmp_path, USERS))
     named = asked(Code.VIEW_MESSAGE_BY_ID, "reader", SECRET, topic="open", offset="777")
     answer = asyncio.run(answerer.answer(named, is_authorized=False))
     assert answer is not None
@@ -262,11 +262,11 @@ def test_a_body_that_is_none_of_its_codes_is_an_error_of_the_client(
         sent = Request(RemotingCommand(code, 1, ext_fields=fields, body=data), RecordingPeer())
         if document is USERS or code == 34:
             with pytest.raises(BadRequestError):
-                door_of(tmp_path, document).refusal(sent)
+                authorizer_of(tmp_path, document).refusal(sent)
 
 
-def test_who_is_asked_for_a_signature(tmp_path: Path) -> None:
-    authorizer = door_of(tmp_path, PLAIN)
+def test_which_clients_need_a_signature(tmp_path: Path) -> None:
+    authorizer = authorizer_of(tmp_path, PLAIN)
     pull: dict[str, Any] = {"topic": "t_a", "consumerGroup": "g"}
     assert authorizer.refusal(asked(11, None, **pull)) is not None
     assert authorizer.refusal(asked(11, "RocketMQ", "wrong", **pull)) is not None
@@ -277,7 +277,7 @@ def test_who_is_asked_for_a_signature(tmp_path: Path) -> None:
 
 
 def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
-    authorizer = door_of(tmp_path, PLAIN)
+    authorizer = authorizer_of(tmp_path, PLAIN)
     for topics, refused in ((["t_a"], False), (["t_a", "t_b"], True)):
         subscriptions = [{"topic": topic} for topic in topics]
         consumer = {"groupName": "g", "subscriptionDataSet": subscriptions}
@@ -315,19 +315,19 @@ def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
 def test_users_and_policies(
     tmp_path: Path, user: str, secret: str, code: int, fields: dict[str, Any], refused: bool
 ) -> None:
-    authorizer = door_of(tmp_path, USERS)
+    authorizer = authorizer_of(tmp_path, USERS)
     assert (authorizer.refusal(asked(code, user, secret, **fields)) is not None) is refused
 
 
 def test_a_policy_asks_where_from(tmp_path: Path) -> None:
-    authorizer = door_of(tmp_path, USERS)
+    authorizer = authorizer_of(tmp_path, USERS)
     pull: dict[str, Any] = {"topic": "open", "consumerGroup": "g_1"}
     assert authorizer.refusal(asked(11, "reader", SECRET, **pull)) is None
     assert authorizer.refusal(asked(11, "reader", SECRET, address="10.0.0.1:9", **pull)) is not None
 
 
 def test_old_clients_get_no_refusal_of_an_offset_query(tmp_path: Path) -> None:
-    authorizer = door_of(tmp_path, USERS)
+    authorizer = authorizer_of(tmp_path, USERS)
     for version, is_withheld in ((407, True), (479, False)):
         answer = authorizer.refusal(asked(14, "reader", "no", version=version, topic="t", consumerGroup="g"))
         assert answer is not None
@@ -338,7 +338,7 @@ def test_a_changed_file_is_read_and_a_bad_one_is_not_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [0.0]
-    authorizer = door_of(tmp_path, PLAIN, now_s=lambda: clock[0])
+    authorizer = authorizer_of(tmp_path, PLAIN, now_s=lambda: clock[0])
     path = tmp_path / "acl.yml"
     pull: dict[str, Any] = {"topic": "t_b", "consumerGroup": "g"}
     caplog.set_level(logging.INFO)

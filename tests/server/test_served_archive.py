@@ -1,4 +1,4 @@
-"""What is served of an archive whose topics were deleted, recreated, or numbered anew."""
+"""What is served of an archive whose topics were deleted, recreated, or numbered again."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ async def grown(archive: ServedArchive) -> None:
     watching.cancel()
 
 
-def test_a_queue_of_an_earlier_life_is_not_served_beside_those_of_the_new_one(tmp_path: Path) -> None:
+def test_a_queue_of_an_earlier_generation_is_not_served_beside_those_of_the_new_one(tmp_path: Path) -> None:
     async def story(archive: ServedArchive, root: FileStore) -> None:
         wish = PullRequest("t", 3, 0, 8, 1 << 20, "g")
         first = await archive.pull(wish)
         assert first.status is PullStatus.FOUND
         wish.offset = first.next_offset
         assert archive.pull_from_memory(wish) is not None
-        # Another disk: the topic begins anew, and has messages in two of its queues so far.
+        # Another disk: the topic is created again, and has messages in two of its queues so far.
         on_another_disk(store_with(tmp_path / "second", {0: 5, 1: 5}, b"second"), root)
         await grown(archive)
         assert b"second 0" in b"".join((await archive.pull(PullRequest("t", 0, 0, 1, 1 << 20, "g"))).body)
@@ -122,11 +122,11 @@ def test_topics_are_those_of_the_tables_also_when_they_were_read_after_the_versi
         on_another_disk(second, root)
         refresh = archive._tables.refresh
 
-        def asked_meanwhile(state: CatalogState) -> None:
+        def refresh_late(state: CatalogState) -> None:
             assert archive.topics()["t"].read_queues < 9
             refresh(state)
 
-        archive._tables.refresh = asked_meanwhile  # type: ignore[method-assign]
+        archive._tables.refresh = refresh_late  # type: ignore[method-assign]
         await grown(archive)
         assert archive.topics()["t"].read_queues == 9
 
@@ -180,7 +180,7 @@ def test_how_far_groups_were_is_known_also_of_queues_that_are_not_archived(tmp_p
         (25, 27, 27),
     ],
 )
-def test_a_group_is_told_no_offset_of_a_former_life_that_its_broker_had_kept(
+def test_a_group_gets_no_offset_of_an_earlier_generation_that_its_broker_had_kept(
     tmp_path: Path, count: int, archived: int, expected: int
 ) -> None:
     async def story(archive: ServedArchive, root: FileStore) -> None:
@@ -206,10 +206,10 @@ def test_a_table_that_is_ahead_of_the_archive_of_a_topic_is_believed(tmp_path: P
     run(tmp_path, story)
 
 
-def test_a_member_that_is_connected_while_its_topic_is_made_anew_gets_the_new_messages(
+def test_a_member_that_is_connected_while_its_topic_is_recreated_gets_the_new_messages(
     tmp_path: Path,
 ) -> None:
-    """It goes on where it was, commits that every few seconds, and waits for more there."""
+    """It continues where it was, commits that every few seconds, and waits for more there."""
 
     async def story(archive: ServedArchive, root: FileStore) -> None:
         log = GroupLog(MemoryStore(), "one", lambda: 1, generation_of=archive._access.generation)
@@ -239,8 +239,8 @@ def test_a_member_that_is_connected_while_its_topic_is_made_anew_gets_the_new_me
         watching.cancel()
         commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=end, **place)
         assert (await handlers.update(commit)).code == 0
-        told = await handlers.query(request(RequestCode.QUERY_CONSUMER_OFFSET, **place))
-        assert told.ext["offset"] == "0"
+        answer = await handlers.query(request(RequestCode.QUERY_CONSUMER_OFFSET, **place))
+        assert answer.ext["offset"] == "0"
         moved = await pull(end)
         assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
         again = await pull(0)
@@ -310,7 +310,7 @@ def test_who_waits_is_woken_also_after_the_store_refused_once(
 
 
 def test_who_waits_is_woken_also_when_a_pull_was_the_first_to_see_the_commit(tmp_path: Path) -> None:
-    """Each pull reads the catalog on where it is a second old, and any busy consumer is before whoever only looks."""
+    """Each pull refreshes a catalog older than a second, so a busy consumer sees commits before a waiting client."""
 
     async def story(archive: ServedArchive, root: FileStore) -> None:
         on_another_disk(store_with(tmp_path / "second", {0: 5}, b"second"), root)

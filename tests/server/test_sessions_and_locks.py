@@ -50,7 +50,7 @@ def clients() -> tuple[ClientTable, HandlerTable, Clock]:
     return found, table, clock
 
 
-def test_members_are_listed_and_told_of_each_other(clients: Any) -> None:
+def test_members_are_listed_and_notified_of_each_other(clients: Any) -> None:
     _, table, _ = clients
     first, second = RecordingPeer(1), RecordingPeer(2)
     assert answer(table, heartbeat("a", "g", peer=first)).ext["IS_SUB_CHANGE"] == "true"
@@ -99,17 +99,17 @@ def test_an_older_subscription_does_not_replace_a_newer_one(clients: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "expected"),
     [
         # As clients of C++ say it.
         ((1, 1, 0), ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")),
         ((0, 0, 5), ("CONSUME_ACTIVELY", "BROADCASTING", "CONSUME_FROM_TIMESTAMP")),
         (("CONSUME_POP", "CLUSTERING", "any"), ("CONSUME_POP", "CLUSTERING", "any")),
-        ((9, -1, True), ("9", "-1", "True")),  # nobody knows what it means: no tool is told another thing
+        ((9, -1, True), ("9", "-1", "True")),  # no known meaning: tools get it unchanged
     ],
 )
-def test_tools_are_told_how_a_group_consumes_by_name(
-    clients: Any, said: tuple[object, ...], told: tuple[str, ...]
+def test_tools_see_how_a_group_consumes_by_name(
+    clients: Any, said: tuple[object, ...], expected: tuple[str, ...]
 ) -> None:
     _, table, _ = clients
     names = "consumeType", "messageModel", "consumeFromWhere"
@@ -117,7 +117,7 @@ def test_tools_are_told_how_a_group_consumes_by_name(
     answer(table, request(RequestCode.HEART_BEAT, body={"clientID": "a", "consumerDataSet": [data]}))
     connections = answer(table, request(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g"))
     document = json.loads(connections.body[0])
-    assert tuple(document[name] for name in names) == told
+    assert tuple(document[name] for name in names) == expected
 
 
 def test_a_body_that_is_no_heartbeat_is_refused(clients: Any) -> None:

@@ -110,7 +110,7 @@ class Server:
         await self._server.close(drain_s=0)
 
 
-async def told_by_a_proxy(
+async def answers_of_a_proxy(
     context: ssl.SSLContext, tls: ClientTls | None
 ) -> tuple[RemotingCommand, RemotingCommand | None, list[int]]:
     """What a plain client hears about a route and about a send (None: it is hung up on), and what the broker saw."""
@@ -136,7 +136,7 @@ async def told_by_a_proxy(
 
 def test_a_proxy_asks_name_servers_and_broker_with_tls(papers: Papers) -> None:
     tls = ClientTls(trusting(papers.ca, papers.client))
-    route, sent, seen = asyncio.run(told_by_a_proxy(shows(papers.server, asks=papers.ca), tls))
+    route, sent, seen = asyncio.run(answers_of_a_proxy(shows(papers.server, asks=papers.ca), tls))
     assert json.loads(route.body)["brokerDatas"][0]["brokerAddrs"] == {
         "0": ADVERTISED,
         "1": "127.0.0.1:10911",
@@ -149,11 +149,11 @@ def test_a_proxy_that_does_not_trust_them_sends_nothing_and_its_log_says_why(
 ) -> None:
     tls = ClientTls(trusting(papers.other_ca))
     with caplog.at_level(logging.WARNING):
-        route, sent, seen = asyncio.run(told_by_a_proxy(shows(papers.server), tls))
+        route, sent, seen = asyncio.run(answers_of_a_proxy(shows(papers.server), tls))
     assert route.code != 0 and "broker.tls_ca" in (route.remark or "")
     assert (sent is None or sent.code != 0) and not seen
-    told = [
+    causes = [
         record.__dict__["cause"] for record in caplog.records if "TLS connection failed" in record.message
     ]
-    assert len(told) == 2, "one line for the name server and one for the broker"
-    assert all("not signed by a CA" in cause for cause in told)
+    assert len(causes) == 2, "one line for the name server and one for the broker"
+    assert all("not signed by a CA" in cause for cause in causes)

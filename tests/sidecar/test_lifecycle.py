@@ -400,7 +400,8 @@ def test_settings_that_may_be_usable_later_stay() -> None:
     harness.refused["noise-*"] = UnavailableError("the disk does not give broker.conf")
     harness.next_loaded = _loaded(topics__exclude="noise-*")
     harness.service.post(Event.RELOAD)
-    harness.wait_for(lambda: harness.service.condition.state is RunState.CONNECTING)
+    harness.wait_for(lambda: "does not give broker.conf" in harness.service.condition.why)
+    assert harness.service.condition.state is RunState.CONNECTING
     assert harness.seen[-1].topics.exclude == ("noise-*",)
     assert harness.stop() == 0
 

@@ -29,5 +29,5 @@ class Truth:
 
 
 def is_key_of(record: Record, line: dict[str, Any]) -> bool:
-    """Whether the record carries the key asked for."""
+    """Whether the record carries the requested key."""
     return record.topic == line["topic"] and line["key"] in (*record.keys, record.uniq_key)

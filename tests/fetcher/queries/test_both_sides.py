@@ -93,7 +93,7 @@ def test_every_recorded_query_is_answered_in_full(
     assert asked > 20 and newer > 5
 
 
-def test_force_asks_the_archive_alone(real_store: Callable[[str], Path]) -> None:
+def test_force_reads_only_the_archive(real_store: Callable[[str], Path]) -> None:
     archive = archive_of("F", real_store)
     with both_of(archive, ReadPolicy.FORCE, 0.6) as queries:
         end = queries._archive.state.cursor.phys

@@ -1,7 +1,7 @@
 """Every queryMessage and viewMessage answer of real brokers, from their archives.
 
 The broker's answer differs from ours where it is wrong, and only there: it takes equal hashes for equal keys, which
-uses up the number of messages asked for, counts a message twice that names a key twice, and compares times in whole
+uses up the requested number of messages, counts a message twice that names a key twice, and compares times in whole
 seconds after the begin of an index file.
 """
 
@@ -120,7 +120,7 @@ def is_whole_time(line: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("name", sweep(["A", "G", "K"], fast=["K"], rest="integration"))
 def test_what_the_java_client_keeps_of_an_answer(name: str, real_store: Callable[[str], Path]) -> None:
-    """MQAdminImpl drops what is not of the key; where that leaves fewer than asked for, ours has more."""
+    """MQAdminImpl drops what is not of the key; where that leaves fewer than requested, ours has more."""
     archive = archive_of(name, real_store)
     compacted, asked = archive.compacted(), 0
     with ArchiveQueries(archive.store, archive.state) as queries:

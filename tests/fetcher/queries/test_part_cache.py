@@ -1,4 +1,4 @@
-"""What queries keep: nothing is asked for twice, memory is bounded and charged, and what went bad is read anew."""
+"""What queries keep: no part is read twice, memory is bounded and charged, and damaged parts are read again."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def large_index() -> LyingStore:
     return store
 
 
-def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_asked_for_again(
+def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_requested_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = large_index()
@@ -241,7 +241,7 @@ def test_what_is_held_is_what_is_charged(steps: list[tuple[str, int, int]]) -> N
         assert (kept.held_bytes == 0) == (len(kept) == 0)
 
 
-def test_a_user_gets_the_room_and_reading_ahead_does_not() -> None:
+def test_a_user_gets_the_room_and_a_prefetch_does_not() -> None:
     budget = ByteBudget(10_000)
     kept = PartCache(10_000, budget)
     for number in range(8):

@@ -122,7 +122,7 @@ def test_segments_not_indexed_take_one_request_each() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 7, 20, 25])
 @pytest.mark.parametrize("is_indexed", [True, False])
-def test_pages_go_on_behind_a_millisecond_with_more_messages_than_are_read_at_once(
+def test_pages_continue_behind_a_millisecond_with_more_messages_than_are_read_at_once(
     page_size: int, is_indexed: bool
 ) -> None:
     store = MemoryStore()
@@ -144,7 +144,7 @@ def test_pages_go_on_behind_a_millisecond_with_more_messages_than_are_read_at_on
 
 
 @pytest.mark.parametrize("max_bytes", [1, 700, 3_000])
-def test_a_page_has_no_more_bytes_than_are_wanted_but_for_a_single_message(max_bytes: int) -> None:
+def test_a_page_has_at_most_the_wanted_bytes_but_for_a_single_message(max_bytes: int) -> None:
     store = MemoryStore()
     archive = ArchiveBuilder(store)
     bodies = [b"%2d" % at + bytes(100 + 500 * (at % 3)) for at in range(24)]

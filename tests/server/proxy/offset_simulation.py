@@ -1,7 +1,7 @@
-"""A broker, its uploader, an archive and one consumer between them, in one thread: whatever happens happens while
-somebody waits.
+"""A broker, its uploader, an archive and one consumer between them, in one thread: everything else happens while
+the consumer waits.
 
-Real are the proxy's pulls, the read policy and what is remembered of the broker. Played are the broker, its files, the
+Real are the proxy's pulls, the read policy and the cached state of the broker. Played are the broker, its files, the
 catalog, which is known late, and time. Owns the consumer and what it checks; tests say which schedules it lives
 through.
 """
@@ -30,7 +30,7 @@ COUNT = 6
 
 
 class SkippedError(AssertionError):
-    """The consumer was moved past a message that somebody has, or will have."""
+    """The consumer was moved past a message that archive or broker has, or will have."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Simulation:
         if found and response.code == 0:
             assert found[0] >= offset and found == sorted(set(found)), (offset, found)
         if next_offset < offset:
-            raise SkippedError(f"sent back from {offset} to {next_offset} ({response.code})")
+            raise SkippedError(f"moved back from {offset} to {next_offset} ({response.code})")
         for number in range(offset, min(next_offset, len(world.rows))):
             wanted = not self.is_filtered or world.rows[number].is_tagged
             if wanted and number not in found and world.is_to_come(number):

@@ -50,7 +50,7 @@ class Subscriptions:
 
 @dataclass
 class Scene:
-    """``at``: the monotonic time told to what remembers; moved by hand."""
+    """``at``: the monotonic time of the caches; moved by hand."""
 
     store: WrittenStore
     root: FileStore
@@ -144,7 +144,7 @@ class Scene:
 async def beside_a_broker(
     tmp_path: Path, *, with_files: bool = True, tags: bool = False, policy: str = "NOT_IN_DISK"
 ) -> AsyncIterator[Scene]:
-    """``with_files``: whether the broker's files can be read here; else it is asked."""
+    """``with_files``: whether the broker's files can be read here; else requests are sent to it."""
     store = WrittenStore(tmp_path / "store")
     root = FileStore(tmp_path / "archive")
 

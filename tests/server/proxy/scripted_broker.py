@@ -51,7 +51,7 @@ class ScriptedBroker:
         self._grown = asyncio.Event()
 
     def codes(self) -> list[int]:
-        """What was asked, in order."""
+        """The requests, in order."""
         return [command.code for command in self.requests]
 
     async def start(self, port: int = 0) -> None:
@@ -60,7 +60,7 @@ class ScriptedBroker:
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def kill(self) -> None:
-        """As kill -9: connections end, nobody listens."""
+        """As kill -9: connections end, new ones are refused."""
         assert self._server is not None
         self._server.close()
         for writer in self._writers:

@@ -176,7 +176,7 @@ class World:
         return next((n for n, row in enumerate(self.rows) if row.phys >= self.oldest), len(self.rows))
 
     def is_to_come(self, number: int) -> bool:
-        """Whether somebody has the message, or will."""
+        """Whether archive or broker has the message, or will."""
         newest, row = self.versions[-1], self.rows[number]
         in_gap = newest.existing(number) != number
         if row.phys >= self.oldest or (newest.low <= number < newest.high and not in_gap):

@@ -1,7 +1,7 @@
 """Broker, its files and the archive as the proxy meets them, played over one world.
 
 The broker answers as DefaultMessageStore.getMessage does, record by record, its consume queues behind its commitlog;
-while anybody waits, things happen. Owns these answers.
+while a caller waits, things happen. Owns these answers.
 """
 
 from __future__ import annotations

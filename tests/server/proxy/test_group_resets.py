@@ -1,4 +1,4 @@
-"""Groups that begin again beside a live broker, also where only the archive has the message."""
+"""Resets of groups beside a live broker, also where only the archive has the message."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Case:
         asked = request(R.INVOKE_BROKER_TO_RESET_OFFSET, None, None, **ext)
         return await self.resets.reset(asked, self.scene.upstream)
 
-    def told(self) -> list[int]:
-        """Where the member was told to begin."""
+    def new_offsets(self) -> list[int]:
+        """Where the member is to continue."""
         found: list[int] = []
         for code, ext, body in self.peer.pushed:
             assert code == R.RESET_CONSUMER_CLIENT_OFFSET
@@ -92,7 +92,7 @@ def is_brokers(response: Response) -> bool:
     return response.remark == BROKERS_OWN.remark
 
 
-def test_members_are_told_to_begin_again_in_the_archive(tmp_path: Path) -> None:
+def test_members_are_reset_into_the_archive(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         case = Case(scene)
         case.join()
@@ -107,14 +107,14 @@ def test_members_are_told_to_begin_again_in_the_archive(tmp_path: Path) -> None:
         for fields, offset in cases:
             case.peer.pushed.clear()
             assert _moved(await case.reset(**fields)) == {0: offset}
-            assert case.told() == [offset]
+            assert case.new_offsets() == [offset]
         assert scene.broker.commits == [], "they commit it themselves"
 
     run(tmp_path, story)
 
 
-def test_a_member_of_cpp_is_told_as_it_reads_it(tmp_path: Path) -> None:
-    """It says by number that it listens, and where queues begin again is a list to it."""
+def test_a_member_of_cpp_is_reset_in_its_own_form(tmp_path: Path) -> None:
+    """It names its language by number, and reads the new offsets as a list."""
 
     async def story(scene: Scene) -> None:
         case = Case(scene)
@@ -152,7 +152,9 @@ def lite_members(case: Case) -> None:
 
 
 @pytest.mark.parametrize("prepare", [members_elsewhere, members_only_elsewhere, lite_members])
-def test_who_cannot_be_told_is_not_moved(tmp_path: Path, prepare: Callable[[Case], None]) -> None:
+def test_a_member_that_cannot_be_notified_is_not_moved(
+    tmp_path: Path, prepare: Callable[[Case], None]
+) -> None:
     """The broker would move the group to its own minimum, past what only the archive has."""
 
     async def story(scene: Scene) -> None:
@@ -200,8 +202,8 @@ class Slow:
 @pytest.mark.parametrize(
     "code", [R.INVOKE_BROKER_TO_RESET_OFFSET, R.GET_TOPIC_STATS_INFO, R.GET_CONSUME_STATS]
 )
-def test_a_topic_of_many_queues_is_asked_for_while_the_tool_waits(tmp_path: Path, code: R) -> None:
-    """mqadmin gives up after five seconds; a queue takes several answers of the broker."""
+def test_a_topic_of_many_queues_is_answered_while_the_tool_waits(tmp_path: Path, code: R) -> None:
+    """mqadmin waits for five seconds; a queue takes several answers of the broker."""
     count = 128
 
     async def story(scene: Scene) -> None:

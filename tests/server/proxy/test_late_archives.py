@@ -1,4 +1,4 @@
-"""An archive that begins later than the broker's files, or holds an earlier life of the queue: nothing is passed."""
+"""An archive that begins later than the broker's files, or holds an earlier generation: no message is passed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def begin_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("flags", [SUSPEND, SUSPEND | SUBSCRIPTION])
 @pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
-def test_while_the_broker_is_away_nobody_is_led_past_what_only_it_has(
+def test_while_the_broker_is_away_no_consumer_is_moved_past_what_only_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, flags: int
 ) -> None:
     async def story(scene: Scene) -> None:
@@ -58,7 +58,7 @@ def test_while_the_broker_is_away_nobody_is_led_past_what_only_it_has(
 
 
 @pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
-def test_a_broker_that_does_not_tell_its_bounds_is_asked_for_what_is_before_the_archive(
+def test_a_broker_without_known_bounds_gets_pulls_below_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     async def story(scene: Scene) -> None:
@@ -104,7 +104,7 @@ def test_who_may_not_search_learns_nothing_from_the_archive(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-def test_an_earlier_life_of_the_queue_is_not_given_out_for_the_one_that_is(
+def test_an_earlier_generation_of_the_queue_is_not_served_as_the_current_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     async def story(scene: Scene) -> None:
@@ -133,7 +133,7 @@ def test_an_offset_below_zero_leads_to_the_begin_of_the_whole_line(tmp_path: Pat
     run(tmp_path, story)
 
 
-def test_a_name_as_long_as_a_frame_is_refused_before_anybody_remembers_it(tmp_path: Path) -> None:
+def test_a_name_as_long_as_a_frame_is_refused_before_it_is_cached(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         for fields in ({"consumerGroup": "g" * 100_000}, {"topic": "t" * 100_000}):
             with pytest.raises(BadRequestError):
@@ -144,7 +144,7 @@ def test_a_name_as_long_as_a_frame_is_refused_before_anybody_remembers_it(tmp_pa
     run(tmp_path, story)
 
 
-def test_names_that_clients_make_up_are_not_all_remembered(tmp_path: Path) -> None:
+def test_the_cache_of_names_chosen_by_clients_is_bounded(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         for number in range(50):
             await scene.pull(0, topic=f"made-up-{number}", hold_ms=1, flags=0)

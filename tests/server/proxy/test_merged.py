@@ -39,7 +39,7 @@ def test_bounds_are_those_of_the_line(tmp_path: Path, with_files: bool) -> None:
         scene.policy("DISABLE")
         assert await offset(scene, R.GET_MIN_OFFSET) == minimum
         scene.policy("NOT_IN_DISK")
-        response = await scene.ask(R.GET_MIN_OFFSET, topic="nobody", queueId=0)
+        response = await scene.ask(R.GET_MIN_OFFSET, topic="unknown", queueId=0)
         assert response.ext["offset"] == "-1"
         scene.broker.refuses[R.GET_MIN_OFFSET] = (16, "no permission")
         assert (await scene.ask(R.GET_MIN_OFFSET, topic="t", queueId=0)).code == 16
@@ -122,7 +122,9 @@ def test_a_time_in_what_is_still_on_its_way_is_the_archives_end(tmp_path: Path) 
 
 
 @WAYS
-def test_a_broker_that_deletes_while_it_searches_is_asked_again(tmp_path: Path, with_files: bool) -> None:
+def test_a_broker_that_deletes_while_it_searches_gets_the_request_again(
+    tmp_path: Path, with_files: bool
+) -> None:
     async def story(scene: Scene) -> None:
         scene.expire(100)
         probe = stored_ms_of(scene.store.records["t", 0][230])
@@ -284,7 +286,7 @@ def test_the_archives_own_key_search_answers_while_the_broker_is_away(tmp_path: 
     async def story(scene: Scene) -> None:
         await scene.broker.kill()
         with pytest.raises(UnavailableError):
-            await scene.ask(R.QUERY_MESSAGE, topic="t", key="nobody", maxNum=4)
+            await scene.ask(R.QUERY_MESSAGE, topic="t", key="unknown", maxNum=4)
         scene.archive.messages_by_key = Keyed(scene.store.records["t", 0][3])  # type: ignore[method-assign]
         assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, topic="t", key="k", maxNum=4)) == [3]
 

@@ -129,7 +129,7 @@ def test_what_is_believed_has_no_hole_between_batches(counts: list[int], data: s
 
 
 @given(st.binary(max_size=200), st.integers(0, 9))
-def test_bytes_that_are_no_records_harm_nobody(data: bytes, offset: int) -> None:
+def test_bytes_that_are_no_records_are_no_error(data: bytes, offset: int) -> None:
     assert interpret(said(0, 9, memoryview(data)), offset, has_all=True).status in (
         S.FOUND,
         S.OFFSET_TOO_SMALL,
@@ -186,15 +186,15 @@ def test_offsets_by_time_on_the_joined_line() -> None:
 
 @dataclass
 class World:
-    """What archive and broker hold of one queue. Deletions and offloading go on during the walk."""
+    """What archive and broker hold of one queue. Deletions and offloading continue during the walk."""
 
     archived: list[int]
     broker: list[int]
     deletes: list[int]
     gap: tuple[int, int] | None = None
     archive_fails: bool = False
-    told: list[int] | None = None
-    """The broker's range as remembered, when it is old."""
+    cached: list[int] | None = None
+    """The cached range of the broker, when it is old."""
     log: list[str] = field(default_factory=list)
 
     has_broker = True
@@ -214,7 +214,7 @@ class WorldSides:
     has_broker: bool = True
 
     async def local_view(self) -> LocalView:
-        low, high = self.world.told or self.world.broker
+        low, high = self.world.cached or self.world.broker
         queue = OffsetRange(low, high)
         view = LocalView(BrokerSide.READABLE, queue, self.offset in queue, -1, 0, -1, self.offset < low + 3)
         self.world.tick()
@@ -283,8 +283,8 @@ def worlds(draw: st.DrawFn) -> World:
     if archived[1] - archived[0] > 6 and draw(st.booleans()):
         begin = draw(st.integers(archived[0] + 1, archived[1] - 3))
         gap = begin, draw(st.integers(begin + 1, archived[1] - 1))
-    told = [draw(st.integers(0, low)), high] if draw(st.booleans()) else None
-    return World(archived, [low, high], draw(st.lists(st.integers(0, 6), max_size=6)), gap, told=told)
+    cached = [draw(st.integers(0, low)), high] if draw(st.booleans()) else None
+    return World(archived, [low, high], draw(st.lists(st.integers(0, 6), max_size=6)), gap, cached=cached)
 
 
 @settings(max_examples=400, deadline=None)
@@ -293,25 +293,25 @@ def worlds(draw: st.DrawFn) -> World:
     st.sampled_from([ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE]),
     st.booleans(),
 )
-def test_no_walk_passes_what_somebody_has(world: World, policy: ReadPolicy, is_pull_api: bool) -> None:
+def test_no_walk_passes_an_existing_message(world: World, policy: ReadPolicy, is_pull_api: bool) -> None:
     async def walk() -> None:
         line = ReadRouter(NoCatalog(), ReadPolicies(policy))
         offset, at_rest = 0, 0
         for _ in range(120):
             sides = WorldSides(world, offset)
             outcome = await line.pull(sides, await line.plan(sides, "t", 0, offset))
-            told, status = outcome.joined.next_offset, outcome.joined.status
+            next_offset, status = outcome.joined.next_offset, outcome.joined.status
             meant = outcome.result.status if outcome.result is not None else None
             code = reply_code(status, is_pull_api=is_pull_api, broker_code=None, broker_status=meant)
             if outcome.result is None or code is None:
-                assert told == offset or code is None
+                assert next_offset == offset or code is None
                 at_rest += 1
-                world.told = None  # a second has gone by
+                world.cached = None  # a second has gone by
                 if at_rest > 8:
                     break
                 continue
-            assert offset < told <= max(world.archived[1], world.broker[1])
-            for number in range(offset, told):
+            assert offset < next_offset <= max(world.archived[1], world.broker[1])
+            for number in range(offset, next_offset):
                 is_archived = world.archived[0] <= number < world.archived[1]
                 in_gap = world.gap is not None and world.gap[0] <= number < world.gap[1]
                 below_all = number < min(world.archived[0], world.broker[0])
@@ -320,7 +320,7 @@ def test_no_walk_passes_what_somebody_has(world: World, policy: ReadPolicy, is_p
                 assert status is S.FOUND or in_gap or not is_at_broker, f"{number} was skipped"
                 lost = not is_archived and number < world.broker[0]
                 assert status is S.FOUND or in_gap or not lost or below_all, f"{number} was not held"
-            offset = told
+            offset = next_offset
         end = max(world.archived[1], world.broker[1])
         if world.broker[0] <= world.archived[1]:
             assert offset == end, "the whole line was walked"

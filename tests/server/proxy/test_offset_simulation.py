@@ -1,4 +1,4 @@
-"""Whatever broker, uploader and archive do while a consumer pulls, it is moved past nothing that somebody has (seeded;
+"""Whatever broker, uploader and archive do while a consumer pulls, it is moved past no existing message (seeded;
 see offset_simulation.py)."""
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def live(seed: int, *, tells: bool = True) -> Simulation:
     return simulation
 
 
-def test_a_consumer_is_moved_past_nothing_that_somebody_has() -> None:
+def test_a_consumer_is_moved_past_no_existing_message() -> None:
     live_all(range(120))
 
 
 def test_nor_where_the_broker_answers_pulls_only() -> None:
-    """As to clients that may not ask for its bounds. What it leaves out under a filter nobody can prove then."""
+    """As to clients that may not request its bounds. What its filter skips cannot be proven then."""
     live_all(range(60), tells=False)
 
 

@@ -89,7 +89,7 @@ def test_a_consumer_crosses_from_archive_to_broker_without_gap_or_repeat(
     run(tmp_path, story, with_files=with_files)
 
 
-# -- held, led on, moved --------------------------------------------------------------------------------------
+# -- retried at the same offset, moved -----------------------------------------------------------------------------
 
 
 @WAYS
@@ -205,7 +205,7 @@ def test_the_broker_deletes_between_decision_and_relay(
     """Decided while the broker had it; when asked, it has only later messages and says so, or gives those."""
 
     async def story(scene: Scene) -> None:
-        await scene.pull(offset)  # what is known of the queue is remembered
+        await scene.pull(offset)  # what is known of the queue is cached
         scene.views.keep_s = 1e9
         scene.broker.before = lambda command: command.code == 11 and scene.expire(290, quietly=quietly)
         assert (await who(scene, offset))[1:3] == (0, offset + 32)
@@ -221,7 +221,7 @@ def test_the_broker_deletes_between_decision_and_relay(
 def test_what_the_broker_deletes_of_a_queue_on_its_way_into_the_archive_is_held(
     tmp_path: Path, with_files: bool, quietly: bool, tag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decided while the broker had it and the archive was not behind; and again before anybody looks anew."""
+    """Decided while the broker had it and the archive was not behind; and again before the next look."""
     monkeypatch.setattr("server.proxy.proxy_pull.LOOK_AGAIN_S", 0.1)
 
     async def story(scene: Scene) -> None:
@@ -277,7 +277,7 @@ def test_proving_that_nothing_was_deleted_lists_no_directory(tmp_path: Path) -> 
 @WAYS
 @pytest.mark.parametrize("flags", [SUSPEND, SUSPEND | SUBSCRIPTION])
 @pytest.mark.parametrize("end", [250, 260])
-def test_a_broker_that_comes_back_with_a_shorter_log_moves_nobody_past_the_archive(
+def test_a_broker_that_comes_back_with_a_shorter_log_moves_no_consumer_past_the_archive(
     tmp_path: Path, with_files: bool, flags: int, end: int
 ) -> None:
     """After a power failure, say: what was known of its queues is not true any more."""
@@ -327,7 +327,7 @@ def test_the_oldest_file_counts_as_gone_where_the_archive_has_it(tmp_path: Path)
 
 
 @WAYS
-def test_the_archive_goes_on_being_served_without_the_broker(tmp_path: Path, with_files: bool) -> None:
+def test_the_archive_is_still_served_without_the_broker(tmp_path: Path, with_files: bool) -> None:
     async def story(scene: Scene) -> None:
         scene.expire(150)
         await scene.pull(200)
@@ -347,7 +347,7 @@ def test_the_archive_goes_on_being_served_without_the_broker(tmp_path: Path, wit
     run(tmp_path, story, with_files=with_files)
 
 
-def test_a_broker_that_dies_mid_long_poll_moves_nobody(tmp_path: Path) -> None:
+def test_a_broker_that_dies_mid_long_poll_moves_no_consumer(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         held = asyncio.create_task(scene.pull(STORED, hold_ms=1200))
         await asyncio.sleep(0.1)
@@ -401,7 +401,7 @@ def test_a_busy_broker_is_stood_in_for_and_one_that_forbids_is_not(tmp_path: Pat
 # -- commits and filters --------------------------------------------------------------------------------------
 
 
-def test_commits_reach_the_broker_once_whoever_answers(tmp_path: Path) -> None:
+def test_commits_reach_the_broker_once_whichever_side_answers(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.expire(150)
         flags = SUSPEND | COMMIT_OFFSET

@@ -59,7 +59,7 @@ def queues_of(
 def test_every_message_once_and_in_order(
     name: str, with_files: bool, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """With its files beside us the broker seems to have everything, and has lost half of it whenever it is asked."""
+    """With its files beside us the broker seems to have everything, and has lost half of it at every request."""
     directory = real_store(name)
     lines, records = queues_of(directory, name)
     backfill(directory / "store", FileStore(tmp_path))

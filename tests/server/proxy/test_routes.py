@@ -88,7 +88,7 @@ ids = st.dictionaries(
 
 
 @given(ids)
-def test_everybody_real_is_behind_us_in_the_same_order(real: dict[int, str]) -> None:
+def test_real_brokers_come_after_us_in_the_same_order(real: dict[int, str]) -> None:
     found = published_addresses({str(number): address for number, address in real.items()}, SIDECAR)
     if not real:
         assert found == {}

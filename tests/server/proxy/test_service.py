@@ -31,7 +31,7 @@ BROKER_VERSION = 479
 
 @dataclass
 class Peer:
-    """A broker or name server: answers by ``answers``, remembers what came and by whom."""
+    """A broker or name server: answers by ``answers``, records what came and by which connection."""
 
     answers: dict[int, Response] = field(default_factory=dict)
     seen: list[RemotingCommand] = field(default_factory=list)
@@ -166,7 +166,7 @@ def test_every_client_has_its_own_connection_to_the_broker_and_it_ends_with_it()
     run(story())
 
 
-def test_answers_that_come_out_of_order_reach_who_asked() -> None:
+def test_answers_that_come_out_of_order_reach_their_clients() -> None:
     async def story() -> None:
         async with scene(waits=frozenset({400})) as made:
             client = await made.client()
@@ -227,13 +227,13 @@ def test_a_request_lost_with_the_broker_is_not_repeated_and_its_client_is_cut_of
                 await client.receive()
             await made.broker.start()
             await asyncio.sleep(0.6)
-            assert (await other.ask(38)).code == 0, "nothing of this one was lost: it goes on"
+            assert (await other.ask(38)).code == 0, "nothing of this one was lost: it continues"
             assert made.broker.codes().count(code) == 1
 
     run(story())
 
 
-def test_without_a_broker_clients_are_told_to_ask_again_and_never_an_offset() -> None:
+def test_without_a_broker_clients_get_a_retryable_error_and_never_an_offset() -> None:
     async def story() -> None:
         async with scene() as made:
             await made.broker.stop()
@@ -322,7 +322,7 @@ def test_another_name_server_answers_and_changes_go_to_all() -> None:
     run(story())
 
 
-def test_name_servers_are_asked_while_the_broker_hangs_with_large_sends_under_way(
+def test_name_servers_get_requests_while_the_broker_hangs_with_large_sends_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (proxy_service, relay_service):
@@ -345,7 +345,7 @@ def test_name_servers_are_asked_while_the_broker_hangs_with_large_sends_under_wa
     run(story())
 
 
-def test_nobody_registers_as_a_broker_through_us() -> None:
+def test_brokers_cannot_register_through_us() -> None:
     async def story() -> None:
         async with scene() as made:
             client = await made.client()
@@ -579,7 +579,7 @@ def test_merged_codes_wait_for_the_archive_and_are_then_answered_by_their_handle
             made.service.open_archive({11: pull})
             assert (await client.ask(11, topic="T")).ext_fields == {"code": "31"}
             assert (await client.ask(361, topic="T")).ext_fields == {"code": "361"}, (
-                "relayed: nobody else answers it"
+                "relayed: only the broker answers it"
             )
             await made.broker.stop()
             assert (await client.ask(11, topic="T")).code == 2
@@ -606,7 +606,7 @@ def test_status_tells_what_each_group_reads() -> None:
     run(story())
 
 
-def test_the_logs_first_message_is_not_sent_back_through_the_broker() -> None:
+def test_the_logs_first_message_is_not_returned_through_the_broker() -> None:
     """A broker without its first file takes offset 0 for the first message it has: another one would come again."""
 
     async def story() -> None:

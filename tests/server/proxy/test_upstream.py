@@ -37,7 +37,7 @@ def run(story: Awaitable[None]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 50))
-def test_the_gate_is_never_overfull_and_everybody_gets_through(
+def test_the_gate_is_never_overfull_and_every_caller_gets_through(
     requests: list[tuple[int, bool]], limit: int
 ) -> None:
     async def story() -> None:
@@ -61,7 +61,7 @@ def test_the_gate_is_never_overfull_and_everybody_gets_through(
         survivors = [n for n, (_, is_cancelled) in enumerate(requests) if not is_cancelled]
         assert [n for n in order if n in survivors] == survivors, "first come, first served"
         await gate.enter(limit)
-        # Whoever was cancelled while inside keeps its share: callers leave in a finally.
+        # A caller cancelled while inside keeps its share: callers leave in a finally.
 
     if not any(cancelled for _, cancelled in requests):
         run(story())
@@ -89,7 +89,7 @@ async def _with_finally(requests: list[tuple[int, bool]], limit: int) -> None:
 
 
 def test_what_has_no_body_passes_a_gate_that_is_full() -> None:
-    """Routes and the like are asked for while large sends wait for a broker that hangs."""
+    """Requests for routes and the like pass while large sends wait for a broker that hangs."""
 
     async def story() -> None:
         gate = InflightLimit(100)
@@ -130,7 +130,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
-def test_answers_that_nobody_takes_stay_at_the_broker(with_tls: bool, papers: Papers) -> None:
+def test_answers_that_no_client_reads_stay_at_the_broker(with_tls: bool, papers: Papers) -> None:
     async def story() -> None:
         server, address, _ = await _broker(tls=shows(papers.server) if with_tls else None)
         tls = ClientTls(trusting(papers.ca)) if with_tls else None
@@ -157,7 +157,7 @@ def test_answers_that_nobody_takes_stay_at_the_broker(with_tls: bool, papers: Pa
     run(story())
 
 
-def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
+def test_a_late_answer_is_dropped_and_the_connection_continues() -> None:
     async def story() -> None:
         server, address, seen = await _broker(delay_s=0.3)
         upstream = RemotingUpstream(address, InflightLimit())
@@ -172,7 +172,7 @@ def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
 
 
 def test_a_broker_that_reads_nothing_costs_no_more_than_the_time_limit() -> None:
-    """A process that was stopped, with a large message on its way to it: what is asked behind that is not sent."""
+    """A process that was stopped, with a large message on its way to it: requests behind that are not sent."""
 
     async def story() -> None:
         with socket.create_server(("127.0.0.1", 0)) as frozen:
@@ -192,7 +192,7 @@ def test_a_broker_that_reads_nothing_costs_no_more_than_the_time_limit() -> None
 
 @contextmanager
 def _unreachable() -> Iterator[str]:
-    """An address whose host lets nobody connect and says nothing, as one that has lost power."""
+    """An address whose host accepts no connection and refuses none, as one that has lost power."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as held:
         for _ in range(8):
             waiting = held.enter_context(socket.socket())
@@ -226,22 +226,22 @@ def test_name_servers_whose_hosts_are_gone_cost_less_than_clients_wait() -> None
             assert len(answer.body) == ANSWER_BYTES
             begun_s = time.monotonic()
             await servers.ask(RemotingCommand(11, 2))
-            assert time.monotonic() - begun_s < 0.7, "who answered is asked first"
+            assert time.monotonic() - begun_s < 0.7, "the one that answered comes first"
             servers.close()
         await server.close(drain_s=0)
 
     run(story())
 
 
-def test_a_dns_that_does_not_answer_holds_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dns_that_does_not_answer_delays_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Archives on file:// are read by the event loop's threads."""
-    gives_up = threading.Event()
+    ended = threading.Event()
     real = socket.getaddrinfo
 
     def look_up(host: Any, *rest: Any, **named: Any) -> Any:
         if host != "broker.example":
             return real(host, *rest, **named)
-        gives_up.wait(30)
+        ended.wait(30)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
@@ -257,7 +257,7 @@ def test_a_dns_that_does_not_answer_holds_nobody_else(monkeypatch: pytest.Monkey
         assert {type(outcome) for outcome in outcomes} == {ThrottledError}
         for client in clients:
             client.close()
-        gives_up.set()
+        ended.set()
 
     run(story())
 
@@ -350,7 +350,7 @@ def test_each_kind_of_request_has_its_way() -> None:
 
 @given(st.integers(0, 400_000), st.booleans(), st.booleans())
 def test_no_failure_looks_like_an_answer(code: int, was_sent: bool, timed_out: bool) -> None:
-    """Of the codes that move an offset (0, 19, 20, 21, 22) none is ever told, and a send in doubt gets no code."""
+    """Of the codes that move an offset (0, 19, 20, 21, 22) none is ever returned, and a send in doubt gets no code."""
     failure = failure_of(code, was_sent=was_sent, timed_out=timed_out)
     assert failure.value not in (0, 19, 20, 21, 22)
     if code == 14:

@@ -12,7 +12,7 @@ VERSION = 479
 
 
 class MasterDouble(RemotingDouble):
-    """``answers`` by request code, code 3 for the others; ``seen``: what was asked."""
+    """``answers`` by request code, code 3 for the others; ``seen``: the requests."""
 
     def __init__(self, **config: str) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class MasterDouble(RemotingDouble):
         self.answers: dict[int, RemotingCommand] = {26: RemotingCommand(0, 0, body=text.encode())}
 
     def codes(self) -> list[int]:
-        """What was asked, in order, without questions for its configuration."""
+        """The requests, in order, without those for its configuration."""
         return self.codes_but(26)
 
     def asked(self, command: RemotingCommand, writer: asyncio.StreamWriter) -> None:

@@ -27,7 +27,7 @@ class NameServerDouble(RemotingDouble):
         self.extra: dict[str, object] = {}
         """Other members of the broker's data."""
         self.ignores = False
-        """Answers registrations with success and lists nobody, as 5.x does for an older stateVersion."""
+        """Answers registrations with success and lists no broker, as 5.x does for an older stateVersion."""
         self.is_silent = False
         self.takes_s = 0.0
         """How long a registration takes; it is done whether its sender still waits or not."""
@@ -35,7 +35,7 @@ class NameServerDouble(RemotingDouble):
         """By what connection an address registered last."""
 
     def codes(self) -> list[int]:
-        """What was asked, in order, without looks at the cluster."""
+        """The requests, in order, without those for the cluster."""
         return self.codes_but(106)
 
     def asked(self, command: RemotingCommand, writer: Writer) -> None:

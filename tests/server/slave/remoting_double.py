@@ -1,4 +1,4 @@
-"""A remoting server of a test's own: it notes what it is asked, and ends as a killed process does."""
+"""A remoting server of a test's own: it records requests, and ends as a killed process does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RemotingDouble:
         self._writers: set[asyncio.StreamWriter] = set()
 
     def codes_but(self, looks: int) -> list[int]:
-        """What was asked, in order, without the code ``looks``."""
+        """The requests, in order, without the code ``looks``."""
         return [command.code for command in self.seen if command.code != looks]
 
     async def start(self, port: int = 0) -> None:

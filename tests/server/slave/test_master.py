@@ -1,4 +1,4 @@
-"""The master beside a slave, where it checks who asks for its configuration."""
+"""The master beside a slave, where it checks requests for its configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GuardedMaster(MasterDouble):
         (Credentials(OWN.access_key, "another"), "broker.credentials_file"),
     ],
 )
-def test_what_it_is_asked_is_signed(credentials: Credentials | None, refusal: str | None) -> None:
+def test_requests_to_it_are_signed(credentials: Credentials | None, refusal: str | None) -> None:
     async def story() -> None:
         master = GuardedMaster(brokerName="b", slaveReadEnable="true")
         await master.start()

@@ -1,4 +1,4 @@
-"""Where a client of the slave goes next, and that nobody is led in circles or past a message."""
+"""Where a client of the slave goes next, never in circles and never past a message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ situations = st.builds(
 
 
 @given(situations, st.sampled_from(ReadPolicy), st.booleans())
-def test_nobody_is_sent_where_he_would_be_moved(
+def test_no_client_is_sent_where_it_would_be_moved(
     situation: Situation, policy: ReadPolicy, is_available: bool
 ) -> None:
     found = next_id(OWN, policy, situation, is_master_available=is_available)
@@ -69,20 +69,20 @@ def test_a_consumer_goes_back_where_the_archive_ends() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.5), st.integers(0, 1), st.integers(0, 1)), max_size=60))
-def test_the_same_is_told_once_a_second_at_most(asked: list[tuple[float, int, int]]) -> None:
+def test_the_same_answer_is_sent_once_a_second_at_most(asked: list[tuple[float, int, int]]) -> None:
     repeats, now_s = EmptyReplyPacer(), 0.0
-    told: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
+    sent: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
     for after_s, peer, offset in asked:
         now_s += after_s
         now_s += (wait_s := repeats.wait_s((1, f"g{peer}"), "t", 0, offset, now_s))
         assert 0 <= wait_s <= REPEAT_S
-        told[peer].append((offset, now_s))
-    for answers in told.values():
+        sent[peer].append((offset, now_s))
+    for answers in sent.values():
         for (before, at_s), (after, then_s) in itertools.pairwise(answers):
             assert before != after or then_s - at_s >= REPEAT_S - 1e-9
 
 
-def test_what_is_remembered_of_clients_is_bounded() -> None:
+def test_the_cache_of_clients_is_bounded() -> None:
     repeats = EmptyReplyPacer(bytes_max=10 * (REPEAT_BYTES + sys.getsizeof("g") + sys.getsizeof("t")))
     for number in range(100):
         repeats.wait_s((number, "g"), "t", 0, 5, 0.0)
@@ -174,7 +174,7 @@ def test_a_pinned_consumer_reads_everything_here_and_waits_here(tmp_path: Path) 
     run(tmp_path, story)
 
 
-def test_nobody_goes_back_to_a_master_that_has_deleted_what_comes_next(tmp_path: Path) -> None:
+def test_no_client_goes_back_to_a_master_that_has_deleted_what_comes_next(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         sent = sent_to(scene)
         scene.broker.minimum["t", 0] = minimum = scene.expire(STORED - 20)
@@ -251,7 +251,7 @@ def test_an_answer_that_names_no_offset_stays_as_it_is(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
-def test_nobody_is_handed_to_a_master_whose_log_was_cut_back(tmp_path: Path) -> None:
+def test_no_client_is_sent_to_a_master_whose_log_was_cut_back(tmp_path: Path) -> None:
     """It would move him back to its end, and give him again what he has."""
 
     async def story(scene: Scene) -> None:

@@ -15,8 +15,8 @@ from tests.server.slave.until import until
 OURS, OTHER = "10.0.0.5:10931", "10.0.0.6:10931"
 
 
-class Told:
-    """What is known of the master. ``is_heard``: its answers go on."""
+class MasterStatus:
+    """What is known of the master. ``is_heard``: it still answers."""
 
     why: str | None = None
     is_available = True
@@ -29,20 +29,20 @@ class Told:
 
 
 def story(
-    tell: Callable[[Registrar, list[NameServerDouble], Told], Awaitable[None]], *servers: NameServerDouble,
+    tell: Callable[[Registrar, list[NameServerDouble], MasterStatus], Awaitable[None]], *servers: NameServerDouble,
     period_s: float = 0.05,
 ) -> None:  # fmt: skip
     async def whole() -> None:
         for server in servers:
             await server.start()
         addresses = tuple(server.address for server in servers)
-        told = Told()
+        master = MasterStatus()
         place = SlaveConfig(BROKER, "10.0.0.1:10911", addresses, OURS, 7)
-        registrar = Registrar(place, period_s, told)
+        registrar = Registrar(place, period_s, master)
         registrar.start()
         try:
             async with asyncio.timeout(20):
-                await tell(registrar, list(servers), told)
+                await tell(registrar, list(servers), master)
         finally:
             await registrar.leave()
             for server in servers:
@@ -53,7 +53,7 @@ def story(
 
 @pytest.mark.parametrize("is_5", [False, True])
 def test_it_is_listed_at_every_name_server_and_unregisters_from_all(is_5: bool) -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
         await until(lambda: all(server.codes().count(103) >= 3 for server in servers))
         assert {status.state for status in registrar.statuses()} == {RegistrationState.REGISTERED}
@@ -66,7 +66,7 @@ def test_it_is_listed_at_every_name_server_and_unregisters_from_all(is_5: bool) 
 
 
 def test_a_restarted_name_server_lists_it_again_before_it_knows_the_master() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         port = int(server.address.rpartition(":")[2])
@@ -80,7 +80,7 @@ def test_a_restarted_name_server_lists_it_again_before_it_knows_the_master() -> 
 
 
 def test_one_name_server_away_does_not_keep_it_from_the_others() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         def stand() -> RegistrationState:
             return registrar.statuses()[1].state
 
@@ -93,7 +93,7 @@ def test_one_name_server_away_does_not_keep_it_from_the_others() -> None:
 
 
 def test_an_id_that_is_taken_is_never_registered_until_it_is_free() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert "belongs to" in registrar.statuses()[0].why
@@ -110,7 +110,7 @@ def test_an_id_that_is_taken_is_never_registered_until_it_is_free() -> None:
 def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one() -> None:
     """One that has just started has heard of the master, and not yet of its slave."""
 
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         knows, starts = servers
         await until(lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED})
         del starts.addresses[7]
@@ -129,7 +129,7 @@ def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one()
 def test_an_address_of_a_broker_of_another_name_is_not_registered_until_it_is_free(is_5: bool) -> None:
     """Name servers know who lives by address: that broker's entry would be ours, and end with us."""
 
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert f"{OURS} is listed as id 0 of broker-z" in registrar.statuses()[0].why
@@ -147,7 +147,7 @@ def test_an_address_of_a_broker_of_another_name_is_not_registered_until_it_is_fr
 def test_when_a_broker_of_another_name_comes_to_its_address_it_goes_and_takes_nothing_along(
     is_5: bool,
 ) -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         server.others["broker-z"] = {0: OURS}
@@ -161,7 +161,7 @@ def test_when_a_broker_of_another_name_comes_to_its_address_it_goes_and_takes_no
 
 
 def test_one_that_comes_to_its_address_while_it_registers_is_seen_before_the_next_round() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.codes() == [103])
         server.others["broker-z"] = {0: OURS}
@@ -176,7 +176,7 @@ def test_one_that_comes_to_its_address_while_it_registers_is_seen_before_the_nex
 def test_an_address_that_one_name_server_gives_to_another_broker_is_registered_nowhere() -> None:
     """That broker is on the way to the other one."""
 
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         await until(lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED})
         assert "broker-z at another name server" in registrar.statuses()[1].why
         assert 7 not in servers[1].addresses
@@ -189,7 +189,7 @@ def test_an_address_that_one_name_server_gives_to_another_broker_is_registered_n
 
 
 def test_a_registration_under_way_when_it_ends_is_taken_back() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.codes() == [103])
         await registrar.leave()
@@ -205,7 +205,7 @@ def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
     async def tell() -> None:
         server, errors = NameServerDouble(), [RuntimeError("unforeseen")]
 
-        class Failing(Told):
+        class Failing(MasterStatus):
             def refusal(self) -> str | None:
                 if errors:
                     raise errors.pop()
@@ -223,7 +223,7 @@ def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
 
 def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
     async def tell() -> None:
-        registrar = Registrar(SlaveConfig(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, Told())
+        registrar = Registrar(SlaveConfig(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, MasterStatus())
         registrar.start()
         await until(lambda: registrar.statuses()[0].state is RegistrationState.UNREACHABLE)
         await registrar.leave()
@@ -232,10 +232,10 @@ def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
 
 
 @pytest.mark.parametrize("is_5", [False, True])
-def test_whoever_takes_its_id_keeps_it(is_5: bool) -> None:
-    """Two that register over each other would flap; 4.9 unregisters whoever has the id."""
+def test_another_process_that_takes_its_id_keeps_it(is_5: bool) -> None:
+    """Two that register over each other would flap; 4.9 unregisters the id's current owner."""
 
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         server.addresses[7] = OTHER
@@ -249,28 +249,28 @@ def test_whoever_takes_its_id_keeps_it(is_5: bool) -> None:
 
 
 def test_when_the_master_leaves_no_place_it_goes_and_comes_back() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
-        told.why = "slaves act as master"
+        master.why = "slaves act as master"
         registrar.wake()
         await until(lambda: registrar.statuses()[0].why == "slaves act as master")
         await until(lambda: 7 not in server.addresses)
         assert server.codes()[-1] == 104
-        told.why = None
+        master.why = None
         await until(lambda: server.addresses.get(7) == OURS)
 
     story(tell, NameServerDouble(), period_s=0.05)
 
 
 def test_without_a_master_it_waits_for_one() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert 103 not in server.codes()
         server.addresses[0] = "10.0.0.1:10911"
         await until(lambda: server.addresses.get(7) == OURS)
-        del server.addresses[0]  # it dies: readers go on
+        del server.addresses[0]  # it dies: readers continue
         at = server.codes().count(103)
         await until(lambda: server.codes().count(103) > at + 1)
         assert server.addresses == {7: OURS}
@@ -279,7 +279,7 @@ def test_without_a_master_it_waits_for_one() -> None:
 
 
 def test_success_without_being_listed_is_not_believed() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert "lists no broker as id 7" in registrar.statuses()[0].why
 
@@ -289,7 +289,7 @@ def test_success_without_being_listed_is_not_believed() -> None:
 
 
 def test_the_zone_stays_the_master_s_and_acting_masters_are_not_switched_off() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         zoned, acting = servers
         await until(lambda: zoned.addresses.get(7) == OURS)
         assert zoned.extra["zoneName"] == "z1"
@@ -302,15 +302,15 @@ def test_the_zone_stays_the_master_s_and_acting_masters_are_not_switched_off() -
 
 
 def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_one() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
-        told.is_available = False
+        master.is_available = False
         rounds = server.codes().count(103)
         await until(lambda: server.codes().count(103) > rounds + 2)  # it may only be starting again
         server.addresses[0] = OTHER
         await until(lambda: 7 not in server.addresses and OTHER in registrar.statuses()[0].why)
-        told.is_available = True  # it is the same broker at a new address
+        master.is_available = True  # it is the same broker at a new address
         await until(lambda: server.addresses.get(7) == OURS)
 
     story(tell, NameServerDouble())
@@ -319,14 +319,14 @@ def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_
 def test_a_master_that_vanished_without_a_word_is_not_taken_for_the_one_that_replaced_it() -> None:
     """That it is gone is known only when it does not answer the next question."""
 
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
-        told.is_heard = False
+        master.is_heard = False
         server.addresses[0] = OTHER
         rounds = server.codes().count(103)
         await until(lambda: server.codes().count(103) > rounds + 2)
-        told.is_available = False
+        master.is_available = False
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert OTHER in registrar.statuses()[0].why and 7 not in server.addresses
 
@@ -334,7 +334,7 @@ def test_a_master_that_vanished_without_a_word_is_not_taken_for_the_one_that_rep
 
 
 def test_it_ends_also_when_it_is_woken_at_the_same_moment() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         await until(lambda: servers[0].addresses.get(7) == OURS)
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REGISTERED)
         await asyncio.sleep(0.05)

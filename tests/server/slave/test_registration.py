@@ -70,7 +70,7 @@ def test_it_stays_out_where_it_would_do_harm(listed: Listing, why: str) -> None:
 
 
 def test_what_is_another_s_at_one_name_server_is_registered_at_none() -> None:
-    """But an id that is ours here stays so: whoever has it there finds us."""
+    """But an id that is ours here stays so: its owner there finds us."""
     fresh, ours = MASTER, replace(MASTER, addresses={**MASTER.addresses, 7: OURS})
     assert claims_refusal(fresh, PLACE, [Claims(), Claims()]) is None
     holder = claims_in(Listing({7: "10.0.0.2:1"}), PLACE)
@@ -91,7 +91,7 @@ def test_a_name_server_that_has_just_started_need_not_know_the_master_yet() -> N
     st.booleans(),
     st.dictionaries(st.sampled_from([OURS, "d:1"]), st.just("id 0 of z")),
 )
-def test_nobody_else_s_id_or_address_is_ever_taken(
+def test_the_id_or_address_of_another_process_is_never_taken(
     addresses: dict[int, str], broker_id: int, was_registered: bool, others: dict[str, str]
 ) -> None:
     place, listed = replace(PLACE, broker_id=broker_id), Listing(addresses, CLUSTER, others=others)
@@ -173,5 +173,5 @@ def test_after_the_first_registration_comes_a_second_soon_then_one_a_period() ->
 
 
 @given(st.integers(1, 10_000), st.floats(1, 60))
-def test_a_name_server_that_is_away_is_asked_every_few_seconds(failures: int, period_s: float) -> None:
+def test_a_name_server_that_is_away_gets_a_request_every_few_seconds(failures: int, period_s: float) -> None:
     assert 0.5 <= wait_s(Progress(RegistrationState.UNREACHABLE, failures=failures), period_s) <= RETRY_MAX_S

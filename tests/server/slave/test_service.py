@@ -39,10 +39,10 @@ async def pulled(request: Request, upstream: Upstream) -> Response:
 
 @dataclass
 class Client:
-    """A connection to the slave; ``told``: what is pushed down it."""
+    """A connection to the slave; ``pushed``: requests from the slave."""
 
     link: RemotingUpstream
-    told: list[RemotingCommand] = field(default_factory=list)
+    pushed: list[RemotingCommand] = field(default_factory=list)
 
     async def ask(self, code: int, document: object = None, **fields: str) -> RemotingCommand:
         body = b"" if document is None else json.dumps(document).encode()
@@ -61,9 +61,9 @@ class Stage:
     clients: list[Client] = field(default_factory=list)
 
     def client(self) -> Client:
-        told: list[RemotingCommand] = []
+        pushed: list[RemotingCommand] = []
         made = Client(
-            RemotingUpstream(self.address, InflightLimit(), LinkEvents(on_request=told.append)), told
+            RemotingUpstream(self.address, InflightLimit(), LinkEvents(on_request=pushed.append)), pushed
         )
         self.clients.append(made)
         return made
@@ -130,8 +130,8 @@ def test_it_registers_when_the_archive_is_open_and_not_before() -> None:
     story(tell, is_open=False)
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_it_stays_out_of_clusters_with_acting_masters(is_told: bool) -> None:
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_it_stays_out_of_clusters_with_acting_masters(is_answered: bool) -> None:
     """As the master tells, or else its file."""
 
     async def tell(stage: Stage) -> None:
@@ -140,7 +140,7 @@ def test_it_stays_out_of_clusters_with_acting_masters(is_told: bool) -> None:
 
     master = MasterDouble(enableSlaveActingMaster="true")
     file = None
-    if not is_told:
+    if not is_answered:
         master.answers[26] = RemotingCommand(1, 0, remark="AclException")
         file = {"enableSlaveActingMaster": "true"}
     story(tell, master, file)
@@ -156,13 +156,13 @@ def test_without_any_word_of_the_configuration_it_stays_out_and_says_what_to_do(
     story(tell, master)
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_master_that_waits_for_it_as_a_replica_gets_it_out_of_the_way(is_told: bool) -> None:
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_master_that_waits_for_it_as_a_replica_gets_it_out_of_the_way(is_answered: bool) -> None:
     """Where it does not tell its configuration its file may be out of date."""
 
     async def tell(stage: Stage) -> None:
         await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
-        if is_told:
+        if is_answered:
             stage.master.answers[26] = RemotingCommand(0, 0, body=b"enableSlaveActingMaster=true\n")
         assert (await stage.client().ask(906)).code == 3
         await until(lambda: 7 not in stage.name_server.addresses)
@@ -170,13 +170,13 @@ def test_a_master_that_waits_for_it_as_a_replica_gets_it_out_of_the_way(is_told:
         assert stand(stage)[0] is RegistrationState.REFUSED and 7 not in stage.name_server.addresses
 
     master = MasterDouble()
-    if not is_told:
+    if not is_answered:
         master.answers[26] = RemotingCommand(1, 0, remark="AclException")
-    story(tell, master, None if is_told else {"brokerRole": "ASYNC_MASTER"})
+    story(tell, master, None if is_answered else {"brokerRole": "ASYNC_MASTER"})
 
 
-def test_nobody_but_the_master_ends_slave_mode() -> None:
-    """Whoever reaches the port can send such a request, as often as he likes."""
+def test_only_the_master_ends_slave_mode() -> None:
+    """Any process that reaches the port can send such a request, at any rate."""
 
     async def tell(stage: Stage) -> None:
         await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
@@ -207,7 +207,7 @@ def test_pulls_are_answered_heartbeats_noted_and_neither_reaches_the_master() ->
         assert (reading.name, reading.archive_pulls) == ("g", 1)
         assert (await client.ask(35, clientID="c1", consumerGroup="g")).code == 0
         assert stage.service.clients.group("g") is None
-        assert stage.master.codes() == [] and client.told == []
+        assert stage.master.codes() == [] and client.pushed == []
 
     story(tell)
 
@@ -225,7 +225,7 @@ def test_what_is_the_master_s_is_its_answer(code: int) -> None:
 
 
 def test_a_reset_is_the_master_s_with_an_archive_too() -> None:
-    """Members are told by the master here: what the archive's handlers would say reaches nobody."""
+    """The master notifies members here: what the archive's handlers would push reaches no client."""
 
     async def tell(stage: Stage) -> None:
         stage.service.open_archive({222: pulled})
@@ -243,7 +243,7 @@ def test_nothing_is_written_through_it() -> None:
         for change in sorted(READ_ONLY):
             assert (await client.ask(change, {})).code == 16, change
         for change in sorted(ACKNOWLEDGED):
-            assert (await client.ask(change)).code == 0, "or mqadmin would not go on to the next broker"
+            assert (await client.ask(change)).code == 0, "or mqadmin would not continue with the next broker"
         for code in (41, 42, 60, 103, 104, 105, 106, 400, 401, 907, 200_050, 12_345):
             assert (await client.ask(code)).code == 3, code
         assert json.loads((await client.ask(43)).body) == {"offsetTable": {}}
@@ -269,8 +269,8 @@ def test_tools_see_a_slave() -> None:
     story(tell)
 
 
-def test_without_the_master_no_offset_is_told_and_none_taken() -> None:
-    """A 4.9 client takes any error code for "no offset yet" and begins anew; a closed connection it does not."""
+def test_without_the_master_no_offset_is_returned_and_none_taken() -> None:
+    """A 4.9 client takes each error code for "no offset yet" and begins at the start; it retries closed connections."""
 
     async def tell(stage: Stage) -> None:
         await stage.without_master()
@@ -308,10 +308,10 @@ def test_without_the_master_members_are_listed_once_all_are_known() -> None:
         stage.at[0] += MEMBERS_COMPLETE_S
         assert json.loads((await client.ask(38, consumerGroup="g")).body) == {"consumerIdList": ["c1"]}
         await other.ask(34, {**HEARTBEAT, "clientID": "c2"})
-        await until(lambda: [command.code for command in client.told] == [40])
+        await until(lambda: [command.code for command in client.pushed] == [40])
         listed = await client.ask(38, consumerGroup="g")
         assert json.loads(listed.body) == {"consumerIdList": ["c1", "c2"]}
-        assert (await client.ask(38, consumerGroup="nobody")).code == 1
+        assert (await client.ask(38, consumerGroup="unknown")).code == 1
 
     story(tell)
 
