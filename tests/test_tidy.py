@@ -187,3 +187,24 @@ def test_documents_name_existing_files_and_settings_without_line_numbers() -> No
             if not (ROOT / cited).exists() and "results" not in document.parts:
                 problems.append(f"{_relative(document)}: no such file {cited}")
     assert not problems, "\n".join(problems)
+
+
+def test_decisions_have_a_title_a_status_and_one_line_in_the_index() -> None:
+    folder = ROOT / "docs/decisions"
+    problems, titles = [], []
+    for path in sorted(folder.glob("0*.md")):
+        title, _, status, *_ = path.read_text("utf-8").splitlines()
+        if not re.match(rf"# {path.name[:4]} \S", title):
+            problems.append(f"{path.name}: the title is not '# {path.name[:4]} what is decided'")
+        if not re.match(r"(Accepted|Rejected|Replaced by \S+), \d{4}-\d\d-\d\d[.;]", status):
+            problems.append(f"{path.name}: line 3 is not 'Accepted, YYYY-MM-DD.'")
+        titles.append(f"- [{title[2:]}]({path.name})")
+    index = re.findall(r"^- \[.*", (folder / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert not problems, "\n".join(problems)
+    assert sorted(index) == sorted(titles)
+
+
+def test_the_first_pages_stay_short() -> None:
+    limits = {"README.md": 120, "CHANGELOG.md": 60}
+    lines = {name: len((ROOT / name).read_text("utf-8").splitlines()) for name in limits}
+    assert all(lines[name] <= limit for name, limit in limits.items()), lines
