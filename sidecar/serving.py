@@ -200,19 +200,19 @@ class MergedHandlers:
         self._is_slave = redirect is not None
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
         policies, topics = self._policies(settings), self._topics(settings)
-        self.line = line = ReadRouter(access.catalog, policies, topics, compacted)
+        self.router = router = ReadRouter(access.catalog, policies, topics, compacted)
         views = BrokerViews(BrokerFiles(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
         context = PullContext(archive, views, clients, accepted)
         limits = PullLimits(count_max=serve.pull_messages_max, bytes_max=serve.pull_bytes_max)
-        offsets = MergedOffsets(line, archive, views)
-        pulls = ProxyPulls(line, context, limits).handlers()
+        offsets = MergedOffsets(router, archive, views)
+        pulls = ProxyPulls(router, context, limits).handlers()
         if redirect is not None:
-            pulls = SlavePulls(pulls, line, views, redirect).handlers()
+            pulls = SlavePulls(pulls, router, views, redirect).handlers()
         self.handlers: ProxyHandlers = {
             **pulls,
             **offsets.handlers(),
-            **GroupResets(line, offsets, clients, checks_clients=accepted is not None).handlers(),
-            **MergedLookups(line, archive, accepted=accepted).handlers(),
+            **GroupResets(router, offsets, clients, checks_clients=accepted is not None).handlers(),
+            **MergedLookups(router, archive, accepted=accepted).handlers(),
         }
         self._watching = [
             asyncio.create_task(archive.watch(REFRESH_S)),
@@ -242,7 +242,7 @@ class MergedHandlers:
 
     def apply(self, settings: Settings) -> None:
         """Use other read policies and topic filters, from the next request on."""
-        self.line.apply(self._policies(settings), self._topics(settings))
+        self.router.apply(self._policies(settings), self._topics(settings))
 
     def _policies(self, settings: Settings) -> ReadPolicies:
         policies = ReadPolicies.of(settings)

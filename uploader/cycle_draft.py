@@ -27,7 +27,7 @@ class CycleRange:
     """The physical range of a cycle in one log history and epoch; ``check`` covers its last bytes."""
 
     epoch: int
-    line: int
+    history: int
     from_phys: int
     to_phys: int
     check: LogCheck
@@ -89,7 +89,7 @@ def cycle_draft(
         gaps[i] = (places[-1][i], gap.reason, gap.begin_queue_offset, gap.end_queue_offset)
     return CommitDraft(
         kind="append",
-        history=place.line,
+        history=place.history,
         from_phys=place.from_phys,
         to_phys=place.to_phys,
         check=place.check,
@@ -98,5 +98,5 @@ def cycle_draft(
         objects=objects,
         object_keys=list(keys),
         gaps=gaps,
-        settings=skipped_settings(batch, place.line),
+        settings=skipped_settings(batch, place.history),
     )

@@ -18,13 +18,13 @@ DAMAGED, LOST = "log_damaged", "log_lost"
 """Archive-wide settings: [log history, physical end] of the newest skipped part."""
 
 
-def skipped_settings(batch: LogBatch, line: int) -> dict[str, list[int]]:
+def skipped_settings(batch: LogBatch, history: int) -> dict[str, list[int]]:
     """Settings in the commit of ``batch``."""
     found = {}
     if batch.damaged:
-        found[DAMAGED] = [line, max(part.end_phys for part in batch.damaged)]
+        found[DAMAGED] = [history, max(part.end_phys for part in batch.damaged)]
     if batch.lost:
-        found[LOST] = [line, max(part.end_phys for part in batch.lost)]
+        found[LOST] = [history, max(part.end_phys for part in batch.lost)]
     return found
 
 
@@ -47,8 +47,8 @@ class SkippedLog:
         return GapReason.BROKER_DELETED if end_phys < self.lost_phys else GapReason.NEVER_WRITTEN
 
 
-def _end_phys(settings: Mapping[str, Any], name: str, line: int) -> int:
+def _end_phys(settings: Mapping[str, Any], name: str, history: int) -> int:
     match settings.get(name):
-        case [int(found), int(end_phys)] if found == line:
+        case [int(found), int(end_phys)] if found == history:
             return end_phys
     return 0

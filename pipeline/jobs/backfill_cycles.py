@@ -198,7 +198,7 @@ class _CycleUpload:
             time.sleep(step.delay_ms / 1000)
         task = self._task
         check = batch.log_check() or NO_CHECK
-        place = CycleRange(task.epoch, task.line, task.part.from_phys, task.part.to_phys, check)
+        place = CycleRange(task.epoch, task.history, task.part.from_phys, task.part.to_phys, check)
         return PutCycle(
             draft=cycle_draft(plan, keys, encoded, place, batch),
             rows=plan.rows,
@@ -217,7 +217,7 @@ class _CycleUpload:
             broker=task.source.broker,
             epoch=task.epoch,
             attempt=self._attempt,
-            line=task.line,
+            line=task.history,
             catalog_version=task.catalog_version,
             from_phys=batch.from_phys,
             to_phys=batch.to_phys,

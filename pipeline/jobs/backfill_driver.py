@@ -198,7 +198,7 @@ class StoreBackfill:
                     target=self._target,
                     part=cycle.part,
                     epoch=state.epoch,
-                    line=state.cursor.history,
+                    history=state.cursor.history,
                     catalog_version=state.version,
                     writer=self._identity.instance,
                     queues=[scan.queues[ordinal] for ordinal in cycle.ordinals.tolist()],

@@ -131,7 +131,7 @@ class PutTask:
     target: ArchiveTarget
     part: LogPart
     epoch: int
-    line: int
+    history: int
     catalog_version: int
     writer: str
     queues: QueueNames

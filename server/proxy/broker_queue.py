@@ -12,7 +12,7 @@ from tiered.remoting.command import RemotingCommand
 
 @dataclass(frozen=True)
 class QueueState:
-    """The broker's side of the queue that ``command`` names; see policy_line.BrokerSource."""
+    """The broker's side of the queue that ``command`` names; see read_router.BrokerSource."""
 
     views: BrokerViews
     command: RemotingCommand

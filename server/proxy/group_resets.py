@@ -49,9 +49,9 @@ class GroupResets:
     """Handlers. Belongs to one event loop."""
 
     def __init__(
-        self, line: ReadRouter, offsets: MergedOffsets, clients: ClientTable, *, checks_clients: bool
+        self, router: ReadRouter, offsets: MergedOffsets, clients: ClientTable, *, checks_clients: bool
     ) -> None:
-        self._line, self._offsets, self._clients = line, offsets, clients
+        self._router, self._offsets, self._clients = router, offsets, clients
         self._checks_clients = checks_clients
 
     def handlers(self) -> ProxyHandlers:
@@ -59,7 +59,7 @@ class GroupResets:
 
     async def reset(self, request: Request, upstream: Upstream) -> Response:
         topic, group = request.name("topic"), request.name("group")
-        if self._checks_clients or self._line.policy_of(topic) is ReadPolicy.DISABLE:
+        if self._checks_clients or self._router.policy_of(topic) is ReadPolicy.DISABLE:
             return relayed(await upstream.call(request.command, ANSWER_S))
         moves = await self._moves(request, upstream, topic)
         if all(move.offset >= move.broker_min for move in moves):

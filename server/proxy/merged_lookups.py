@@ -40,10 +40,10 @@ class MergedLookups:
     """Handlers. Belongs to one event loop."""
 
     def __init__(
-        self, line: ReadRouter, archive: Backend, *, accepted: AcceptedAccounts | None = None
+        self, router: ReadRouter, archive: Backend, *, accepted: AcceptedAccounts | None = None
     ) -> None:
         """``accepted``: the broker has access control, so nothing is returned while it is unavailable."""
-        self._line, self._archive = line, archive
+        self._router, self._archive = router, archive
         self._accepted = accepted
 
     def handlers(self) -> ProxyHandlers:
@@ -123,7 +123,7 @@ class MergedLookups:
         return not self._is_disabled(request.text("topic", ""))
 
     def _is_disabled(self, topic: str) -> bool:
-        return self._line.policy_of(topic) is ReadPolicy.DISABLE
+        return self._router.policy_of(topic) is ReadPolicy.DISABLE
 
 
 async def _call(

@@ -52,8 +52,8 @@ class _First(NamedTuple):
 class MergedOffsets:
     """Handlers. Belongs to one event loop."""
 
-    def __init__(self, line: ReadRouter, archive: Backend, views: BrokerViews) -> None:
-        self._line, self._archive, self._views = line, archive, views
+    def __init__(self, router: ReadRouter, archive: Backend, views: BrokerViews) -> None:
+        self._router, self._archive, self._views = router, archive, views
 
     def handlers(self) -> ProxyHandlers:
         return {
@@ -187,7 +187,7 @@ class MergedOffsets:
         topic, queue_id = command.ext_fields.get("topic", ""), command.ext_fields.get("queueId", "")
         if not topic or not queue_id.isdecimal():
             return Situation(0)  # the broker replies with the error
-        return await self._line.situation(look, topic, int(queue_id), 0)
+        return await self._router.situation(look, topic, int(queue_id), 0)
 
     async def _call(
         self, command: RemotingCommand, upstream: Upstream, archived: OffsetRange | None

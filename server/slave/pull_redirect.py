@@ -105,9 +105,9 @@ class SlavePulls:
     """Wraps pull handlers: adds the broker to pull from next. Belongs to one event loop."""
 
     def __init__(
-        self, pulls: ProxyHandlers, line: ReadRouter, views: BrokerViews, context: RedirectContext
+        self, pulls: ProxyHandlers, router: ReadRouter, views: BrokerViews, context: RedirectContext
     ) -> None:
-        self._pulls, self._line, self._views, self._context = pulls, line, views, context
+        self._pulls, self._router, self._views, self._context = pulls, router, views, context
         self._pacer = EmptyReplyPacer()
         self._counters = context.counters
 
@@ -133,7 +133,7 @@ class SlavePulls:
         ends_s = self._context.now_s() + min(hold_ms / 1000, self._context.hold_s_max)
         look = QueueState(self._views, request.command, upstream, offset, has_broker=False)
         while not self._context.is_master_available():
-            archived = (await self._line.situation(look, topic, queue_id, offset)).archived
+            archived = (await self._router.situation(look, topic, queue_id, offset)).archived
             if archived is not None and offset < archived.max_offset:
                 return None
             left_s = ends_s - self._context.now_s()
@@ -175,8 +175,8 @@ class SlavePulls:
         if not context.is_master_available():
             return context.own_id  # no need to query it
         look = QueueState(self._views, request.command, upstream, next_offset)
-        situation = await self._line.situation(look, topic, request.number("queueId"), next_offset)
-        policy = self._line.policy_of(topic)
+        situation = await self._router.situation(look, topic, request.number("queueId"), next_offset)
+        policy = self._router.policy_of(topic)
         return next_id(context.own_id, policy, situation, is_master_available=context.is_master_available())
 
 

@@ -1,4 +1,4 @@
-"""The log may be replaced: a new line starts at the last common record, and nothing archived is destroyed for it."""
+"""The log may be replaced: a new history starts at the last common record, and nothing archived is destroyed for it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_superseded_records_stay_marked(memory: MemoryStore) -> None:
     assert [version for version, _, _ in log_checks(memory, state)] == list(range(common.version, 1, -1))
 
 
-def test_a_line_that_goes_back_behind_the_one_before_leaves_both(memory: MemoryStore) -> None:
+def test_a_history_that_begins_before_the_last_one_supersedes_both(memory: MemoryStore) -> None:
     made = writer(memory)
     made.claim()
     grow(made, 3, A)
@@ -133,11 +133,11 @@ def test_nothing_in_common_ends_every_queue_but_destroys_nothing(memory: MemoryS
     assert fresh[following]["flags"] & QUEUE_HIDDEN
     with pytest.raises(CommitInvalidError, match="has ended"):
         made.append(append_draft(state, {A: 1}))
-    # Physical offsets of the old line mean nothing now, and the first record may have any queue offset.
+    # Physical offsets of the old history mean nothing now, and the first record may have any queue offset.
     state = made.append(append_draft(made.state, {following: 2}, first={following: 500}))
     assert state.visible_queues() == [following]
     assert describe(load(memory)) == describe(state)
-    # Walking back on the new line leaves the ended queues alone.
+    # Walking back on the new history leaves the ended queues alone.
     common = made.state
     grow(made, 15, following, queue("other"))
     state = made.append_history(common_version=common.version, phys=common.cursor.phys)
@@ -171,7 +171,7 @@ def test_gaps_above_the_cut_are_undone(memory: MemoryStore) -> None:
     assert state.gaps_of(A)["begin_queue_offset"].tolist() == [2]
 
 
-def test_a_line_starts_only_at_a_commit_of_its_own_line(memory: MemoryStore) -> None:
+def test_a_history_starts_only_at_a_commit_of_its_predecessor(memory: MemoryStore) -> None:
     made = writer(memory)
     made.claim()
     grow(made, 6, A)
@@ -188,7 +188,7 @@ def test_a_line_starts_only_at_a_commit_of_its_own_line(memory: MemoryStore) -> 
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED, Fault.THROTTLED])
-def test_a_new_line_survives_lost_answers(memory: MemoryStore, fault: Fault) -> None:
+def test_a_new_history_survives_lost_answers(memory: MemoryStore, fault: Fault) -> None:
     store = FaultStore(memory, wait=lambda seconds: None, seed=5)
     made = writer(store)
     made.claim()
@@ -208,7 +208,7 @@ def test_a_new_line_survives_lost_answers(memory: MemoryStore, fault: Fault) -> 
         assert offsets(memory, state, key) == offsets(memory, common, key)
 
 
-def test_only_the_owner_starts_a_line(memory: MemoryStore) -> None:
+def test_only_the_owner_starts_a_history(memory: MemoryStore) -> None:
     made = writer(memory)
     made.claim()
     grow(made, 2, A)

@@ -290,7 +290,7 @@ def situations(draw: st.DrawFn) -> Situation:
 
 
 @given(st.sampled_from([ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE]), situations())
-def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_line(
+def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_queue(
     policy: ReadPolicy, situation: Situation
 ) -> None:
     line = _pull(policy, situation)

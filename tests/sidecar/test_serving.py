@@ -193,10 +193,10 @@ def test_a_reload_changes_which_topics_count_as_archived(
         merged = await MergedHandlers.opened(access, ClientTable(time.monotonic), settings, None, None)
         try:
             look = Away()
-            assert not (await merged.line.situation(look, "orders", 0, 0)).is_admitted
+            assert not (await merged.router.situation(look, "orders", 0, 0)).is_admitted
             merged.apply(replace(settings, topics=TopicSettings(exclude=("noise-*",))))
-            assert (await merged.line.situation(look, "orders", 0, 0)).is_admitted
-            assert not (await merged.line.situation(look, "noise-1", 0, 0)).is_admitted
+            assert (await merged.router.situation(look, "orders", 0, 0)).is_admitted
+            assert not (await merged.router.situation(look, "noise-1", 0, 0)).is_admitted
         finally:
             merged.close()
             await asyncio.to_thread(access.close)

@@ -112,7 +112,7 @@ def test_a_broker_that_tells_only_later_is_believed_then(
     assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
 
 
-def test_a_log_that_only_grew_keeps_its_line(cut: tuple[Path, MemoryStore, LivingBroker]) -> None:
+def test_a_log_that_only_grew_keeps_its_history(cut: tuple[Path, MemoryStore, LivingBroker]) -> None:
     directory, memory, broker = cut
     broker.end_phys = MESSAGES * RECORD
     line = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.history

@@ -56,7 +56,7 @@ class Scene:
     root: FileStore
     broker: ScriptedBroker
     archive: ServedArchive
-    line: ReadRouter
+    router: ReadRouter
     views: BrokerViews
     pulls: ProxyPulls
     context: PullContext
@@ -101,7 +101,7 @@ class Scene:
 
     def policy(self, name: str) -> None:
         """Another policy for all topics."""
-        self.line.apply(ReadPolicies(ReadPolicy(name)))
+        self.router.apply(ReadPolicies(ReadPolicy(name)))
 
     def expire(self, offset: int, *, quietly: bool = False, topic: str = "t") -> int:
         """The broker deletes the files below the record of ``topic`` at ``offset``; its new minimum there.
@@ -165,13 +165,13 @@ async def beside_a_broker(
     archive = ServedArchive(access)
     await archive.load()
     hot = BrokerFiles(open_broker_store(store.path)) if with_files else None
-    line = ReadRouter(access.catalog, ReadPolicies(ReadPolicy(policy)), FILTER)
+    router = ReadRouter(access.catalog, ReadPolicies(ReadPolicy(policy)), FILTER)
     views, subscriptions = BrokerViews(hot), Subscriptions()
     context = PullContext(archive, views, subscriptions)
     upstream = RemotingUpstream(broker.address, InflightLimit())
     scene = Scene(
-        store, root, broker, archive, line, views, ProxyPulls(line, context, PullLimits(hold_s_max=1.5)), context,
-        MergedOffsets(line, archive, views), MergedLookups(line, archive), upstream, subscriptions, hot,
+        store, root, broker, archive, router, views, ProxyPulls(router, context, PullLimits(hold_s_max=1.5)), context,
+        MergedOffsets(router, archive, views), MergedLookups(router, archive), upstream, subscriptions, hot,
     )  # fmt: skip
     try:
         yield scene

@@ -33,7 +33,7 @@ class Case:
         self.clients = ClientTable(lambda: 0.0)
         self.peer = RecordingPeer()
         self.minimum = scene.expire(150)
-        self.resets = GroupResets(scene.line, scene.offsets, self.clients, checks_clients=checks_clients)
+        self.resets = GroupResets(scene.router, scene.offsets, self.clients, checks_clients=checks_clients)
         row = f'{{"maxOffset":{STORED},"minOffset":{self.minimum},"lastUpdateTimestamp":0}}'
         queue = '{"brokerName":"b","queueId":0,"topic":"t"}'
         scene.broker.says[R.GET_TOPIC_STATS_INFO] = _answer(f'{{"offsetTable":{{{queue}:{row}}}}}')

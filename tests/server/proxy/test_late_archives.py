@@ -120,7 +120,7 @@ def test_an_earlier_generation_of_the_queue_is_not_served_as_the_current_one(
 
 
 @pytest.mark.parametrize("policy", ["DISABLE", "NOT_IN_DISK", "FORCE"])
-def test_an_offset_below_zero_leads_to_the_begin_of_the_whole_line(tmp_path: Path, policy: str) -> None:
+def test_an_offset_below_zero_leads_to_the_begin_of_the_queue(tmp_path: Path, policy: str) -> None:
     async def story(scene: Scene) -> None:
         minimum = scene.expire(150)
         scene.policy(policy)
@@ -148,7 +148,7 @@ def test_the_cache_of_names_chosen_by_clients_is_bounded(tmp_path: Path) -> None
     async def story(scene: Scene) -> None:
         for number in range(50):
             await scene.pull(0, topic=f"made-up-{number}", hold_ms=1, flags=0)
-        _, known = scene.line._queues._found
+        _, known = scene.router._queues._found
         assert not [name for name, _ in known if name.startswith("made-up")]
 
     run(tmp_path, story)

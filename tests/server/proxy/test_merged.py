@@ -1,4 +1,4 @@
-"""Offsets, times and messages of the joined line: the broker's answers with what only the archive has; no guesses."""
+"""Offsets, times and messages of archive and broker joined: answers of the broker, completed from the archive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def offset(scene: Scene, code: int, **fields: object) -> int:
 
 
 @WAYS
-def test_bounds_are_those_of_the_line(tmp_path: Path, with_files: bool) -> None:
+def test_bounds_are_those_of_archive_and_broker(tmp_path: Path, with_files: bool) -> None:
     async def story(scene: Scene) -> None:
         minimum = scene.expire(150)
         assert await offset(scene, R.GET_MIN_OFFSET) == 0
@@ -86,7 +86,7 @@ def test_without_the_broker_no_bound_is_guessed(tmp_path: Path, with_files: bool
 
 @WAYS
 @pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-def test_every_time_is_found_on_the_whole_line(tmp_path: Path, policy: str, with_files: bool) -> None:
+def test_every_time_is_found_in_archive_and_broker(tmp_path: Path, policy: str, with_files: bool) -> None:
     """As a broker that never deleted anything would answer."""
 
     async def story(scene: Scene) -> None:
@@ -148,7 +148,7 @@ def stats(**row: object) -> bytes:
     return f'{{"offsetTable":{{{key}:{json.dumps(row)}}},"consumeTps":1.5}}'.encode()
 
 
-def test_statistics_show_the_line(tmp_path: Path) -> None:
+def test_statistics_show_archive_and_broker(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         minimum = scene.expire(150)
         body = stats(minOffset=minimum, maxOffset=STORED, lastUpdateTimestamp=7)
@@ -202,10 +202,10 @@ def test_a_message_by_id_wherever_it_is(tmp_path: Path) -> None:
         for named in ({"topic": "t"}, {"topic": "another"}, {}):
             response = await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)
             assert (response.code, list(response.body)) == (1, []), "the broker alone answers for the topic"
-        scene.line.apply(ReadPolicies(patterns=(("t", ReadPolicy.DISABLE),)))
+        scene.router.apply(ReadPolicies(patterns=(("t", ReadPolicy.DISABLE),)))
         for named in ({"topic": "another"}, {}):
             assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)).code == 1
-        scene.line.apply(ReadPolicies())
+        scene.router.apply(ReadPolicies())
         await scene.broker.kill()
         response = await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[0]))
         assert b"".join(map(bytes, response.body)) == records[0]
@@ -297,7 +297,7 @@ def test_the_archives_own_key_search_answers_while_the_broker_is_away(tmp_path: 
 def test_a_message_by_id_is_judged_by_its_own_topic(tmp_path: Path, offset: int) -> None:
     async def story(scene: Scene) -> None:
         scene.expire(150)
-        scene.lookups = MergedLookups(scene.line, scene.archive, accepted=AcceptedAccounts())
+        scene.lookups = MergedLookups(scene.router, scene.archive, accepted=AcceptedAccounts())
         phys = phys_of(scene.store.records["t", 0][offset])
         for named in ({"topic": "mine"}, {}):
             found = await scene.ask(33, offset=phys, AccessKey="k", **named)
@@ -314,7 +314,7 @@ def test_a_message_by_id_is_judged_by_its_own_topic(tmp_path: Path, offset: int)
 def test_a_broker_that_checks_clients_has_to_be_there(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.archive.messages_by_key = Keyed(scene.store.records["t", 0][3])  # type: ignore[method-assign]
-        scene.lookups = MergedLookups(scene.line, scene.archive, accepted=AcceptedAccounts())
+        scene.lookups = MergedLookups(scene.router, scene.archive, accepted=AcceptedAccounts())
         phys = phys_of(scene.store.records["t", 0][3])
         assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys)).code == 0
         await scene.broker.kill()

@@ -170,7 +170,7 @@ def test_margins_follow_the_last_deletions() -> None:
     assert not is_expiring(99, OffsetRange(100, 900), 200)
 
 
-def test_offsets_by_time_on_the_joined_line() -> None:
+def test_offsets_by_time_in_the_joined_queue() -> None:
     archived = OffsetRange(0, 300)
     assert lower_by_time(120, archived, 250, OffsetRange(250, 400)) == 120
     assert lower_by_time(300, archived, 330, OffsetRange(250, 400)) == 330
@@ -295,11 +295,11 @@ def worlds(draw: st.DrawFn) -> World:
 )
 def test_no_walk_passes_an_existing_message(world: World, policy: ReadPolicy, is_pull_api: bool) -> None:
     async def walk() -> None:
-        line = ReadRouter(NoCatalog(), ReadPolicies(policy))
+        router = ReadRouter(NoCatalog(), ReadPolicies(policy))
         offset, at_rest = 0, 0
         for _ in range(120):
             sides = WorldSides(world, offset)
-            outcome = await line.pull(sides, await line.plan(sides, "t", 0, offset))
+            outcome = await router.pull(sides, await router.plan(sides, "t", 0, offset))
             next_offset, status = outcome.joined.next_offset, outcome.joined.status
             meant = outcome.result.status if outcome.result is not None else None
             code = reply_code(status, is_pull_api=is_pull_api, broker_code=None, broker_status=meant)
@@ -323,7 +323,7 @@ def test_no_walk_passes_an_existing_message(world: World, policy: ReadPolicy, is
             offset = next_offset
         end = max(world.archived[1], world.broker[1])
         if world.broker[0] <= world.archived[1]:
-            assert offset == end, "the whole line was walked"
+            assert offset == end, "the whole queue was walked"
 
     def archived_queue(*_: object) -> object:
         low, high = world.archived

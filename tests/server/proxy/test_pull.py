@@ -106,7 +106,7 @@ def test_between_the_archives_end_and_the_brokers_minimum_offsets_are_held(
             assert (await who(scene, offset, flags=flags))[1:] == (20, offset, [])
         assert (await who(scene, ARCHIVED - 1))[1:3] == (0, ARCHIVED)
         assert (await who(scene, minimum))[1:3] == (0, minimum + 32)
-        assert scene.line.counters.retried >= 2
+        assert scene.router.counters.retried >= 2
 
     run(tmp_path, story, with_files=with_files)
 
@@ -158,7 +158,7 @@ def test_a_queue_on_its_way_into_the_archive_is_held_and_one_never_archived_is_t
         scene.forget()
         response = await scene.pull(3, topic="late")
         assert (response.code, response.ext["nextBeginOffset"]) == (20, "3")
-        scene.line._topics = type(scene.line._topics)(exclude=("late",))
+        scene.router._topics = type(scene.router._topics)(exclude=("late",))
         response = await scene.pull(3, topic="late")
         assert (response.code, response.ext["nextBeginOffset"]) == (21, str(minimum)), "gone is gone"
 
@@ -257,7 +257,7 @@ def test_filtered_messages_deleted_between_decision_and_relay_are_not_skipped(
         scene.broker.before = lambda command: command.code == 11 and scene.expire(290, quietly=quietly)
         _, code, _, numbers = await who(scene, 250, count=8)
         assert (code, numbers) == (0, list(range(250, 266, 2)))
-        assert scene.line.counters.fallbacks == {"local OFFSET_TOO_SMALL": 1}
+        assert scene.router.counters.fallbacks == {"local OFFSET_TOO_SMALL": 1}
 
     run(tmp_path, story, with_files=with_files, tags=True)
 

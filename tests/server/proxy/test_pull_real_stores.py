@@ -86,8 +86,8 @@ async def consume(
     served = ServedArchive(access)
     hot = BrokerFiles(open_broker_store(store)) if with_files else None
     context = PullContext(served, BrokerViews(hot), Subscriptions())
-    line = ReadRouter(access.catalog, ReadPolicies(), FILTER)
-    pulls = ProxyPulls(line, context, PullLimits(hold_s_max=0.2))
+    router = ReadRouter(access.catalog, ReadPolicies(), FILTER)
+    pulls = ProxyPulls(router, context, PullLimits(hold_s_max=0.2))
     upstream = RemotingUpstream(broker.address, InflightLimit())
     consumed: dict[Queue, list[bytes]] = {}
     try:

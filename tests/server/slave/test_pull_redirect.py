@@ -123,7 +123,7 @@ def sent_to(scene: Scene) -> Sent:
     scene.policy("FORCE")
     sent = Sent(scene, None)  # type: ignore[arg-type]
     around = RedirectContext(OWN, lambda: sent.is_available, now_s=lambda: sent.at_s, sleep=sleep)
-    sent.pulls = SlavePulls(scene.pulls.handlers(), scene.line, scene.views, around)
+    sent.pulls = SlavePulls(scene.pulls.handlers(), scene.router, scene.views, around)
     return sent
 
 
