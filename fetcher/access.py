@@ -54,7 +54,7 @@ from tiered.timestamps import TimePoint, milliseconds
 
 T = TypeVar("T")
 STEP_THREADS = 2
-"""For steps of prefetch, which are short, and for refreshing the catalog."""
+"""Threads for steps of prefetch, which are short, and for refreshing the catalog."""
 DECODE_THREADS_MAX = 2
 """Unless set: a reader consumes no more than two threads decode."""
 

@@ -59,7 +59,7 @@ class ArchiveUse:
 
     @property
     def stored_bytes(self) -> int:
-        """Of all objects."""
+        """Bytes of all objects."""
         return sum(use.bytes for use in self.stored.values())
 
     @property
@@ -69,12 +69,12 @@ class ArchiveUse:
 
     @property
     def bytes_a_day(self) -> float:
-        """Of all objects written."""
+        """Bytes of all objects written."""
         return sum(use.bytes for use in self.written.values()) / self.observed_days
 
     @property
     def puts_a_day(self) -> float:
-        """For all objects written."""
+        """PUTs of all objects written."""
         return sum(use.puts for use in self.written.values()) / self.observed_days
 
     @property
@@ -85,7 +85,7 @@ class ArchiveUse:
 
 @dataclass(frozen=True)
 class PartSizes:
-    """From which size objects are uploaded in parts, and the size of a part."""
+    """The size from which objects are uploaded in parts, and the size of a part."""
 
     threshold_bytes: int
     part_bytes: int

@@ -47,7 +47,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 
 RUNS_MAX = 1 << 20
-"""Of one round, unless a single sequence of pages has more; 112 bytes of memory each, some times over."""
+"""Limit of one round, unless a single sequence of pages has more. A run takes several times 112 bytes of memory."""
 GAIN_MIN = 2
 """A plan has at most one output for so many sources, or it is not worth its requests."""
 

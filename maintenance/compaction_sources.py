@@ -30,7 +30,7 @@ from tiered.object_store.interface import ObjectStore
 
 MIB = 1024 * 1024
 READ_BYTES_MAX = 16 * MIB
-"""Of one GET; a larger block is read by one GET too."""
+"""Limit of one GET; a larger block is read by one GET too."""
 HOLE_BYTES_MAX = MIB
 """Unneeded bytes between two ranges that one GET reads too."""
 WHOLE_BYTES_MAX = MIB
@@ -38,7 +38,7 @@ WHOLE_BYTES_MAX = MIB
 IN_FLIGHT_BYTES = 24 * MIB
 READERS_MAX = 8
 COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
-"""Smaller blocks only end an object: many in a row would make a poor one, so that their records are packed again."""
+"""Smaller blocks are packed again, except at an object's end: an object of many small blocks is slow to read."""
 
 
 @dataclass(frozen=True)

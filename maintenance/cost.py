@@ -51,7 +51,7 @@ class MonthCost:
 
     @property
     def total(self) -> float:
-        """Of what is known."""
+        """The sum of the known parts."""
         return self.storage + self.puts + (self.gets or 0) + (self.lists or 0) + (self.reads or 0)
 
 
@@ -75,7 +75,7 @@ class Alternative:
 
 
 def month_cost(use: ArchiveUse, prices: Prices, counts: RequestCounts | None) -> MonthCost:
-    """At present rates. Storage grows during the month, so its middle counts."""
+    """The coming month at present rates. Storage grows during the month, so the size in its middle counts."""
     middle_bytes = use.stored_bytes + use.bytes_a_day * DAYS_A_MONTH / 2
     puts = prices.requests(puts=use.puts_a_day * DAYS_A_MONTH)
     storage = prices.storage(middle_bytes)

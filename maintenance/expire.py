@@ -281,11 +281,11 @@ class _Living:
         self._parts: list[KeySet] = []
 
     def add(self, keys: Iterable[str]) -> None:
-        """Those of one page."""
+        """Add the keys of one page."""
         self._parts.append(KeySet(keys))
 
     def keys(self) -> KeySet:
-        """All of them."""
+        """All added keys."""
         return KeySet.union(self._parts)
 
 

@@ -85,7 +85,7 @@ class ExpiryQueues:
 
     @cached_property
     def ttl_ms(self) -> Ints:
-        """By queue; NEVER_MS: forever."""
+        """Time to live of each queue; NEVER_MS: forever."""
         return self._by_queue([NEVER_MS if rule.ttl_ms is None else rule.ttl_ms for rule in self.rules])
 
     @cached_property
@@ -95,7 +95,7 @@ class ExpiryQueues:
 
     @cached_property
     def max_bytes(self) -> Ints:
-        """By topic; -1: no limit."""
+        """Size limit of each topic; -1: none."""
         return np.array([-1 if rule.max_bytes is None else rule.max_bytes for rule in self.rules], np.int64)
 
     @cached_property

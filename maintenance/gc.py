@@ -28,7 +28,7 @@ CLOCK_SKEW_MS_MAX = 5 * 60_000
 CLOCK_UNIT_MS = 1_000
 DELETE_BATCH = 1000
 PROBE_KEY = f"{DATA_PREFIX}00/gc-may-delete"
-"""Of no object."""
+"""A key that no object has: deleting it shows whether the account may delete."""
 
 
 @dataclass(frozen=True)

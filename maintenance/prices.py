@@ -35,16 +35,16 @@ class Prices:
     """Retrieval and traffic of reads; 0 in the bucket's region."""
 
     def storage(self, size_bytes: float, days: float = DAYS_A_MONTH) -> float:
-        """Of ``size_bytes`` kept for ``days``."""
+        """Price of ``size_bytes`` kept for ``days``."""
         return size_bytes / GIB * self.storage_gib_month * days / DAYS_A_MONTH
 
     def requests(self, *, puts: float = 0, gets: float = 0, lists: float = 0, deletes: float = 0) -> float:
-        """Of requests."""
+        """Price of so many requests."""
         charged = puts * self.put_1000 + gets * self.get_1000 + lists * self.list_1000
         return (charged + deletes * self.delete_1000) / 1000
 
     def reads(self, size_bytes: float) -> float:
-        """Of bytes that are read, besides the requests."""
+        """Price of the bytes that are read, besides that of the requests."""
         return size_bytes / GIB * self.read_gib
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CONNECTIONS_MAX = 16
 REQUEST_TIMEOUT_S = 10
 HOST_CHARS_MAX = 100
-"""Of a refused Host in the log."""
+"""Limit of a refused Host in the log."""
 REFUSALS_LOGGED_EVERY_S = 60.0
 _HOST = re.compile(r"(?:\[(?P<address>[^\]]+)\]|(?P<name>[^:]+))(?::\d+)?")
 TEXT = "text/plain; charset=utf-8"

@@ -22,7 +22,8 @@ memory would be returned and faulted in again."""
 
 
 def return_freed_memory() -> None:
-    """For archiving processes, before their threads start. Does nothing without glibc."""
+    """Make the allocator return freed memory. Called by archiving processes before their threads start; no-op without
+    glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_ARENA_MAX, ARENAS)

@@ -28,7 +28,7 @@ class ArchiveAdminSource:
         self._access, self._service, self._clock_s = access, service, clock_s
         self._beaten_s = clock_s()
         self.address = ""
-        """That clients dial, once it serves."""
+        """The address that clients connect to, once it serves."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)

@@ -18,7 +18,7 @@ from tiered.settings.retention_sections import GcSettings
 logger = logging.getLogger(__name__)
 
 FIRST_AFTER_S = 600.0
-"""After the start: a process that restarts often collects too."""
+"""Wait after the start: short, so that a process that restarts often collects too."""
 
 
 class GcSchedule:

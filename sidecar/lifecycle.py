@@ -31,7 +31,7 @@ EXIT_NOT_DRAINED = 4
 OBSERVE_S = 5.0
 """Within this time a changed state is logged."""
 SETTLED_S = 60.0
-"""After a job ran this long, the next outage starts with the shortest wait."""
+"""After a job has run this long, the next outage starts with the shortest wait."""
 
 
 class Job(Protocol):

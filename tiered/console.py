@@ -72,7 +72,7 @@ def print_fields(values: Iterable[str]) -> None:
 
 
 RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""Of every log record; all others come from ``extra``."""
+"""Attributes of every log record; all others come from ``extra``."""
 
 
 class PlainFormatter(logging.Formatter):

@@ -27,7 +27,7 @@ Queues = set[tuple[str, int]]
 
 
 def no_offsets() -> BrokerOffsets | None:
-    """For a store whose broker has no address."""
+    """The source for a store whose broker has no address."""
     return None
 
 
@@ -44,7 +44,7 @@ class BoundSource:
         self._facts: BoundFacts
         self._shown: Future[Queues] | None = None
         self._unproven: ConsumeQueueIndex | None = None
-        """Of a broker proven dead, until the ends of its queues have been read."""
+        """The index of a broker proven dead, until the ends of its queues have been read."""
         self.feed = FeedBound(0, 0)
         """``last`` as a bound of the feed; read by all threads."""
         self.config: Mapping[str, str] = {}

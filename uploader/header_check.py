@@ -145,7 +145,7 @@ class HeaderComparison:
         self._is_checkable[list(excluded)] = False
         self._suspected = np.zeros(count, bool)
         self._stands_alone = np.zeros(count, bool)
-        """Of suspected rows: no neighbouring record of the queue continues to or from it."""
+        """Suspected rows with no neighbouring record of the queue before or behind them."""
         self._confirmed = np.zeros(count, bool)
         self._in_other_queue = np.zeros(count, bool)
         """Referenced by another queue."""

@@ -246,7 +246,7 @@ def _is_unusual(
 
 
 def _offsets_in_units(index: ConsumeQueueIndex, topic: str, queue_id: int, records: _Records) -> Ints:
-    """For each record the offset of the unit that references it, NO_UNIT, or ABSENT.
+    """The offset of the unit that references each record, NO_UNIT, or ABSENT.
 
     A place is never ahead of the count: a unit above the record's offset is a leftover of a truncation. A record is
     absent if another has its offset, or the queue has units before and after it. If all units are after it in the log,

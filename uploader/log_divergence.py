@@ -23,7 +23,7 @@ from tiered.catalog.state import LogCheck
 from tiered.errors import UsageError
 
 WRITTEN_BYTES = 64
-"""So many zeros stand inside records only in a body of zeros."""
+"""Records contain so many zeros in a row only if their body is zeros."""
 WALKED_BYTES_MAX = 2 << 30
 """Records are walked at most this far, which takes a minute or two."""
 

@@ -24,7 +24,7 @@ from uploader.visibility import DeletedTopics, hidden_queues
 TABLE_NAMES = ("topics", "subscription_groups", "consumer_offsets", "delay_offsets", "topic_queue_mappings")
 TABLE_ATTEMPTS = 5
 TABLE_WAIT_S = 0.2
-"""Before the first retry of a backfill; doubled each time."""
+"""Wait before the first retry of a backfill; doubled each time."""
 
 
 def broker_tables(store: BrokerStore) -> Mapping[str, Any]:

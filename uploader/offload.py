@@ -203,7 +203,7 @@ class Offloader:
         return tables
 
     def _read_topic_attributes(self) -> None:
-        """Before the first cycle. Without them objects are only grouped worse."""
+        """Read them before the first cycle. Without them the cycle's objects are only grouped worse."""
         with suppress(
             TieredError
         ):  # MetadataCommits reads the same tables and reports what is wrong with them

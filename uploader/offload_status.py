@@ -43,14 +43,14 @@ class OffloadStatus:
     bound_reason: str
     counters: UploadCounters
     gaps: int = 0
-    """Of the archive."""
+    """Gaps in the archive."""
     unindexed_objects: int = 0
     """Damaged data objects excluded from the message index."""
     pending_deletions: int = 0
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_ms: int | None = None
     oldest_garbage_ms: int | None = None
-    """Of those with the usual grace period."""
+    """When the oldest pending deletion with the usual grace period became one."""
     diverged_objects: int = 0
     """Objects of a truncated or replaced log among them."""
     index_files_rebuilt: int = 0

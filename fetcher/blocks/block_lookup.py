@@ -32,7 +32,7 @@ class Wanted:
 
 
 class Found(NamedTuple):
-    """By number: what is in memory, and what will be."""
+    """Blocks by number: those in memory, and those being loaded."""
 
     blocks: dict[int, Block]
     loads: dict[int, BlockLoad]

@@ -176,7 +176,7 @@ class SegmentSource:
         self._indexes.drop(key)
 
     def reader(self, priority: Priority) -> RangeReader:
-        """For readers that keep their own: requests in ``priority``, counted and paced, not cached, not charged."""
+        """A reader for callers with a cache of their own: requests in ``priority`` are counted and paced, but not cached."""
         return ScheduledReader(self._scheduler, priority)
 
     # -- memory -----------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 ENTRY_BYTES = 300
-"""Of an entry of these tables, with the tuple of its key: measured, and rounded up."""
+"""Memory of an entry of these tables with its key's tuple: measured, rounded up."""
 ONCE_SHARE = 4
-"""Those that came once keep a quarter of the bytes at least."""
+"""Entries used once keep at least a quarter of the bytes."""
 
 
 class SegmentedLru(Generic[K, V]):

@@ -29,7 +29,7 @@ class ReadPolicy(Enum):
     NOT_IN_DISK = "NOT_IN_DISK"
     """When the broker's files no longer have it."""
     NOT_IN_MEM = "NOT_IN_MEM"
-    """Also when the broker would read it from disk."""
+    """The archive answers also when the broker would read from disk."""
     FORCE = "FORCE"
     """Always."""
 

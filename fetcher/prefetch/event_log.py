@@ -62,7 +62,7 @@ class EventLog:
             self.recorded += 1
 
     def events(self, kind: EventKind | None = None, group: str | None = None) -> list[Event]:
-        """Those still there, oldest first."""
+        """The events still in memory, oldest first."""
         with self._lock:
             found = list(self._events)
         return [event for event in found if kind in (None, event.kind) and group in (None, event.group)]

@@ -46,7 +46,7 @@ class Reader:
     def __init__(self, key: ReaderKey, limits: WindowLimits) -> None:
         self.key = key
         self.name = (key.group, key.queue.topic, key.queue.queue_id)
-        """For events."""
+        """Names the reader in events."""
         self.nbytes = READER_BYTES + sys.getsizeof(key.group)
         """Approximate memory without buffered rows. Of the names only the group's is not shared."""
         self.buffered = NOTHING_BUFFERED

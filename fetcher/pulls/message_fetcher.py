@@ -42,7 +42,7 @@ _MAY_BE_NEWER = frozenset({
 })  # fmt: skip
 """Statuses a newer catalog version may change to FOUND."""
 _HARMLESS = frozenset({PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.OFFSET_OVERFLOW_ONE})
-"""Those after which a client only pulls again: returned while the catalog cannot be read."""
+"""Statuses after which a client only pulls again: returned while the catalog cannot be read."""
 
 
 class TieredMessageFetcher:

@@ -81,7 +81,7 @@ class KeyQuery:
     after: Position | None = None
     with_hidden: bool = False
     max_bytes: int = NO_LIMIT
-    """Of all messages of a page; a single larger one comes alone."""
+    """Limit for all messages of a page; a single larger one comes alone."""
 
     def is_full(self, found: Sequence[FoundMessage]) -> bool:
         """Whether the page is full."""

@@ -37,7 +37,7 @@ T = TypeVar("T")
 INDEX_CHUNK_BYTES: Final = 16 * 1024
 """Index files are read in aligned pieces of this size: adjacent slots cost nothing extra and serve the next query."""
 INDEX_WHOLE_BYTES: Final = 8 * INDEX_CHUNK_BYTES
-"""Of an index file up to this size all items and slots are read at once."""
+"""All items and slots of an index file up to this size are read at once."""
 
 
 class Place(NamedTuple):

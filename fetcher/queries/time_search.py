@@ -61,7 +61,7 @@ class QueueTimes:
 
     @classmethod
     def of(cls, state: CatalogState, queue: QueueKey, chunk: RunChunk) -> QueueTimes:
-        """Of ``queue`` at ``state``, whose runs are ``chunk``. Raises NotFoundError for an unknown queue."""
+        """The times of ``queue`` at ``state``, whose runs are ``chunk``. Raises NotFoundError for an unknown queue."""
         row = state.queue(queue)
         if row is None:
             raise NotFoundError(f"{queue} is not in the archive")

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 READ_AT_ONCE = 16
 """Segments read side by side."""
 SEGMENTS_INSTEAD_MAX = 2048
-"""So many segments are read instead of a damaged index file; where it covers more, that it is damaged is the answer."""
+"""Up to so many segments are read instead of a damaged index file. If it covers more, the query fails."""
 
 TimeRange = tuple[int, int]
 """Store timestamps, both included, in milliseconds."""
@@ -46,7 +46,7 @@ class Segment:
 async def scan_unindexed(
     source: QuerySource, state: CatalogState, hashes: Mapping[str, int], times: TimeRange
 ) -> dict[str, Table]:
-    """By topic of ``hashes``, the ITEM_DTYPE items with its hash from key sections that no index file has."""
+    """For each topic of ``hashes``, the ITEM_DTYPE items with its hash from key sections that no index file has."""
     return await _scan_all(source, await unindexed_segments(source, state, hashes, times), hashes, times)
 
 
@@ -146,7 +146,7 @@ async def unindexed_segments(
 
 
 def _ordinals(page: Page, runs: NDArray[np.int64]) -> dict[str, tuple[int, ...]]:
-    """By topic, the positions of these runs in their segment."""
+    """For each topic, the positions of these runs in their segment."""
     found: dict[str, list[int]] = {}
     for queue, ordinal in page.chunk.runs[["queue", "ordinal"]][runs].tolist():
         found.setdefault(page.queues[queue].topic, []).append(ordinal)
@@ -169,7 +169,7 @@ def _may_hold(ref: PageRef, state: CatalogState, excluded: Sequence[int], instea
 
 
 def _is_unindexed(state: CatalogState, chunk: RunChunk, instead: IndexRef | None) -> NDArray[np.bool_]:
-    """Of each run of ``chunk``, whether no index file has its keys; or whether ``instead`` should have them."""
+    """For each run of ``chunk``, whether no index file has its keys; or whether ``instead`` should have them."""
     version = chunk.runs["version"]
     if instead is not None:
         is_covered: NDArray[np.bool_] = (version >= instead.from_version) & (version <= instead.to_version)

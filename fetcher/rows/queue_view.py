@@ -26,7 +26,7 @@ class QueueView:
         self.max_offset = max(0, int(row["end_queue_offset"]))
         self.min_offset = min(int(row["min_queue_offset"]), self.max_offset)
         self.is_hidden = bool(int(row["flags"]) & QUEUE_HIDDEN)
-        """Of a deleted topic, or an earlier generation: read by name only, never by consumers."""
+        """The queue is of a deleted topic, or an earlier generation: read by name only, never by consumers."""
         self.is_batch = bool(int(row["flags"]) & QUEUE_BATCH)
         self._gaps = QueueGaps(state.gaps_of(queue))
         self.tail: RunList | None = None

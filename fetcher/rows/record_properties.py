@@ -15,7 +15,7 @@ from tiered.formats.record import MAGIC_V2, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6,
 
 _MAGIC_AND_FLAG = struct.Struct(">4xI28xI")
 _BODY_LENGTH_AT: Final = 84
-"""With IPv4 hosts; an IPv6 one is longer by 12."""
+"""Position with IPv4 hosts; an IPv6 host is longer by 12."""
 _LENGTH = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _V6: Final = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6

@@ -78,7 +78,7 @@ class _Reply:
         return self.request.filter is None or not is_exhausted or self.rounds == 0
 
     def limits(self) -> Limits:
-        """For the next step. A filter that drops most rows examines more each time."""
+        """Limits of the next step. A filter that drops most rows examines more each time."""
         request = self.request
         rows = request.count - self.rows
         if self.applies_filter:

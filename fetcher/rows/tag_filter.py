@@ -20,7 +20,7 @@ from tiered.errors import UsageError
 
 ANY_TAG = "*"
 EXPRESSION_CHARS_MAX = 16 * 1024
-"""Of a tag or SQL92 expression. Brokers have no limit of their own; Alibaba Cloud's service allows 1,024."""
+"""Limit of a tag or SQL92 expression. Brokers have no limit of their own; Alibaba Cloud's service allows 1,024."""
 TAGS_MAX = 1024
 
 

@@ -24,7 +24,7 @@ _DOUBLE = re.compile(
 NUMBER_CHARS_MAX: Final = 128
 """A longer text is no number: a filter may read a property's 32 KiB as one a thousand times. Java has no limit."""
 _SHORT_DIGITS: Final = 9
-"""So many digits fit an Integer."""
+"""Numbers of up to so many digits fit an Integer."""
 _TRIMMED: Final = "".join(map(chr, range(33)))
 
 

@@ -105,7 +105,7 @@ class Predicate:
         return None if self.tags is None else np.array([java_hash(tag) for tag in self.tags], np.int64)
 
     def without_tags(self) -> Predicate:
-        """For rows whose tagsCode is not a hash of their tags: those of LMQs may refer to any topic."""
+        """The predicate for rows whose tagsCode is not a hash of their tags: those of LMQs may refer to any topic."""
         return replace(self, tags=None)
 
     def for_topics(self, topics: Collection[str]) -> Predicate:

@@ -61,7 +61,7 @@ class ObjectRows:
         is_lmq = index.runs["kind"] == RunKind.LMQ
         self._first_row = _sums(np.where(is_lmq, 0, index.runs["rows"]))
         self.queue_of_run = np.zeros(len(index), np.uint32)
-        """For each run that is read, its queue's number in the partition."""
+        """The queue's number in the partition, for each run that is read."""
         inside = table["ordinal"] < len(index)
         self.queue_of_run[table["ordinal"][inside]] = table["queue"][inside]
 

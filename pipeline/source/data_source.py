@@ -48,14 +48,14 @@ class RocketmqTieredSource(DataSource):
         return schema_of(chosen(options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For one action."""
+        """The reader of one action."""
         options = parse_options(dict(self.options))
         options.refuse_stream_options()
         kind = PushingReader if options.push_filters and _takes_filters() else MessageReader
         return kind(options, schema, self._versions)
 
     def streamReader(self, schema: StructType) -> MessageStreamReader:  # noqa: N802 - Spark's name
-        """For one query."""
+        """The reader of one query."""
         return MessageStreamReader(parse_options(dict(self.options)), schema)
 
 

@@ -23,8 +23,8 @@ _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
 }
 _LOCAL_JAVA_OPTIONS = "-XX:+UseParallelGC -Darrow.enable_unsafe_memory_access=true"
-"""For the JVM of local mode. Converting batches to rows takes a quarter less CPU time: Arrow otherwise checks bounds
-and reference counts at every value, and G1 records every store."""
+"""Options of the JVM in local mode. Converting batches to rows takes a quarter less CPU time: without them Arrow checks
+bounds and reference counts at every value, and G1 records every store."""
 
 _registered: WeakSet[SparkSession] = WeakSet()
 """Spark warns about a source that is registered twice."""

@@ -35,7 +35,7 @@ class ArchiveOffset:
 StreamOffset = Mapping[Names, ArchiveOffset]
 
 QUEUES_MAX = 4_000_000
-"""Of an offset in a checkpoint, all archives together."""
+"""Limit of an offset in a checkpoint, over all its archives."""
 NAME_CHARACTERS_MAX = 1024
 OFFSET_MAX = (1 << 63) - 1
 
@@ -70,7 +70,7 @@ def from_json(document: Mapping[str, Any]) -> dict[Names, ArchiveOffset]:
 
 
 def _check_size(document: Mapping[str, Any]) -> None:
-    """Before anything is allocated for ``document``. Raises ValueError."""
+    """Check the size before anything is allocated for ``document``. Raises ValueError."""
     left = QUEUES_MAX
     for name, one in document.items():
         for topics in (one["queues"], one.get("from", {})):

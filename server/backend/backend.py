@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from fetcher.rows.pull import PullRequest, PullResult
 
 FOUND_BYTES_MAX = 8 * 1024 * 1024
-"""Of the messages a query by key returns, except a single larger one: a reply must fit into a frame."""
+"""Limit of the messages that a query by key returns, except a single larger one: a reply must fit into a frame."""
 
 
 class Bounds(NamedTuple):

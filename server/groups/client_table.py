@@ -153,7 +153,7 @@ class ClientTable:
         self._bytes_max = bytes_max
         self._groups: dict[str, Group] = {}
         self._sent: dict[int, dict[str, _Sent]] = {}
-        """By connection id and group."""
+        """Keyed by connection id and group."""
         self._unaccepted_bytes = 0
         self.held_bytes = 0
         """Memory estimate."""

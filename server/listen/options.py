@@ -42,7 +42,7 @@ def server_options(
 
 
 def connection_limits(settings: ServeSettings) -> ConnectionLimits:
-    """Of each connection, and of all together."""
+    """Limits of each connection, and of all together."""
     memory = MemoryShares(settings.memory_bytes)
     return ConnectionLimits(
         unread_bytes_max=memory.unread_replies,

@@ -25,7 +25,7 @@ from tiered.remoting.credentials import ACCESS_KEY
 
 ACCEPTED_S: Final = 60.0
 ACCEPTED_MAX: Final = 1_000
-"""Of one connection; a client that reads more queues is judged more often."""
+"""Limit for one connection; a client that reads more queues is checked more often."""
 JUDGE_S: Final = 3.0
 READS: Final = frozenset({
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET,
@@ -33,7 +33,7 @@ READS: Final = frozenset({
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, RequestCode.QUERY_CONSUME_QUEUE,
     RequestCode.GET_CONSUMER_CONNECTION_LIST, RequestCode.QUERY_CONSUMER_OFFSET,
 })  # fmt: skip
-"""Of a topic or group in their fields; not judged by ACL 1.0."""
+"""Codes with a topic or group in their fields that ACL 1.0 does not check."""
 SENDS: Final = {
     RequestCode.SEND_REPLY_MESSAGE: (RequestCode.SEND_MESSAGE, "defaultTopicQueueNums"),
     RequestCode.SEND_REPLY_MESSAGE_V2: (RequestCode.SEND_MESSAGE_V2, "d"),

@@ -43,7 +43,7 @@ class _Known:
     max_s: float
     queue: OffsetRange | None = None
     first_phys: int = -1
-    """Of the record at the minimum; GONE_PHYS if it was deleted during the query, -1 if unknown."""
+    """Position of the record at the minimum; GONE_PHYS if it was deleted during the query, -1 if unknown."""
     last_phys: int = -1
     oldest_phys: int = 0
     """Where the broker's log begins."""

@@ -55,7 +55,7 @@ class GroupReadStats:
             queue.behind = max(0, int(end) - int(offset))
 
     def readings(self, members: Iterable[tuple[str, int]]) -> tuple[GroupReading, ...]:
-        """Of ``members``: (group, number of members)."""
+        """The reads of ``members``: (group, number of members)."""
         queues = list(self._queues)
         found = []
         for name, count in members:

@@ -81,7 +81,7 @@ class GroupResets:
         return Response(body=(queue_map("offsetTable", table),))
 
     async def _moves(self, request: Request, upstream: Upstream, topic: str) -> list[_Move]:
-        """Of the named queue, or all; none if the broker does not list its queues."""
+        """The moves of the named queue, or all; none if the broker does not list its queues."""
         stats = _command(request.command, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
         table, _ = offset_table(await upstream.call(stats, ANSWER_S))
         wanted = request.number("queueId", -1)

@@ -81,8 +81,8 @@ class MergedLookups:
         return Response(ResponseCode.NO_PERMISSION, remark=remark)
 
     async def _archived_at(self, request: Request) -> Buffer | None:
-        """From the archive, unless the message's own topic has DISABLE: a client may name another topic, 4.9 names
-        none."""
+        """The message from the archive, unless its own topic has DISABLE: a client may name another topic, and 4.9
+        names none."""
         if request.text("topic", "") and not self._may_search(request):
             return None
         record = await self._archive.message_at_phys(request.number("offset"))

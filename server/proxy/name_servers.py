@@ -15,7 +15,7 @@ from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
 
 TOTAL_S = 2.4
-"""For all of them together: clients close their connection after 3 s."""
+"""Time for all name servers together: clients close their connection after 3 s."""
 
 
 class NameServers:

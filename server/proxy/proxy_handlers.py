@@ -35,7 +35,7 @@ ProxyHandler = Callable[[Request, Upstream], Awaitable[Response | None]]
 client repeats its request; it never moves an offset."""
 
 ProxyHandlers = Mapping[int, ProxyHandler]
-"""By request code; other codes are relayed to the broker."""
+"""Handlers by request code; other codes are relayed to the broker."""
 
 
 def relayed(answer: RemotingCommand) -> Response:

@@ -53,7 +53,7 @@ class ProxyPulls:
         self._limits = limits or PullLimits()
 
     def handlers(self) -> ProxyHandlers:
-        """By request code."""
+        """Handlers by request code."""
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
     async def pull(self, request: Request, upstream: Upstream) -> Response:

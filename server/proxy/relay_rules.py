@@ -27,7 +27,7 @@ class Destination(Enum):
 _READS_OF_NAME_SERVERS = frozenset({101, 105, 106, 206, 219, 224, 304, 311, 312, 313, 319, 901})
 _WRITES_OF_NAME_SERVERS = frozenset({100, 102, 205, 212, 216, 217, 318, 327})
 _AMONG_SERVERS = frozenset({103, 104, 322, 902, 903, 904, 905, 906, 908, 1008})
-"""Between brokers, name servers and controllers: relayed they would act for the wrong process."""
+"""Codes between brokers, name servers and controllers: relayed they would act for the wrong process."""
 _SENDS = frozenset({
     RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK,

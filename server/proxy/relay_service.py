@@ -34,7 +34,7 @@ class RelayService(Service, Generic[ClientT]):
     """Serves from ``start`` to ``close``, on the running event loop; ``open_archive`` provides the handlers."""
 
     section: ClassVar[str]
-    """Of the settings: where ``bind`` and ``advertise`` come from."""
+    """The section of the settings that has ``bind`` and ``advertise``."""
     counters: RelayCounters
 
     def __init__(
@@ -67,7 +67,7 @@ class RelayService(Service, Generic[ClientT]):
         return await self._listen(server_options(self._settings, self.clients.names_group))
 
     def open_archive(self, handlers: ProxyHandlers) -> None:
-        """From now on ``handlers`` answer their codes."""
+        """Let ``handlers`` answer their codes from now on."""
         self._handlers = handlers
 
     def apply(self, policies: ReadPolicies) -> None:

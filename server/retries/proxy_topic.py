@@ -25,7 +25,7 @@ NUMBER_BASE: Final = 1 << 60
 """Above the number of every retry message."""
 MESSAGES_KEPT: Final = 1_000
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of those; a proxy's message has some hundred bytes."""
+"""Limit of these messages; a proxy's message has some hundred bytes."""
 BODY_BYTES_MAX: Final = 256 * 1024
 _HEAD = struct.Struct(">iIIiiqqiq")
 _SHORT_NAMES = {

@@ -19,7 +19,7 @@ def host_of(address: str) -> str:
 
 
 _ALL_HOSTS = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
-"""Of both families, as at a broker."""
+"""Wildcards for all hosts of both families, as at a broker."""
 
 
 def matches(pattern: str, host: str) -> bool:

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 ENTRIES_MAX = 20_000
 NAME_CHARS = 262
-"""Of one name: the retry topic of the longest group."""
+"""Limit of one name: the retry topic of the longest group has so many."""
 _READS = frozenset({
     RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE, RequestCode.QUERY_MESSAGE,
     RequestCode.VIEW_MESSAGE_BY_ID,
@@ -35,7 +35,7 @@ class Audit:
     def __init__(self, interval_s: float, now_s: float) -> None:
         self._interval_s, self._written_s = interval_s, now_s
         self._sums: dict[tuple[str, str, str, str, str], _Sums] = {}
-        """By client host, account, group, topic and queue id."""
+        """Keyed by client host, account, group, topic and queue id."""
 
     def note(self, request: Request, response: Response, body_bytes: int, account: str) -> None:
         """Count a reply, if it has messages."""

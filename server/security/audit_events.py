@@ -28,7 +28,7 @@ _UPDATE, _RESET = int(RequestCode.UPDATE_CONSUMER_OFFSET), int(RequestCode.INVOK
 _COMMITS = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE), _UPDATE})
 """As numbers: an enum member lookup costs as much as a call, for every pull."""
 _COMMIT_FLAG = 1
-"""Of a pull's sysFlag."""
+"""A bit of a pull's sysFlag: the pull commits an offset."""
 _NO_PERMISSION = int(ResponseCode.NO_PERMISSION)
 
 
@@ -67,7 +67,7 @@ class AuditEvents:
         self.counts = {event.value: 0 for event in AuditEvent}
         """Since the start."""
         self._repeats: dict[AuditEvent, dict[_Seen, int]] = {event: {} for event in _MESSAGES}
-        """Of the current interval: logged requests, and how often they came again."""
+        """Requests logged in the current interval, and how often each came again."""
         self._unlisted = dict.fromkeys(_MESSAGES, 0)
         self._written_s = now_s()
 

@@ -88,11 +88,6 @@ def _all(kind: Kind) -> Callable[[Request], list[Resource]]:
     return lambda request: [(kind, "*")]
 
 
-def _nothing(request: Request) -> list[Resource]:
-    """A valid signature is enough."""
-    return []
-
-
 def _named_topic(request: Request) -> list[Resource]:
     """VIEW_MESSAGE_BY_ID: 4.9 names no topic, and the message's own one is judged later."""
     return _topic_in()(request) if "topic" in request.command.ext_fields else []

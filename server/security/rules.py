@@ -31,7 +31,7 @@ class Rules(ABC):
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
-        """By access key or user name."""
+        """Accounts by access key or user name."""
 
     def _add(self, account: Account, title: str) -> None:
         if account.name in self.accounts:

@@ -50,7 +50,7 @@ class MasterMonitor:
         self.config: Mapping[str, str] = {}
         """As last read; empty if it refuses to show it."""
         self.version = VERSION
-        """Of its replies; also sent to consumers."""
+        """The version in its replies; also sent to consumers."""
         self.answers = 0
         """Number of replies."""
         self._has_answered: bool | None = None

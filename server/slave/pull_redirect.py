@@ -29,10 +29,10 @@ from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Request, Response
 
 REPEAT_S: Final = 1.0
-"""Between two empty replies to the same pull of the same client, at least."""
+"""The least time between two empty replies to the same pull of the same client."""
 REPEATS_BYTES_MAX: Final = 16 * 1024 * 1024
 REPEAT_BYTES: Final = 500
-"""Of one entry, without its names: measured."""
+"""Memory of one entry without its names: measured."""
 CHECK_EVERY_S: Final = 0.5
 _NOTHING: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})
 

@@ -74,7 +74,7 @@ class Registrar:
         await asyncio.gather(*(session.leave() for session in self._sessions))
 
     def statuses(self) -> tuple[Progress, ...]:
-        """Of every name server, in the order of the settings. Callable from any thread."""
+        """The progress at every name server, in the order of the settings. Callable from any thread."""
         return tuple(session.progress for session in self._sessions)
 
     def note_master(self, address: str | None) -> None:
@@ -88,7 +88,7 @@ class Registrar:
             self.master = address
 
     def claims(self) -> tuple[Claims, ...]:
-        """Of every name server, as last listed."""
+        """The claims at every name server, as last listed."""
         return tuple(session.claims for session in self._sessions)
 
     def note(self, progress: Progress) -> None:

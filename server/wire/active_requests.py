@@ -9,7 +9,7 @@ from server.wire.connection_limits import BufferAccounts, ConnectionLimits, Hold
 LARGE_BYTES = 16 * 1024
 """Smaller requests do not count: pulls are small and may wait long."""
 LARGE_BYTES_MAX = 4 * 1024 * 1024
-"""Of one connection; the request that exceeds it is the last to start."""
+"""Limit of one connection; the request that exceeds it is the last to start."""
 
 
 class ActiveRequests:

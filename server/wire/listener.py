@@ -30,7 +30,7 @@ SWEEP_S = 5.0
 REFUSALS_LOGGED_EVERY_S = 60.0
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 2
-"""Of many that connect at once, before clients already connected get their turn."""
+"""Connections accepted in a row before clients already connected get their turn."""
 OTHER_DESCRIPTORS = 512
 
 

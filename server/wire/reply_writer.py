@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from server.wire.connection_limits import BufferAccounts, Holder
 
 PIECES_MAX = 512
-"""Of one reply in one system call; IOV_MAX is 1024."""
+"""Limit of one system call; IOV_MAX is 1024."""
 
 Piece = bytes | memoryview
 
 
 class ReplyWriter:
-    """Of one connection. ``plain``: its socket, if there is no TLS."""
+    """Writes the replies of one connection. ``plain``: its socket, if there is no TLS."""
 
     def __init__(self, holder: Holder, accounts: BufferAccounts, plain: socket.socket | None) -> None:
         self._holder, self._accounts, self._plain = holder, accounts, plain

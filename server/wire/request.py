@@ -44,7 +44,7 @@ class Peer(Protocol):
 SUCCESS = int(ResponseCode.SUCCESS)
 """An enum member lookup costs as much as a call."""
 DOCUMENT_BYTES_MAX, DOCUMENT_VALUES_MAX = 1024 * 1024, 8192
-"""Of a body that is parsed: two thousand queues to lock, or subscriptions of a client."""
+"""Limits of a body that is parsed: two thousand queues to lock, or subscriptions of a client."""
 NUMBER_CHARS_MAX = 20
 """A sign and the digits of a 64-bit number."""
 NAME_CHARS_MAX = 1024

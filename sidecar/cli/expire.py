@@ -1,4 +1,4 @@
-"""`tiered expire`: what is older than its time to live, or a whole topic, with --apply for good."""
+"""`tiered expire`: lists messages past their time to live, or a topic to erase, and expires them with --apply."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _print_queues(archive: Archive, options: argparse.Namespace, settings: Setti
 
 @dataclass(frozen=True)
 class TopicListing:
-    """The queues of a topic in all."""
+    """The sums over the queues of a topic."""
 
     topic: str
     queues: list[QueueListing]
@@ -99,7 +99,7 @@ class TopicListing:
 
     @property
     def bytes(self) -> int:
-        """Before compression."""
+        """Message bytes before compression."""
         return sum(queue.bytes for queue in self.queues)
 
     @property

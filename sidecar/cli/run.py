@@ -251,5 +251,5 @@ class _Source:
         return self._service.report()
 
     def relays(self) -> list[RelayStatus]:
-        """Of proxy and slave mode."""
+        """The relays of proxy and slave mode."""
         return [service.status() for service in self._services]

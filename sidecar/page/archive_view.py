@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 CATALOG_KEPT_S = 5.0
 COST_KEPT_S, COST_KEPT_MAX_S = 60.0, 3600.0
-"""For each thousand objects, which are one request of a listing, and at most."""
+"""How long a cost is kept: for each thousand objects (one request of a listing), and at most."""
 ADOPTED_S = 60.0
-"""For so long after a commit of this process its catalog is not read from the store."""
+"""How long after a commit of this process the catalog is not read from the store."""
 FIRST_WAIT_S, NEWER_WAIT_S = 1.0, 0.3
 OBJECTS_MAX = 1_000_000
 OLDEST_MAX = 50_000
@@ -237,7 +237,7 @@ def _listing(store: ObjectStore) -> Iterator[ObjectInfo]:
 
 
 def _small(settings: Settings) -> Settings:
-    """For an archive that only the page reads."""
+    """Settings with small caches, for an archive that only the page reads."""
     fetch = replace(
         settings.fetch,
         cache_bytes=min(settings.fetch.cache_bytes, SMALL_CACHE_BYTES),

@@ -18,7 +18,7 @@ GROUPS_SHOWN, WINDOWS_SHOWN = 200, 100
 
 @dataclass(frozen=True)
 class ReadFigures:
-    """Of the archive that clients are served from. ``budget_bytes``: of all reads."""
+    """Reads of the archive that clients are served from. ``budget_bytes``: for all of them."""
 
     windows: Sequence[WindowStatus]
     prefetch: PrefetchCounters

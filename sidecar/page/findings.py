@@ -11,7 +11,7 @@ from tiered.catalog.state import CatalogState
 
 MARGIN_BAD_S, MARGIN_WARN_S = 3600.0, 6 * 3600.0
 GARBAGE_LATE_MS = 86_400_000
-"""A pending deletion may be so much older than its grace."""
+"""How long after its grace period a pending deletion counts as late."""
 
 
 @dataclass(frozen=True)

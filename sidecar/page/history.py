@@ -62,7 +62,7 @@ class Sampler:
         try:
             self._history.add(self._measure())
         except Exception as error:
-            # The process may be starting or stopping; the history has a hole then.
+            # The process may be starting or stopping: this measurement is missing then.
             if str(error) != self._logged:
                 self._logged = str(error)
                 logger.debug("not measured for the page: %s", error)

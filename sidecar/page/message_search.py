@@ -114,7 +114,7 @@ def _by_key(access: ArchiveAccess, search: Search, kind: KeyKind) -> list[Messag
 
 
 def _by_id(access: ArchiveAccess, search: Search) -> list[Message]:
-    """Of the broker (offsetMsgId) or of the producer's client (UNIQ_KEY), which may look alike."""
+    """Messages with an id of the broker (offsetMsgId) or of the producer's client (UNIQ_KEY): both may look alike."""
     is_broker_id = _OFFSET_MSG_ID.fullmatch(search.value) is not None
     if is_broker_id:
         found = run_sync(access.while_open(access.find_by_id(search.value)))

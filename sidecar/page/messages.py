@@ -13,7 +13,7 @@ from sidecar.page.message_search import FORMS, MESSAGES_MAX, Search
 from tiered.errors import CorruptionError
 
 BODY_ONE_BYTES, BODY_MANY_BYTES = 64 << 10, 4 << 10
-"""Shown of the body of a single message, and of one of several."""
+"""Limits of the shown body: of a single message, and of one of several."""
 PROPERTIES_MAX = 200
 INNER_SHOWN = 50
 TOPICS_LISTED = 200

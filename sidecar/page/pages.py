@@ -133,7 +133,7 @@ class AdminPages:
             self._rendering.release()
 
     def _refusal(self, headers: Headers) -> PageAnswer | None:
-        """Of requests without the token, and of those that other sites' pages make."""
+        """The refusal of requests without the token, and of those that other sites' pages make."""
         if headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
             return _text(403, "pages of other sites may not read this one")
         if self._token is not None:

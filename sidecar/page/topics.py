@@ -29,7 +29,7 @@ class TopicChoice:
 
     @property
     def path(self) -> str:
-        """Of this choice."""
+        """The path of this choice."""
         fields = {"filter": self.pattern, "order": self.order, "page": self.page}
         return f"/topics?{urlencode({name: value for name, value in fields.items() if value})}"
 
@@ -52,7 +52,7 @@ def parse_choice(query: Mapping[str, str]) -> TopicChoice:
 
 
 def page_number(text: str) -> int:
-    """Of a query; 0 for anything else."""
+    """The page number in a query; 0 for anything else."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else 0
 
 

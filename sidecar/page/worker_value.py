@@ -27,7 +27,7 @@ class Reading(Generic[T]):
 
 
 class WorkerValue(Generic[T]):
-    """Makes its value when it is read and older than ``keep_s`` of it, one at a time. Thread-safe."""
+    """Makes its value when it is read and older than ``keep_s(value)``, in one thread at a time. Thread-safe."""
 
     def __init__(self, name: str, make: Callable[[], T], keep_s: Callable[[T], float]) -> None:
         self._name, self._make, self._keep_s = name, make, keep_s

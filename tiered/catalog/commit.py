@@ -47,7 +47,7 @@ from tiered.object_store.interface import Body
 COMMIT_KIND = b"RMQTCMIT"
 _TABLES = {"queues", "runs", "removed", "objects", "gaps", "floors"}
 _RESERVED_COLUMN = "first_row"
-"""Of runs: the first of their object's rows that they hold, if they do not hold all. Not supported yet."""
+"""A column of runs: the first row of the object that the run has, if it has not all. Not supported yet."""
 
 
 class CommitKind(StrEnum):
@@ -295,7 +295,7 @@ def _unknown_runs(runs: Table | None) -> str:
 
 
 def page_ref(item: Any) -> PageRef:
-    """From a stored list, which has the first eight values before format 3.0."""
+    """The reference in a stored list, which has only the first eight values before format 3.0."""
     found = items(item)
     return row(PageRef, [*found, *PageRef._field_defaults.values()] if len(found) == 8 else found)
 

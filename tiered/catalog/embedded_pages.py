@@ -28,7 +28,7 @@ COMMIT_TAIL_BYTES = 256 * 1024
 TRAILER = struct.Struct("<QI8s")
 MAGIC = b"RMQTCMTE"
 OBJECT_BYTES_MAX = 1 << 31
-"""Of a commit's container or a page, as stored."""
+"""Limit of a commit's container or a page, as stored."""
 
 
 def with_embedded_pages(kind: bytes, pages: Sequence[bytes], container: bytes) -> Body:

@@ -113,7 +113,7 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
 
 
 def _pending_deletion(item: Any) -> PendingDeletion:
-    """From a stored list, which has no reason before format 3.0."""
+    """The pending deletion in a stored list, which has no reason before format 3.0."""
     found = items(item)
     return row(PendingDeletion, [*found, ""] if len(found) == 2 else found)
 

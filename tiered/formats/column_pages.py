@@ -33,7 +33,7 @@ _WORD_BYTES = 8
 _FIRST = np.zeros(1, np.int64)
 _ONE, _TWO, _FOUR = np.uint64(1), np.uint64(2), np.uint64(4)
 _LENGTH_MASKS = np.array([0, *((1 << 8 * length) - 1 for length in range(1, 9)), 0, 0], np.uint64)
-"""Of the first eight bytes of an integer, those that are its own; integers above eight bytes are decoded apart."""
+"""By length, a mask of the integer's own bytes among the eight read; longer integers are decoded apart."""
 _LOW = np.uint64(0x7F)
 _EVEN_1, _ODD_1 = np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)
 _EVEN_2, _ODD_2 = np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000)

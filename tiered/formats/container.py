@@ -35,7 +35,7 @@ from tiered.model.tables import Table
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 1
 CATALOG_MAJOR = 3
-"""Of commits, roots, run pages and deletion lists."""
+"""The major version of commits, roots, run pages and deletion lists."""
 HEADER = struct.Struct("<8sHHIQQII")
 _FIELDS = struct.Struct("<8sHHIQQI")
 PAYLOAD_BYTES_MAX = 1 << 31
@@ -71,7 +71,7 @@ class Container:
         return result
 
     def charge_queues(self) -> None:
-        """Before the table ``queues`` becomes keys. Raises KeyError or ValueError."""
+        """Charge the table ``queues`` before it becomes keys. Raises KeyError or ValueError."""
         self.memory.charge(QUEUE_COST_BYTES * len(self.tables["queues"]), "table queues")
 
 

@@ -62,7 +62,7 @@ class DecodingLimit:
 
 
 LIMIT = DecodingLimit()
-"""Of this process."""
+"""The limit of this process."""
 
 
 def limit_decoding(fetch_memory_bytes: int) -> None:
@@ -79,7 +79,7 @@ def stored_bytes_max() -> int:
 
 
 def require_stored_bytes(byte_count: int, source: str) -> None:
-    """Before a part of ``byte_count`` bytes is read whole. Raises ObjectTooLargeError or CorruptionError."""
+    """Check before a part of ``byte_count`` bytes is read whole. Raises ObjectTooLargeError or CorruptionError."""
     if byte_count < 0:
         raise CorruptionError(f"{source}: a length of {byte_count} bytes is impossible")
     if byte_count > LIMIT.limit_bytes:
@@ -99,7 +99,7 @@ class MemoryBound:
         self._source = source
 
     def charge(self, byte_count: int, what: str) -> None:
-        """Before ``what`` is allocated. Raises ValueError, or ObjectTooLargeError above the process's limit."""
+        """Charge ``what`` before it is allocated. Raises ValueError, ObjectTooLargeError above the process's limit."""
         self._left_bytes -= byte_count
         self._room_bytes -= byte_count
         if self._left_bytes < 0:
@@ -114,7 +114,7 @@ class MemoryBound:
             )
 
     def charge_json(self, text: bytes | memoryview, what: str) -> None:
-        """Before ``text`` is parsed. Raises ValueError."""
+        """Charge ``text`` before it is parsed. Raises ValueError."""
         if len(text) * JSON_BYTE_COST_MAX <= min(self._left_bytes, self._room_bytes):
             return
         self.charge(json_cost_bytes(text), what)

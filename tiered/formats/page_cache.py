@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 PAGES_BYTES = 16 * 1024 * 1024
 """About 90 pages of 4,096 rows."""
 PAGE_COST_BYTES = 1200
-"""Of a page besides its values: arrays, their tuple, the cache entry."""
+"""Memory of a page besides its values: arrays, their tuple, the cache entry."""
 GONE_MAX = 1024
 
 Columns = tuple[NDArray[Any], ...]

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 PAGES_BY_NUMPY = 512
 COLUMN_KINDS = (np.int32, np.int64, np.int64, np.int64, np.int32, np.int32, np.int64)
-"""Of the columns of a page, in their order."""
+"""Types of the columns of a page, in their order."""
 
 
 class PageDecoder:

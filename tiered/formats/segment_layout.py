@@ -31,7 +31,7 @@ PAGE_ROWS = 4096
 BLOCK_RAW_BYTES_MAX = 64 * 1024 * 1024
 """A larger block is valid only with a single record."""
 RECORD_BYTES_MAX = 1 << 30
-"""Of a block with a single record: a commitlog file."""
+"""Limit of a block with a single record: the size of a commitlog file."""
 TAIL_BYTES_MAX = 1 << 30
 
 BLOCK_DTYPE = np.dtype([

@@ -64,7 +64,7 @@ class WrittenSegment:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole object."""
+        """Size of the whole object."""
         return HEADER_BYTES + self.blocks_bytes + len(self.keys) + len(self.tail)
 
 

@@ -184,7 +184,7 @@ class BrokerIndex:
 
     @classmethod
     def empty(cls) -> BrokerIndex:
-        """Of a store without index files."""
+        """The index of a store without index files."""
         index = cls.__new__(cls)
         index.files, index._maps = [], []
         return index

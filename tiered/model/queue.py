@@ -27,7 +27,7 @@ class QueueKey(NamedTuple):
     generation: int
 
     def __str__(self) -> str:
-        """For messages."""
+        """The text in messages to people."""
         generation = f" generation {self.generation}" if self.generation else ""
         return f"{self.topic} queue {self.queue_id}{generation}"
 

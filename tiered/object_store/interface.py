@@ -16,7 +16,7 @@ Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]
 """An object's bytes as consecutive pieces; not copied, so they must not change until the call returns."""
 GET_BYTES_MAX = 1 << 30
-"""Of a whole object, unless the caller states another maximum."""
+"""Limit of a whole object, unless the caller states another one."""
 
 
 class ObjectRange(NamedTuple):

@@ -14,7 +14,7 @@ from tiered.object_store.interface import FileRange, ObjectRange, Piece
 MIB = 1024 * 1024
 PART_BYTES_MIN = 5 * MIB
 COPY_BYTES_MAX = 256 * MIB
-"""Of one copied part: larger copies take so long that servers and proxies end them."""
+"""Limit of one copied part: larger copies take so long that servers and proxies end them."""
 
 Part = list[Piece]
 """One part. A single range of at least PART_BYTES_MIN is copied, all others are read and sent."""

@@ -77,7 +77,7 @@ def _is_this_machine(endpoint_url: str) -> bool:
 
 
 def add_content_md5(params: dict[str, Any], **_event: Any) -> None:
-    """For DeleteObjects: the SDK sends only a CRC32, which stores older than 2025 do not accept."""
+    """Add Content-MD5 to DeleteObjects: the SDK sends only a CRC32, which stores older than 2025 do not accept."""
     digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
     params["headers"]["Content-MD5"] = base64.b64encode(digest).decode("ascii")
 

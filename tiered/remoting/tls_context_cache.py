@@ -36,7 +36,7 @@ class TlsContextCache(Generic[Context]):
         self._context = load()
 
     def now(self) -> Context:
-        """For the connection that is made now."""
+        """The context for a connection that is made now."""
         stamps = self._stamps()
         if stamps != self._seen:
             self._seen = stamps

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tiered.settings.quantities import BadValueError, byte_count, duration_ms
 
 READ_POLICIES: Final = ("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE")
-"""By RocketMQ's level, 0 to 3."""
+"""Names in the order of RocketMQ's levels 0 to 3."""
 _NAMES: Final = ("pattern", "ttl", "max_bytes", "read_policy")
 
 

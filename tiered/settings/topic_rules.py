@@ -40,7 +40,7 @@ class TopicRule:
 
     @property
     def ttl(self) -> str:
-        """For people, such as ``7d``."""
+        """The TTL as text, such as ``7d``."""
         return duration_text(self.ttl_ms)
 
     def to_json(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class TopicRules:
 
     @staticmethod
     def of(settings: Settings) -> TopicRules:
-        """From checked settings."""
+        """The rules of checked settings."""
         return TopicRules(settings.topics.rules, settings.retention, settings.read.default_policy())
 
     def of_topic(self, topic: str, table: Mapping[str, Any] | None = None) -> TopicRule:
