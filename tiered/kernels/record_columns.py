@@ -16,7 +16,7 @@ FLAG_BATCH = 0x80
 FLAG_LMQ = 0x100
 """Row has LMQ entries, if only doubtful ones."""
 DOUBT_TOPIC = 1
-"""A topic %RETRY%… or rmq_sys_…, or a scheduled message: 4.9 and 5.0 dispatch it, 5.1 some of these, later ones none."""
+"""A topic %RETRY%… or rmq_sys_…, or a scheduled message: 4.9 and 5.0 dispatch it, 5.1 some of these, later none."""
 DOUBT_SLASH = 2
 """The name holds a path separator: brokers with consume queues in files skip it, or lose it when they stop."""
 DOUBT_PLAIN = 4
