@@ -176,7 +176,7 @@ class SegmentSource:
         self._indexes.drop(key)
 
     def reader(self, priority: Priority) -> RangeReader:
-        """A reader for callers with a cache of their own: it counts and paces requests in ``priority`` and caches none."""
+        """A reader for callers with their own cache: requests in ``priority`` are counted and paced, none is cached."""
         return ScheduledReader(self._scheduler, priority)
 
     # -- memory -----------------------------------------------------------------------------------------------
