@@ -61,7 +61,8 @@ class CompactionLimits:
 class Candidates:
     """Runs (RUN_DTYPE) and objects (OBJECT_DTYPE) of whole versions of one log history.
 
-    ``is_set`` and ``is_pending`` (deletion) have an entry for each object, ``floors`` one for each queue.
+    ``is_set`` and ``is_pending`` (deletion) have an entry for each object, ``floors`` one for each queue. ``covers``:
+    first versions of index files, ascending; an output never has keys of two of them.
     """
 
     queues: Sequence[QueueKey]
@@ -71,14 +72,21 @@ class Candidates:
     is_set: NDArray[np.bool_]
     floors: NDArray[np.int64]
     is_pending: NDArray[np.bool_]
+    covers: tuple[int, ...] = ()
+
+    def cover(self, versions: NDArray[Any]) -> NDArray[Any]:
+        """A number for each of ``versions``: equal for those of one index file."""
+        return np.searchsorted(np.array(self.covers, np.int64), versions, side="right")
 
 
 @dataclass(frozen=True)
 class PlannedOutput:
-    """One object to write: of one queue, or a set of many."""
+    """One object to write: of one queue, or a set of many. ``version``: what its runs carry, the newest of the plan
+    that the index file of its sources covers."""
 
     is_set: bool
     ttl_class_days: int
+    version: int
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,8 @@ class _Sequences:
     has_gap_behind: NDArray[np.bool_]
     queue: NDArray[Any]
     ttl_class: NDArray[Any]
+    version: NDArray[Any]
+    """The newest of its index file's."""
 
     def __len__(self) -> int:
         return len(self.byte_count)
@@ -161,7 +171,11 @@ def plan_level_2(candidates: Candidates, limits: CompactionLimits) -> Compaction
     sources[candidates.runs["object"][np.concatenate(groups)]] = True
     plan = _plan_of(candidates, is_in, sources)
     outputs = [
-        PlannedOutput(False, int(candidates.objects["ttl_class_days"][candidates.runs["object"][group[0]]]))
+        PlannedOutput(
+            False,
+            int(candidates.objects["ttl_class_days"][candidates.runs["object"][group[0]]]),
+            int(candidates.runs["version"][group].max()),
+        )
         for group in groups
     ]
     parts = [OutputPart(number, _whole(candidates, group)) for number, group in enumerate(groups)]
@@ -207,16 +221,19 @@ def _plan_of(candidates: Candidates, is_in: NDArray[np.bool_], sources: NDArray[
 
 
 def _sequences(candidates: Candidates, moved: NDArray[Any]) -> _Sequences:
-    """``moved`` runs by TTL class, queue and offset, cut at gaps and where the kind changes."""
+    """``moved`` runs by index file, TTL class, queue and offset, cut at gaps and where the kind changes."""
     keys = sorted(range(len(candidates.queues)), key=lambda number: candidates.queues[number])
     rank = np.empty(len(keys), np.int64)
     rank[keys] = np.arange(len(keys))
     runs = candidates.runs[moved]
     ttl_class = candidates.objects["ttl_class_days"][runs["object"]]
-    order = np.lexsort((runs["base_queue_offset"], rank[runs["queue"]], ttl_class))
-    runs, ttl_class = runs[order], ttl_class[order]
+    cover = candidates.cover(runs["version"])
+    order = np.lexsort((runs["base_queue_offset"], rank[runs["queue"]], ttl_class, cover))
+    runs, ttl_class, cover = runs[order], ttl_class[order], cover[order]
     before, after = runs[:-1], runs[1:]
-    same = (before["queue"] == after["queue"]) & (ttl_class[:-1] == ttl_class[1:])
+    same = (before["queue"] == after["queue"]) & (ttl_class[:-1] == ttl_class[1:]) & (cover[:-1] == cover[1:])
+    newest = np.zeros(len(candidates.covers) + 1, np.int64)
+    np.maximum.at(newest, cover, runs["version"])
     overlap = np.flatnonzero(same & (after["base_queue_offset"] < before["end_queue_offset"]))
     if len(overlap):
         one = int(overlap[0])
@@ -235,6 +252,7 @@ def _sequences(candidates: Candidates, moved: NDArray[Any]) -> _Sequences:
         has_gap_behind=gap_behind[ends],
         queue=runs["queue"][first[:-1]],
         ttl_class=ttl_class[first[:-1]],
+        version=newest[cover[first[:-1]]],
     )
 
 
@@ -287,18 +305,22 @@ class _Filling:
                 self._place(number, None)
                 continue
             queue, size = int(self._sequences.queue[number]), int(self._sequences.byte_count[number])
-            ttl_class = int(self._sequences.ttl_class[number])
             is_full = queue != set_queue and self._set_bytes + size > self._limits.set_bytes_max
-            if self._set is None or is_full or self._outputs[self._set].ttl_class_days != ttl_class:
-                self._set, self._set_bytes = self._new_output(number, is_set=True), 0
+            wanted = self._output(number, is_set=True)
+            if self._set is None or is_full or self._outputs[self._set] != wanted:
+                self._set, self._set_bytes = self._new_output(wanted), 0
             set_queue = queue
             self._set_bytes += size
             self._place(number, self._set)
         self._end_iteration()
         return replace(plan, outputs=self._outputs, iterations=self._iterations)
 
-    def _new_output(self, number: int, *, is_set: bool) -> int:
-        self._outputs.append(PlannedOutput(is_set, int(self._sequences.ttl_class[number])))
+    def _output(self, number: int, *, is_set: bool) -> PlannedOutput:
+        sequences = self._sequences
+        return PlannedOutput(is_set, int(sequences.ttl_class[number]), int(sequences.version[number]))
+
+    def _new_output(self, output: PlannedOutput) -> int:
+        self._outputs.append(output)
         return len(self._outputs) - 1
 
     def _place(self, number: int, shared: int | None) -> None:
@@ -311,7 +333,7 @@ class _Filling:
                 self._end_iteration()
                 continue
             pieces = self._pieces(at, begin, end_at, end)
-            output = self._new_output(number, is_set=False) if shared is None else shared
+            output = self._new_output(self._output(number, is_set=False)) if shared is None else shared
             self._add(OutputPart(output, pieces), is_set=shared is not None)
             self._used_bytes += self._cost_of(at, begin, end_at, end)
             at, begin = end_at, end

@@ -2,7 +2,7 @@
 
 The keys of the outputs are announced by a commit as pending deletions, so that they are garbage if the compaction
 dies. The commit that replaces the pages of the versions takes them back, and makes the sources pending deletions. It
-is refused, and the round has no effect, when the epoch, the pages or the floors have changed.
+is refused, and the round has no effect, when the epoch, the pages, the floors or the index files have changed.
 
 Runs are joined where the log history and the index cannot cut them: inside one history, and only below the versions
 that the caller allows, because a log that diverges inside a joined run cannot be followed.
@@ -170,7 +170,9 @@ class _Unchanged:
         self._pages = {page.key for page in planned.pages}
         self._queues = list(planned.candidates.queues)
         self._floors = planned.candidates.floors
+        self._covers = set(planned.candidates.covers)
         self._tombstones = len(state.tombstones)
+        self._last_version = planned.plan.last_version
         self._spilled_version = planned.spilled_version
         self._memory_runs = len(_older_memory(state, planned.spilled_version).runs)
 
@@ -181,9 +183,15 @@ class _Unchanged:
             and newest.cursor.history == self._history
             and self._pages <= {page.key for page in newest.pages}
             and len(newest.tombstones) == self._tombstones
+            and self._is_covered_alike(newest)
             and len(_older_memory(newest, self._spilled_version).runs) == self._memory_runs
             and bool((_floors(newest, self._queues) == self._floors).all())
         )
+
+    def _is_covered_alike(self, newest: CatalogState) -> bool:
+        """Whether no index file begins between the sources of an output. Merged files cover what they did."""
+        begins = {index.from_version for index in newest.indexes}
+        return {begin for begin in begins if begin <= self._last_version} <= self._covers
 
 
 def _ranges(state: CatalogState, before_version: int) -> Iterator[tuple[list[PageRef], int]]:
@@ -259,6 +267,7 @@ def _candidates(state: CatalogState, pages: list[Page]) -> Candidates:
         is_set=np.array([key.startswith(SETS_PREFIX) for key in keys], bool),
         floors=_floors(state, queues),
         is_pending=np.array([key in state.pending_deletions for key in keys], bool),
+        covers=tuple(sorted(index.from_version for index in state.indexes)),
     )
 
 

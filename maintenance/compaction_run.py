@@ -80,7 +80,7 @@ class CompactionCost:
 
 @dataclass(frozen=True)
 class CompactionResult:
-    """New runs (RUN_DTYPE), of version ``last_version`` of the plan, and objects (OBJECT_DTYPE).
+    """New runs (RUN_DTYPE), of their outputs' versions, and objects (OBJECT_DTYPE).
 
     ``runs["queue"]`` indexes the queues of the candidates. ``abandoned``: keys of PUTs without a response.
     """
@@ -334,7 +334,7 @@ class _Compaction:
         numbers = [self._queue_numbers.get(queue, 0) for queue in segment.queues]  # parents have no runs
         runs["queue"] = np.array(numbers, np.uint32)[runs["queue"]]
         runs["object"] = len(self._objects)
-        runs["version"] = self._plan.last_version
+        runs["version"] = self._plan.outputs[output].version
         row = np.zeros(1, OBJECT_DTYPE)
         row["key"], row["rows"], row["size_bytes"] = len(self._objects), segment.rows, segment.size_bytes
         row["tail_bytes"], row["tail_crc32c"] = len(segment.tail), segment.tail_crc32c

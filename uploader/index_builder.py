@@ -44,7 +44,8 @@ from tiered.index.collect import items_of_segment, pieces_of_segment
 from tiered.index.footer import Covered, IndexMeta, decode_tail, joined
 from tiered.index.items import ITEM_DTYPE, widest
 from tiered.index.layout import Form, Shape, slot_bits_for
-from tiered.index.merge import file_items, merged_items
+from tiered.index.merge import file_items, file_places, merged_items
+from tiered.index.places import Places, joined_places, merged_places, pages_of, places_of_segment
 from tiered.index.writer import write_index
 from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
@@ -241,18 +242,25 @@ class IndexBuilder:
 
     def _build(self, state: CatalogState, group: Group) -> None:
         with self._gathered() as items:
-            group, damaged = self._read(group, items)
+            group, damaged, places = self._read(group, items)
             meta = group.meta(state.indexed_version + 1)
-            ref = self._put_items(state, meta, items, group, level=0)
+            ref = self._put_items(state, meta, items, places, group, level=0)
         self._publish([ref], removed=(), damaged=damaged)
         self.counters.files += 1
         self.counters.items += ref.items
 
     def _put_items(
-        self, state: CatalogState, meta: IndexMeta, items: GatheredItems, group: Group, *, level: int
+        self,
+        state: CatalogState,
+        meta: IndexMeta,
+        items: GatheredItems,
+        places: Places,
+        group: Group,
+        *,
+        level: int,
     ) -> IndexRef:
         form = Form(slot_bits_for(items.count), items.widths(meta.end_ms - meta.begin_ms), meta.begin_ms)
-        return self._put(state, meta, items.in_order(), group.covered(), form, level=level)
+        return self._put(state, meta, items.in_order(), pages_of(places), group.covered(), form, level=level)
 
     def _gathered(self) -> closing[GatheredItems]:
         return closing(GatheredItems(self._items_max, self._settings.work_dir))
@@ -266,27 +274,28 @@ class IndexBuilder:
     def _items_max(self) -> int:
         return self._settings.memory_bytes // BYTES_PER_ITEM
 
-    def _read(self, group: Group, items: GatheredItems) -> tuple[Group, list[_Unread]]:
+    def _read(self, group: Group, items: GatheredItems) -> tuple[Group, list[_Unread], Places]:
         """Add the items of the first versions of ``group`` to ``items``: at least one version, and as many as memory
-        allows, since the number of keys is known only now. Returns these versions, and the damaged segments."""
-        taken, damaged = Group(), list[_Unread]()
+        allows, since the number of keys is known only now. Returns these versions, the damaged segments, and the places
+        of the others."""
+        taken, damaged, places = Group(), list[_Unread](), list[Places]()
         for _, segments in groupby(group.segments, key=attrgetter("version")):
             of_version = list(segments)
             if taken.segments:
-                unread = self._gather_if_few(items, of_version)
-                if unread is None:
+                read = self._gather_if_few(items, of_version)
+                if read is None:
                     break
             else:
-                tried = [
-                    self._tried(segment, partial(self._gather, items, segment)) for segment in of_version
-                ]
-                unread = [found for found in tried if isinstance(found, _Unread)]
+                read = [self._tried(segment, partial(self._gather, items, segment)) for segment in of_version]
             taken.segments += of_version
-            damaged += unread
-        return taken, damaged
+            damaged += [found for found in read if isinstance(found, _Unread)]
+            places += [found for found in read if isinstance(found, Places)]
+        return taken, damaged, joined_places(places)
 
-    def _gather(self, items: GatheredItems, segment: Segment, index: SegmentIndex, keys: KeySection) -> None:
-        """Add the items of ``segment``, which may exceed the memory."""
+    def _gather(
+        self, items: GatheredItems, segment: Segment, index: SegmentIndex, keys: KeySection
+    ) -> Places:
+        """Add the items of ``segment``, which may exceed the memory; returns its places."""
         pieces = pieces_of_segment(index, keys, segment.ordinals, self._items_max)
         with _disk_of(self._settings):
             if len(keys.hashes) > self._items_max:
@@ -294,21 +303,24 @@ class IndexBuilder:
             else:
                 for piece in list(pieces):
                     items.add(piece)
+        return places_of_segment(index, segment.ordinals)
 
-    def _gather_if_few(self, items: GatheredItems, segments: Sequence[Segment]) -> list[_Unread] | None:
-        """Add the items of all ``segments``, or, without memory for them, none: then None."""
+    def _gather_if_few(
+        self, items: GatheredItems, segments: Sequence[Segment]
+    ) -> list[Places | _Unread] | None:
+        """Add the items of all ``segments``, or, without memory for them, none: then None. Returns their places."""
         room = self._items_max - items.count
-        found: list[Table | _Unread] = []
+        found: list[tuple[Table, Places] | _Unread] = []
         for segment in segments:
             some = self._tried(segment, partial(_items_if_few, segment, room)) if room > 0 else None
             if some is None:
                 return None
             found.append(some)
-            room -= 0 if isinstance(some, _Unread) else len(some)
+            room -= 0 if isinstance(some, _Unread) else len(some[0])
         for some in found:
             if not isinstance(some, _Unread):
-                items.add(some)
-        return [some for some in found if isinstance(some, _Unread)]
+                items.add(some[0])
+        return [some if isinstance(some, _Unread) else some[1] for some in found]
 
     def _tried(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T | _Unread:
         """Without this, one damaged or missing segment would keep all later ones from being indexed."""
@@ -370,7 +382,8 @@ class IndexBuilder:
         """Why a file cannot be merged, or None; reads as much of it as merging does."""
         try:
             shape = shape_of(ref)
-            decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))
+            for _ in file_places(self._store.get_range, shape, self._footer(shape)):
+                pass
             for _ in file_items(self._store.get_range, shape, pages_at_once=PAGES_AT_ONCE):
                 pass
         except (CorruptionError, NotFoundError) as error:
@@ -384,21 +397,28 @@ class IndexBuilder:
         made: list[IndexRef] = []
         damaged: list[_Unread] = []
         while segments or not made:
-            group, meta = Group(), meta_of(ref)
+            group, meta, places = Group(), meta_of(ref), joined_places([])
             with self._gathered() as items:
                 if segments:
-                    group, unread = self._read(self._first_group(segments), items)
+                    group, unread, places = self._read(self._first_group(segments), items)
                     damaged += unread
                     meta = group.meta(made[-1].to_version + 1 if made else ref.from_version)
                     segments = [segment for segment in segments if segment.version > meta.to_version]
                 if not segments:
                     meta = replace(meta, to_version=ref.to_version)
-                made.append(self._put_items(state, meta, items, group, level=ref.level))
+                made.append(self._put_items(state, meta, items, places, group, level=ref.level))
         return self._publish(made, removed=[ref.key], damaged=damaged)
 
     def _merge(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
         shapes = [shape_of(ref) for ref in refs]
-        covered = joined([self._covered(state, shape) for shape in shapes])
+        footers = [self._footer(shape) for shape in shapes]
+        covered = joined([_without_pending(state, footer) for footer in footers])
+        places = merged_places(
+            [
+                file_places(self._store.get_range, shape, footer)
+                for shape, footer in zip(shapes, footers, strict=True)
+            ]
+        )
         meta = IndexMeta(
             refs[0].from_version, refs[-1].to_version,
             min(ref.begin_ms for ref in refs), max(ref.end_ms for ref in refs),
@@ -412,15 +432,13 @@ class IndexBuilder:
             widest((ref.widths for ref in refs), meta.end_ms - meta.begin_ms),
             meta.begin_ms,
         )
-        ref = self._put(state, meta, chunks, covered, form, level=1 + max(ref.level for ref in refs))
+        level = 1 + max(ref.level for ref in refs)
+        ref = self._put(state, meta, chunks, places, covered, form, level=level)
         self._publish([ref], removed=[old.key for old in refs])
         self.counters.merges += 1
 
-    def _covered(self, state: CatalogState, shape: Shape) -> Covered:
-        """Objects of one file that are not pending deletion."""
-        found = decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))[1]
-        kept = [found.keys[key] not in state.pending_deletions for key in found.objects["key"].tolist()]
-        return Covered(found.objects[np.array(kept, bool)], found.keys)
+    def _footer(self, shape: Shape) -> Covered:
+        return decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))[1]
 
     # -- putting and publishing -----------------------------------------------------------------------------------
 
@@ -429,6 +447,7 @@ class IndexBuilder:
         state: CatalogState,
         meta: IndexMeta,
         chunks: Iterable[Table],
+        places: Iterable[Places],
         covered: Covered,
         form: Form,
         *,
@@ -441,7 +460,7 @@ class IndexBuilder:
             _disk_of(self._settings),
             tempfile.SpooledTemporaryFile(self._spool_bytes, dir=work_dir) as spool,
         ):
-            shape = write_index(spool, key, chunks, meta, covered, form)
+            shape = write_index(spool, key, chunks, meta, covered, form, places)
             self._pending_deletions.append(key)  # garbage until a commit names it
             self._send(key, spool, shape.size_bytes)
         return IndexRef(
@@ -501,8 +520,18 @@ class IndexBuilder:
         return True
 
 
-def _items_if_few(segment: Segment, room: int, index: SegmentIndex, keys: KeySection) -> Table | None:
-    return items_of_segment(index, keys, segment.ordinals) if len(keys.hashes) <= room else None
+def _items_if_few(
+    segment: Segment, room: int, index: SegmentIndex, keys: KeySection
+) -> tuple[Table, Places] | None:
+    if len(keys.hashes) > room:
+        return None
+    return items_of_segment(index, keys, segment.ordinals), places_of_segment(index, segment.ordinals)
+
+
+def _without_pending(state: CatalogState, footer: Covered) -> Covered:
+    """Objects of one file that are not pending deletion."""
+    kept = [footer.keys[key] not in state.pending_deletions for key in footer.objects["key"].tolist()]
+    return Covered(footer.objects[np.array(kept, bool)], footer.keys)
 
 
 @contextmanager

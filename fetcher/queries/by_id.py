@@ -3,7 +3,8 @@
 The catalog's memory names the objects that may hold a physical offset; for older ones the tail of one index file does.
 At most four object requests if a cycle has one or two objects: an index file's tail, their tails, one block. A cycle
 with large runs of several queues has an object for each, all over one range of the log: their tails are read, the
-largest object's first, until one has the offset.
+largest object's first, until one has the offset. Compacted objects, thousands of which may have records of one range,
+are found by the queue that the index file names for each record: one more request, and the pages of that queue's runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.flat_file.index_shape import shape_of
 from tiered.formats.segment_index import SegmentIndex
 from tiered.index.footer import Covered, decode_tail
-from tiered.model.queue import LMQ_PREFIX
+from tiered.index.places import Places, decode_page, pages_with
+from tiered.model.queue import LMQ_PREFIX, QueueKey
 from tiered.model.tables import RunKind
 
 logger = logging.getLogger(__name__)
@@ -88,9 +90,21 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
             for key, row in covered.at(wanted.phys):
                 if key not in seen and key not in state.pending_deletions:
                     seen.add(key)
-                    found = await _look_again(source, state, Place.of(key, row), wanted)
+                    has_places = len(covered.pages) > 0
+                    found = await _look_again(
+                        source, state, Place.of(key, row), wanted, has_places=has_places
+                    )
                     if found is not None:
                         return found
+            named = await _named_queues(source, index, covered, wanted.phys)
+            if named is None:
+                damaged.append(index)
+                continue
+            for queue in named:
+                runs = await source.runs_of(state, queue)
+                found = await _look_at_all(source, state, _living(runs, wanted.phys, -1), wanted)
+                if found is not None:
+                    return found
     # Runs that left memory before an index file covered them: none but for moments, so they come last.
     for ref in state.pages:
         is_indexed = not any(ref.overlaps(index.from_version, index.to_version) for index in damaged)
@@ -118,6 +132,30 @@ async def _covered(source: QuerySource, index: IndexRef) -> Covered:
     return decode_tail(shape, await source.range(index.key, *shape.tail_range))[1]
 
 
+async def _named_queues(
+    source: QuerySource, index: IndexRef, covered: Covered, phys: int
+) -> list[QueueKey] | None:
+    """The queues with a record at ``phys``, an LMQ last; None if the file is damaged, or of a version that does not
+    name them."""
+    if not len(covered.pages):
+        return None
+    named: set[QueueKey] = set()
+    try:
+        for page in pages_with(covered.pages, phys).tolist():
+            places = await source.believed(index.key, partial(_places, source, index, covered, page))
+            named |= places.at(phys)
+    except CorruptionError as error:
+        logger.warning("reading catalog pages instead of a damaged index file: %s", error)
+        return None
+    return sorted(named, key=lambda queue: queue.topic.startswith(LMQ_PREFIX))
+
+
+async def _places(source: QuerySource, index: IndexRef, covered: Covered, page: int) -> Places:
+    offset, length = covered.page_range(shape_of(index), page)
+    where = f"{index.key} places [{offset}, {offset + length})"
+    return decode_page(await source.range(index.key, offset, length), where)
+
+
 def _living(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:
     """Objects whose runs may hold ``phys``, the largest first."""
     runs, objects = chunk.runs, chunk.objects
@@ -134,12 +172,15 @@ def _living(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:
 
 
 async def _look_again(
-    source: QuerySource, state: CatalogState, place: Place, wanted: OffsetMsgId
+    source: QuerySource, state: CatalogState, place: Place, wanted: OffsetMsgId, *, has_places: bool
 ) -> FoundMessage | None:
-    """An object named by an index file may have been replaced or expired since: then it does not count."""
+    """An object named by an index file may have been replaced or expired since: then it does not count. With
+    ``has_places`` the catalog is asked for the record's queue next, and notices a missing object itself."""
     try:
         return await _look(source, state, _Candidate(place, None), wanted)
     except NotFoundError:
+        if has_places:
+            return None
         for ref in state.pages:
             if place.key in (await source.page(state, ref)).chunk.object_keys:
                 raise
@@ -150,7 +191,7 @@ async def _look(
     source: QuerySource, state: CatalogState, candidate: _Candidate, wanted: OffsetMsgId
 ) -> FoundMessage | None:
     index = await source.segment(candidate.place)
-    for run, row in _rows_at(index, wanted.phys):
+    for run, row in _rows_at(index, wanted.phys, candidate.ordinals):
         queue = index.queue_of(run)
         columns = index.row_columns(run)
         offset, stamp = int(columns.queue_offset[row]), int(columns.store_timestamp[row])
@@ -166,14 +207,16 @@ async def _look(
     return None
 
 
-def _rows_at(index: SegmentIndex, phys: int) -> list[tuple[int, int]]:
-    """(run, row) of records that begin at ``phys``; an LMQ's own copy last."""
+def _rows_at(index: SegmentIndex, phys: int, ordinals: frozenset[int] | None) -> list[tuple[int, int]]:
+    """(run, row) of records that begin at ``phys``, of ``ordinals`` if given; an LMQ's own copy last."""
     runs = index.runs
     hits = np.flatnonzero(
         (runs["min_phys"] <= phys) & (phys < runs["end_phys"]) & (runs["kind"] != RunKind.LMQ)
     )
     found = []
     for run in hits.tolist():
+        if ordinals is not None and run not in ordinals:
+            continue
         columns = index.row_columns(run)
         row = int(np.searchsorted(columns.phys, phys))
         if row < len(columns.phys) and int(columns.phys[row]) == phys:

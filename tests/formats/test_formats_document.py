@@ -35,6 +35,8 @@ from tiered.formats.segment_layout import (
 from tiered.index import layout as index_layout
 from tiered.index.layout import COVERED_DTYPE
 from tiered.index.layout import FOOTER_KIND as INDEX_FOOTER_KIND
+from tiered.index.places import PAGE_DTYPE as PLACES_PAGE_DTYPE
+from tiered.index.places import PLACE_DTYPE
 from tiered.model.tables import (
     FLOOR_DTYPE,
     GAP_DTYPE,
@@ -52,7 +54,7 @@ SECTIONS = {
     "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE],
     "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE, FLOOR_DTYPE],
     "Root page": [QUEUE_STATE_DTYPE],
-    "Index file": [COVERED_DTYPE],
+    "Index file": [PLACE_DTYPE, COVERED_DTYPE, PLACES_PAGE_DTYPE],
 }
 
 

@@ -168,7 +168,7 @@ def test_items_of_any_size_come_back(rows: list[tuple[int, int, int, int, int]],
 
 @pytest.mark.parametrize(
     "change",
-    [{"items": 3}, {"slot_bits": 1}, {"size_bytes": 5000}, {"tail_bytes": 1}, {"widths": Widths(1, 2, 1, 9)}],
+    [{"items": 300}, {"slot_bits": 9}, {"size_bytes": 50}, {"tail_bytes": 1}, {"widths": Widths(1, 2, 1, 9)}],
 )
 def test_a_catalog_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
     shape = build(items_of([(1, 1, BEGIN_MS, 0, 0)])).shape
@@ -199,10 +199,10 @@ def test_the_tail_says_what_is_covered_and_finds_objects_by_physical_offset() ->
 def test_a_newer_major_version_is_refused_by_name() -> None:
     file = build(items_of([]))
     fields = list(TRAILER.unpack(file.data[-TRAILER.size :]))
-    fields[4], fields[6] = 2, 0
+    fields[4], fields[6] = 3, 0
     fields[6] = fastcrc.crc32.iscsi(TRAILER.pack(*fields))
     tail = file.data[file.shape.footer_offset : -TRAILER.size] + TRAILER.pack(*fields)
-    with pytest.raises(UnsupportedFormatError, match=r"index format 2\.0 is newer than 1\.x"):
+    with pytest.raises(UnsupportedFormatError, match=r"index format 3\.0 is newer than 2\.x"):
         decode_tail(file.shape, tail)
 
 

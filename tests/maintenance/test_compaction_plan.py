@@ -20,7 +20,7 @@ from maintenance.compaction_plan import (
     plan_level_2,
 )
 from tests.maintenance.candidates import FIXTURE_F, FIXTURE_G, candidates_of, described, sources
-from tiered.model.tables import RunKind
+from tiered.model.tables import RunKind, Table
 
 
 def limits(split: int, memory: int = 1024, block: int = 0, **others: int) -> CompactionLimits:
@@ -183,6 +183,18 @@ def test_ttl_classes_have_their_own_objects() -> None:
             assert set(classes.tolist()) == {plan.outputs[part.output].ttl_class_days}
 
 
+def test_index_files_have_their_own_objects() -> None:
+    """Else the keys of an object would be in two files, and neither could be rebuilt from its versions."""
+    flat = candidates_of([f"S0[{10 * n},{10 * n + 10}) S1[{n},{n + 1})" for n in range(6)])
+    flat = replace(flat, covers=(1, 3, 5))
+    plan = plan_level_1(flat, limits(1000))
+    assert described(flat, plan) == [
+        ["SSO 0: S0[0,20)20 S1[0,2)2", "SSO 1: S0[20,40)20 S1[2,4)2", "SSO 2: S0[40,60)20 S1[4,6)2"]
+    ]
+    assert plan is not None
+    assert [output.version for output in plan.outputs] == [2, 4, 6]
+
+
 def test_sets_are_cut_between_queues() -> None:
     flat = candidates_of(["S0[0,20) S1[0,30) S2[0,30)", "S0[20,50) S1[30,40) S2[30,60)"])
     assert described(flat, plan_level_1(flat, limits(1000, set_bytes_max=90))) == [
@@ -261,7 +273,8 @@ def any_candidates(draw: st.DrawFn) -> Candidates:
         st.lists(st.sampled_from([True, True, True, False]), min_size=len(texts), max_size=len(texts))
     )
     found.objects["ttl_class_days"] = classes
-    return replace(found, is_set=np.array(is_set))
+    covers = draw(st.lists(st.integers(1, len(texts)), unique=True, max_size=3))
+    return replace(found, is_set=np.array(is_set), covers=tuple(sorted(covers)))
 
 
 LIMITS = st.builds(
@@ -292,6 +305,13 @@ def moved_and_kept(candidates: Candidates, plan: CompactionPlan) -> None:
         assert all(begin < end for begin, end in found)
 
 
+def within_one_index_file(candidates: Candidates, plan: CompactionPlan, rows: Table, version: int) -> bool:
+    """Whether one index file covers ``rows`` and ``version``, which is none of a later plan."""
+    versions = [*rows["version"].tolist(), version]
+    files = {sum(first <= one for first in candidates.covers) for one in versions}
+    return len(files) == 1 and max(versions) == version <= plan.last_version
+
+
 @settings(max_examples=150, deadline=None)
 @given(candidates=any_candidates(), bounds=LIMITS)
 def test_level_1_moves_every_live_row_once_in_order_within_memory(
@@ -316,6 +336,7 @@ def test_level_1_moves_every_live_row_once_in_order_within_memory(
             assert set(candidates.objects["ttl_class_days"][rows["object"]].tolist()) == {
                 plan.outputs[part.output].ttl_class_days
             }
+            assert within_one_index_file(candidates, plan, rows, plan.outputs[part.output].version)
             if not plan.outputs[part.output].is_set:
                 assert part.output not in seen, "an SO ends with its iteration"
                 assert len(set(rows["queue"].tolist())) == 1
@@ -343,6 +364,7 @@ def test_level_2_joins_whole_neighbouring_objects(candidates: Candidates, bounds
     for (part,) in plan.iterations:
         rows = candidates.runs[part.pieces["run"]]
         assert len(rows) >= 2
+        assert within_one_index_file(candidates, plan, rows, plan.outputs[part.output].version)
         assert (rows["base_queue_offset"][1:] == rows["end_queue_offset"][:-1]).all()
         assert int(rows["byte_count"].sum()) <= bounds.object_bytes_max
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -17,19 +18,22 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.flat_file.index_shape import meta_of, shape_of
 from tiered.flat_file.key_section_reader import read_keys
+from tiered.flat_file.segment_reader import SegmentReader
 from tiered.flat_file.verify_segment import Anomaly, AnomalyKind
 from tiered.index.collect import items_of_segment
-from tiered.index.footer import decode_tail
+from tiered.index.footer import Covered, decode_tail
 from tiered.index.items import ITEM_DTYPE
-from tiered.index.layout import HEADER_BYTES, SLOT, Shape, decode_slot, encode_header
-from tiered.index.merge import file_items
+from tiered.index.layout import HEADER_BYTES, SLOT, Shape, check_header, decode_slot
+from tiered.index.merge import file_items, file_places
 from tiered.index.order import in_order, sorted_items
+from tiered.index.places import Places, joined_places, places_of_segment
 from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
 
 ITEMS_AT_ONCE = 1 << 21
 """Items in memory, twice: 128 MiB."""
 PAGES_AT_ONCE = 1024
+PLACE_PAGES_AT_ONCE = 256
 SLOTS_AT_ONCE = 1 << 16
 
 
@@ -54,10 +58,12 @@ def check_indexes(
     for ref in state.indexes:
         segments = _segments(pages, ref)
         try:
-            _check_tail(store, ref, segments)
+            covered = _check_tail(store, ref)
             if full:
                 indexed = [segment for segment in segments if segment.key not in state.unindexed]
                 _check_items(store, ref, indexed)
+                if len(covered.pages):
+                    _check_places(store, ref, covered, indexed)
         except NotFoundError:
             continue  # reported with everything else that is named and does not exist
         except (CorruptionError, UnsupportedFormatError) as error:
@@ -80,27 +86,69 @@ def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
     return list(found.values())
 
 
-def _check_tail(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]) -> None:
+def _check_tail(store: ObjectStore, ref: IndexRef) -> Covered:
     shape = shape_of(ref)
     meta, covered = decode_tail(shape, store.get_range(ref.key, *shape.tail_range))
     wanted = meta_of(ref)
     if meta != wanted:
         raise _IncompleteError(f"covers {meta}, {wanted} by the catalog")
-    missing = {segment.key for segment in segments} - set(covered.keys)
-    if missing:
-        raise _IncompleteError(f"{len(missing)} segments are not covered, the first is {min(missing)}")
+    return covered
 
 
 def _check_items(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]) -> None:
     shape = shape_of(ref)
-    if store.get_range(ref.key, 0, HEADER_BYTES) != encode_header():
-        raise CorruptionError(f"{ref.key}: bytes [0, {HEADER_BYTES}) are not an index header")
+    check_header(ref.key, store.get_range(ref.key, 0, HEADER_BYTES))
     slots = _check_slots(store, shape)
     passes = max(1, -(-shape.items // ITEMS_AT_ONCE))
     step = -(-(1 << 64) // passes)
     for number in range(passes):
         low, high = number * step, min((number + 1) * step, 1 << 64) - 1
         _check_pass(store, shape, segments, (low, high), slots if number == 0 else None)
+
+
+def _check_places(store: ObjectStore, ref: IndexRef, covered: Covered, segments: Sequence[_Segment]) -> None:
+    """The queue of every record of ``segments`` is named, in passes over ranges of physical offsets."""
+    shape, pages = shape_of(ref), covered.pages
+    ends = [*pages["first_phys"][PLACE_PAGES_AT_ONCE::PLACE_PAGES_AT_ONCE].tolist(), None]
+    low: int | None = None
+    streams = file_places(store.get_range, shape, covered)
+    last = -1
+    for number, high in enumerate(ends):
+        some = list(islice(streams, PLACE_PAGES_AT_ONCE))
+        for page, first_phys in zip(
+            some, pages["first_phys"][number * PLACE_PAGES_AT_ONCE :].tolist(), strict=False
+        ):
+            if int(page.rows["phys"][0]) != first_phys or first_phys < last:
+                raise CorruptionError(f"{ref.key}: pages of places are not in order")
+            last = int(page.rows["phys"][-1])
+        named = joined_places(some)
+        for wanted in _recorded(store, segments, low, high):
+            missing = len(joined_places([named, wanted])) - len(named)
+            # Equal offsets of several log histories may be in the page before.
+            if missing > (0 if low is None else int((wanted.rows["phys"] == low).sum())):
+                raise _IncompleteError(f"lacks the places of {missing} records of the segments it covers")
+        low = high
+
+
+def _recorded(
+    store: ObjectStore, segments: Sequence[_Segment], low: int | None, high: int | None
+) -> Iterator[Places]:
+    """Records of each segment with physical offsets in [low, high)."""
+    for segment in segments:
+        begin, end = int(segment.place["min_phys"]), int(segment.place["end_phys"])
+        if (low is not None and end <= low) or (high is not None and begin >= high):
+            continue
+        try:
+            size, tail = int(segment.place["size_bytes"]), int(segment.place["tail_bytes"])
+            index = SegmentReader.open(store, segment.key, size_bytes=size, tail_bytes=tail).index
+            if max(segment.ordinals) >= len(index.runs):
+                continue
+            places = places_of_segment(index, segment.ordinals)
+        except (CorruptionError, NotFoundError, UnsupportedFormatError):
+            continue  # an anomaly of the segment, reported there
+        phys = places.rows["phys"]
+        is_in = (phys >= (begin if low is None else low)) & (phys < (end if high is None else high))
+        yield Places(places.queues, places.rows[is_in])
 
 
 def _check_slots(store: ObjectStore, shape: Shape) -> Table:

@@ -1,12 +1,12 @@
 """The footer of an index file: its coverage, and the data objects by physical offset.
 
-Read for offsetMsgId queries, verification and merging only.
+Read for offsetMsgId queries, verification and merging only. A footer of version 1 has no pages of places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import fastcrc
 import numpy as np
@@ -14,15 +14,25 @@ import numpy as np
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.index.layout import COVERED_DTYPE, FOOTER_KIND, TRAILER_BYTES, Shape, decode_trailer
+from tiered.index.places import PAGE_DTYPE
 from tiered.model.tables import Table
 
 
 @dataclass(frozen=True)
 class Covered:
-    """The data objects an index file covers, sorted by ``min_phys``; ``objects["key"]`` indexes ``keys``."""
+    """The data objects an index file covers, sorted by ``min_phys``; ``objects["key"]`` indexes ``keys``.
+
+    Compaction replaces objects; ``pages`` (PAGE_DTYPE of places.py) name the queue of each record for good.
+    """
 
     objects: Table
     keys: tuple[str, ...]
+    pages: Table = field(default_factory=lambda: np.zeros(0, PAGE_DTYPE))
+
+    def page_range(self, shape: Shape, page: int) -> tuple[int, int]:
+        """Offset and length of a page of places."""
+        before = int(self.pages["stored_bytes"][:page].sum(dtype=np.int64))
+        return shape.places_offset + before, int(self.pages["stored_bytes"][page])
 
     def at(self, phys: int) -> list[tuple[str, np.void]]:
         """Objects whose records may include the one at physical offset ``phys``, the largest first."""
@@ -59,7 +69,7 @@ def joined(parts: Sequence[Covered]) -> Covered:
 def encode_footer(meta: IndexMeta, covered: Covered) -> bytes:
     """The container."""
     header = {"meta": list(vars(meta).values()), "object_keys": list(covered.keys)}
-    return encode_container(FOOTER_KIND, header, {"objects": covered.objects})
+    return encode_container(FOOTER_KIND, header, {"objects": covered.objects, "places": covered.pages})
 
 
 def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
@@ -78,6 +88,11 @@ def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
         objects = container.table("objects", COVERED_DTYPE)
         if len(objects) and int(objects["key"].max()) >= len(keys):
             raise ValueError("objects point outside the keys")
+        pages = (
+            container.table("places", PAGE_DTYPE) if "places" in container.tables else np.zeros(0, PAGE_DTYPE)
+        )
+        if int(pages["stored_bytes"].sum(dtype=np.int64)) != shape.footer_offset - shape.places_offset:
+            raise ValueError("pages of places do not fill their room")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptionError(f"{where} does not parse: {error!r}") from error
-    return meta, Covered(objects, keys)
+    return meta, Covered(objects, keys, pages)

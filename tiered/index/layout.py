@@ -1,6 +1,7 @@
 """Layout of an index file: header, pages of items, slots, footer, trailer; and the checks of each.
 
-    header 16 | pages of 256 items, each with its CRC32C | slots | footer (container RMQTIDXF) | trailer 60
+    header 16 | pages of 256 items, each with its CRC32C | slots | pages of places (places.py) |
+    footer (container RMQTIDXF) | trailer 60
 
 Items are sorted, so those of a slot lie together. All positions follow from the numbers of items and slots and the
 widths of an item's columns, which are in the catalog: one read of a slot and one of its items answer a query. Every
@@ -23,7 +24,7 @@ from tiered.index.items import WIDTHS_MAX, Widths, decode_items
 from tiered.index.key_hash import xxh64
 from tiered.model.tables import Table
 
-INDEX_MAJOR = 1
+INDEX_MAJOR = 2
 INDEX_MINOR = 0
 MAGIC = b"RMQTIDX\n"
 TRAILER_MAGIC = b"RMQTIDXE"
@@ -71,7 +72,7 @@ class Shape:
             raise CorruptionError(f"{self.key}: an index of {self.items} items, 2^{self.slot_bits} slots")
         if not all(0 <= width <= most for width, most in zip(self.widths, WIDTHS_MAX, strict=True)):
             raise CorruptionError(f"{self.key}: an index with columns of {tuple(self.widths)} bytes")
-        if self.footer_offset + self.tail_bytes != self.size_bytes:
+        if self.places_offset > self.footer_offset:
             raise CorruptionError(
                 f"{self.key}: {self.size_bytes} bytes cannot hold {self.items} items and 2^{self.slot_bits} slots"
             )
@@ -92,9 +93,14 @@ class Shape:
         return PAGE_ITEMS * self.widths.item_bytes + 4
 
     @property
+    def places_offset(self) -> int:
+        """Begin of the pages of places, end of the slots."""
+        return self.slots_offset + (SLOT.size << self.slot_bits)
+
+    @property
     def footer_offset(self) -> int:
         """Begin of the tail."""
-        return self.slots_offset + (SLOT.size << self.slot_bits)
+        return self.size_bytes - self.tail_bytes
 
     @property
     def pages(self) -> int:
@@ -129,6 +135,12 @@ def slot_bits_for(items: int) -> int:
 def encode_header() -> bytes:
     """The first 16 bytes: they identify the object to a person or a repair tool."""
     return HEADER.pack(MAGIC, INDEX_MAJOR, INDEX_MINOR, 0)
+
+
+def check_header(key: str, data: bytes) -> None:
+    """Raise CorruptionError unless ``data`` is the header of an index file of a version read here."""
+    if data not in [HEADER.pack(MAGIC, major, INDEX_MINOR, 0) for major in range(1, INDEX_MAJOR + 1)]:
+        raise CorruptionError(f"{key}: bytes [0, {HEADER_BYTES}) are not an index header")
 
 
 def encode_slot(identity: int, slot: int, first_item: int, count: int) -> bytes:

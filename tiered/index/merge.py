@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from tiered.index.footer import Covered
 from tiered.index.items import ITEM_DTYPE
 from tiered.index.layout import PAGE_ITEMS, Shape, decode_pages
 from tiered.index.order import item_key, position_after, sorted_items
+from tiered.index.places import Places, decode_page
 from tiered.model.tables import Table
 
 Read = Callable[[str, int, int], bytes]
@@ -20,6 +22,15 @@ def file_items(read: Read, shape: Shape, *, pages_at_once: int) -> Iterator[Tabl
     for first in range(0, shape.pages, pages_at_once):
         end = min(first + pages_at_once, shape.pages)
         yield decode_pages(shape, first, end, read(shape.key, *shape.page_range(first, end)))
+
+
+def file_places(read: Read, shape: Shape, covered: Covered) -> Iterator[Places]:
+    """The pages of places of a file. Raises CorruptionError and the errors of ``read``."""
+    for page in range(len(covered.pages)):
+        offset, length = covered.page_range(shape, page)
+        yield decode_page(
+            read(shape.key, offset, length), f"{shape.key} places [{offset}, {offset + length})"
+        )
 
 
 def merged_items(read: Read, shapes: Sequence[Shape], *, items_in_memory: int) -> Iterator[Table]:

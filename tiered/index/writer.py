@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from tiered.index.layout import (
     page_crc,
 )
 from tiered.index.order import in_order
+from tiered.index.places import PAGE_DTYPE, Places, encode_page
 from tiered.model.tables import Table
 
 _SLOTS_AT_ONCE = 65_536
@@ -37,9 +39,16 @@ class Sink(Protocol):
 
 
 def write_index(
-    sink: Sink, key: str, chunks: Iterable[Table], meta: IndexMeta, covered: Covered, form: Form
+    sink: Sink,
+    key: str,
+    chunks: Iterable[Table],
+    meta: IndexMeta,
+    covered: Covered,
+    form: Form,
+    places: Iterable[Places] = (),
 ) -> Shape:
-    """Write the index file ``key``. ``chunks`` are ITEM_DTYPE rows in file order (order.sorted_items), no two equal.
+    """Write the index file ``key``. ``chunks`` are ITEM_DTYPE rows in file order (order.sorted_items), no two equal;
+    ``places`` are its pages of places. ``covered`` has none yet.
 
     Raises ValueError for items out of order or too large for ``form``, as a reader would refuse the file.
     """
@@ -56,10 +65,17 @@ def write_index(
             parts.append(encode_slot(identity, slot, first_item, count))
             first_item += count
         sink.write(b"".join(parts))
+    directory = [np.zeros(0, PAGE_DTYPE)]
+    for page in places:
+        stored = encode_page(page)
+        sink.write(stored)
+        directory.append(np.array([(page.rows["phys"][0], len(page), len(stored))], PAGE_DTYPE))
+    covered = replace(covered, pages=np.concatenate(directory))
     footer = encode_footer(meta, covered)
     items = pages.items
     page_count = -(-items // PAGE_ITEMS)
-    footer_offset = HEADER_BYTES + items * form.widths.item_bytes + 4 * page_count + SLOT.size * len(counts)
+    places_offset = HEADER_BYTES + items * form.widths.item_bytes + 4 * page_count + SLOT.size * len(counts)
+    footer_offset = places_offset + int(covered.pages["stored_bytes"].sum(dtype=np.int64))
     trailer = encode_trailer(footer_offset, items, footer, form)
     sink.write(footer + trailer)
     tail_bytes = len(footer) + len(trailer)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import READ_AT_ONCE, KeyQuery
+from maintenance.compaction_plan import CompactionLimits
+from maintenance.compaction_round import plan_rounds, run_round
+from maintenance.compaction_run import CompactionOptions
+from maintenance.gc import run_gc
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.sweeps import sweep
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError, UsageError
+from tiered.flat_file.verify import verify_archive
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import IndexSettings
@@ -96,6 +102,39 @@ def test_an_id_takes_at_most_four_requests_among_ten_thousand_segments(cycles: i
             cold = queries.requests
             assert queries.by_id(id_of(row.record)) == found
             assert queries.requests == cold
+
+
+def test_messages_of_compacted_objects_are_found_without_reading_all_tails(tmp_path: Path) -> None:
+    """Each of 40 queues has an object over the same range of the log: the index names the queue of a record."""
+    store = MemoryStore()
+    archive = ArchiveBuilder(store, limits=CatalogLimits(root_every=64, spill_runs=50, page_runs_max=40))
+    queues = [QueueKey(f"t{number:02}", 0, 0) for number in range(40)]
+    for number in range(96):
+        some = queues[number % 8 :: 8]
+        archive.commit([Sent(queue, b"x" * 50, keys=(f"{queue.topic}-{number // 8}",)) for queue in some])
+    index_builder(store, archive).run_to_end(threading.Event())
+    limits = CompactionLimits(split_bytes=1000, block_bytes=600, object_bytes_max=1 << 20, row_bytes=0)
+    (planned,) = plan_rounds(store, load(store), limits, before_version=1 << 40)
+    options = CompactionOptions(tmp_path, 1 << 20)
+    assert run_round(store, load(store), planned, options, clock=lambda: NOW_MS) is not None
+    for is_collected in (False, True):
+        if is_collected:
+            run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: store.clock_ms() + 10)
+        state = load(store)
+        assert len(list(store.list("data/"))) >= 40
+        for queue in queues[::7]:
+            for row in archive.truth[queue].rows[::5]:
+                with ArchiveQueries(store, state) as queries:
+                    found = queries.by_id(id_of(row.record))
+                    assert found is not None and found.data == row.record
+                    assert queries.requests <= 6 + len(state.pages)
+                with ArchiveQueries(store, state) as queries:
+                    page = queries.by_key(KeyQuery(queue.topic, f"{queue.topic}-{row.offset}"))
+                    assert [message.data for message in page.messages] == [row.record]
+                    assert queries.requests <= 6 + len(state.pages)
+        with ArchiveQueries(store, state) as queries:
+            assert queries.by_id(OffsetMsgId.parse("00" * 8 + f"{1:016x}")) is None
+        assert verify_archive(store, full=True).anomalies == []
 
 
 def test_a_key_takes_two_requests_an_index_file() -> None:

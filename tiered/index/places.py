@@ -1,0 +1,135 @@
+"""Where messages are by physical offset: pages of an index file that name the queue of each record.
+
+An offsetMsgId names a physical offset alone. A cycle's object holds a range of them, but a compacted object holds some
+of a long range, as thousands of others do: without its queue, a record would be searched in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.errors import CorruptionError
+from tiered.formats.container import decode_container, encode_container
+from tiered.formats.queue_names import queue_table
+from tiered.formats.segment_index import SegmentIndex
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
+
+PAGE_KIND = b"RMQTIDXP"
+PAGE_ROWS = 8192
+PLACE_DTYPE = np.dtype([("phys", "<i8"), ("queue", "<u4")])
+PAGE_DTYPE = np.dtype([("first_phys", "<i8"), ("rows", "<u4"), ("stored_bytes", "<u4")])
+"""A page of places, in the footer; pages follow one another from the end of the slots."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """``rows`` (PLACE_DTYPE), by physical offset; ``rows["queue"]`` indexes ``queues``."""
+
+    queues: Sequence[QueueKey]
+    rows: Table
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, phys: int) -> set[QueueKey]:
+        """The queues with a record at ``phys``: one, or those of several log histories."""
+        found = self.rows["queue"][self.rows["phys"] == phys]
+        return {self.queues[number] for number in found.tolist()}
+
+
+def places_of_segment(index: SegmentIndex, runs: Iterable[int]) -> Places:
+    """The records of ``runs``, in any order. LMQ rows are entries of others' records."""
+    parts = [np.zeros(0, PLACE_DTYPE)]
+    for run in runs:
+        if int(index.runs["kind"][run]) == RunKind.LMQ:
+            continue
+        phys = index.row_columns(run).phys
+        part = np.zeros(len(phys), PLACE_DTYPE)
+        part["phys"], part["queue"] = phys, index.runs["queue"][run]
+        parts.append(part)
+    return Places(index.queues, np.concatenate(parts))
+
+
+def joined_places(parts: Iterable[Places]) -> Places:
+    """All of ``parts``, by physical offset."""
+    numbers: dict[QueueKey, int] = {}
+    rows = [np.zeros(0, PLACE_DTYPE)]
+    for part in parts:
+        used, place = np.unique(part.rows["queue"], return_inverse=True)
+        renamed = [numbers.setdefault(part.queues[number], len(numbers)) for number in used.tolist()]
+        mine = part.rows.copy()
+        mine["queue"] = np.array(renamed, np.uint32)[place]
+        rows.append(mine)
+    found = np.unique(np.concatenate(rows))
+    return Places(list(numbers), found)
+
+
+def pages_of(places: Places) -> Iterator[Places]:
+    """``places``, which are in order, in pages."""
+    for begin in range(0, len(places), PAGE_ROWS):
+        yield Places(places.queues, places.rows[begin : begin + PAGE_ROWS])
+
+
+def merged_places(streams: Sequence[Iterator[Places]]) -> Iterator[Places]:
+    """Pages of all ``streams`` in order, equal places once; a page of each stream is in memory."""
+    heads: list[Places | None] = [next(stream, None) for stream in streams]
+    rest = Places([], np.zeros(0, PLACE_DTYPE))
+    while any(head is not None for head in heads):
+        live = [head for head in heads if head is not None]
+        limit = min(int(head.rows["phys"][-1]) for head in live)
+        ready = [rest]
+        for number, head in enumerate(heads):
+            if head is None:
+                continue
+            cut = int(np.searchsorted(head.rows["phys"], limit, side="right"))
+            ready.append(Places(head.queues, head.rows[:cut]))
+            left = Places(head.queues, head.rows[cut:])
+            heads[number] = left if len(left) else next(streams[number], None)
+        rest = joined_places(ready)
+        whole = len(rest) // PAGE_ROWS * PAGE_ROWS
+        yield from pages_of(Places(rest.queues, rest.rows[:whole]))
+        rest = Places(rest.queues, rest.rows[whole:])
+    yield from pages_of(rest)
+
+
+def encode_page(places: Places) -> bytes:
+    """One page, with the queues it has."""
+    used, place = np.unique(places.rows["queue"], return_inverse=True)
+    topics, queues = queue_table([places.queues[number] for number in used.tolist()])
+    rows = places.rows.copy()
+    rows["phys"] = np.diff(rows["phys"], prepend=0)
+    rows["queue"] = place
+    return encode_container(PAGE_KIND, {"topics": topics}, {"queues": queues, "rows": rows})
+
+
+def decode_page(data: bytes | memoryview, source: str) -> Places:
+    """Check and parse a page; raises CorruptionError or UnsupportedFormatError."""
+    container = decode_container(data, PAGE_KIND, source=source)
+    try:
+        container.charge_queues()
+        topics = [str(topic) for topic in container.header["topics"]]
+        queues = [
+            QueueKey(topics[topic], queue_id, generation)
+            for topic, queue_id, generation in container.table("queues", QUEUE_DTYPE).tolist()
+        ]
+        rows = container.table("rows", PLACE_DTYPE)
+        phys = np.cumsum(rows["phys"])
+        if len(rows) == 0 or int(rows["queue"].max()) >= len(queues) or bool((np.diff(phys) < 0).any()):
+            raise ValueError("rows are not in order, or point outside the queues")
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise CorruptionError(f"{source} does not parse: {error!r}") from error
+    rows = rows.copy()
+    rows["phys"] = phys
+    return Places(queues, rows)
+
+
+def pages_with(pages: Table, phys: int) -> NDArray[np.int64]:
+    """The pages (of PAGE_DTYPE) that may name a record at ``phys``: mostly one."""
+    first = pages["first_phys"]
+    begin = max(0, int(np.searchsorted(first, phys, side="left")) - 1)
+    return np.arange(begin, int(np.searchsorted(first, phys, side="right")))
