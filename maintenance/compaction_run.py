@@ -60,12 +60,14 @@ class CompactionIdentity:
 
 @dataclass(frozen=True)
 class CompactionOptions:
-    """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction."""
+    """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``report`` gets the message bytes that
+    are done."""
 
     spool_directory: Path
     spool_bytes_max: int
     codec: BlockCodec = field(default_factory=BlockCodec)
     wait: Callable[[float], None] = time.sleep
+    report: Callable[[int], None] = lambda done_bytes: None
 
 
 @dataclass
@@ -199,6 +201,7 @@ class _Compaction:
 
     def rewrite(self) -> CompactionResult:
         """Level 1: iteration by iteration."""
+        done_bytes = 0
         shared: dict[int, _Open] = {}
         with ExitStack() as files:
             for number, iteration in enumerate(self._plan.iterations):
@@ -211,11 +214,14 @@ class _Compaction:
                         shared[part.output] = output
                     else:
                         self._close(output, part)
+                    done_bytes += int((part.pieces["end"] - part.pieces["begin"]).sum())
+                    self._options.report(done_bytes)
                 del pieces
         return self._result()
 
     def join(self) -> CompactionResult:
         """Level 2: output by output, whose blocks the store copies."""
+        done_bytes = 0
         for (part,) in self._plan.iterations:
             writer = SegmentWriter(None, self._options.codec)
             ranges: list[Piece] = []
@@ -230,6 +236,8 @@ class _Compaction:
                 writer.add_stored(index.blocks, None)
                 ranges += _copied(index, is_first=not ranges)
             self._put(writer, part, ranges)
+            done_bytes += int((part.pieces["end"] - part.pieces["begin"]).sum())
+            self._options.report(done_bytes)
         return self._result()
 
     # -- writing -----------------------------------------

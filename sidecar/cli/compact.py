@@ -1,4 +1,4 @@
-"""`tiered compact`: list what compaction would join, or join it with --apply."""
+"""`tiered compact`: what compaction would join, save and cost, or join it with --apply."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from maintenance.compaction_forecast import CompactionForecast, forecast
 from maintenance.compaction_plan import CompactionLimits
 from maintenance.compaction_round import PlannedRound, plan_rounds, run_round
 from maintenance.compaction_run import CompactionCost, CompactionOptions
+from maintenance.prices import Prices, read_prices
 from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.progress import Progress
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.garbage import settled_version
 from tiered.catalog.state import CatalogState
-from tiered.console import print_json, print_lines, size_text
+from tiered.console import camel_names, print_json, print_lines, size_text
 from tiered.errors import UnavailableError
 from tiered.formats.segment import BlockCodec
 from tiered.settings.sections import Settings
 
+DAY_MS = 24 * 3_600_000
 CHANGED_MAX = 5
 """Rounds in a row without effect, because a merge of pages or another compaction has changed the archive."""
 
@@ -43,24 +48,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("TMPDIR") or tempfile.gettempdir(),
         help="directory for objects in progress, up to compaction.spool_bytes (default: %(default)s)",
     )
+    parser.add_argument(
+        "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
+    )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print what is or would be joined."""
     settings = settings_of(options).settings
+    prices = read_prices(Path(options.prices)) if options.prices else Prices()
     with open_for_reading(options.url, settings) as archive:
         if options.apply:
-            document = _apply(archive, settings, Path(options.spool), quiet=options.json)
+            rounds, cost = _apply(archive, settings, Path(options.spool), quiet=options.json)
         else:
-            rounds = _rounds(archive, archive.state, settings)
-            document = _totals(rounds, CompactionCost()) | {"applied": False}
+            rounds, cost = forecast(_rounds(archive, archive.state, settings)), CompactionCost()
+    grace_days = settings.gc.grace_ms / DAY_MS
     if options.json:
-        print_json(document)
-        return 0
-    sources, outputs, moved = document["objects"], document["newObjects"], size_text(document["messageBytes"])
-    verb = "joined" if options.apply else "dry run, add --apply to join:"
-    print_lines(f"{archive.title}: {verb} {sources:,} objects, {moved} of messages, to {outputs:,}")
+        print_json(_document(rounds, cost, prices, grace_days) | {"applied": options.apply})
+    else:
+        print_lines(
+            *_lines(archive.title, rounds, cost, prices, grace_days=grace_days, applied=options.apply)
+        )
     return 0
 
 
@@ -79,17 +88,19 @@ def _limits(settings: Settings) -> CompactionLimits:
     )  # fmt: skip
 
 
-def _apply(archive: Archive, settings: Settings, spool: Path, *, quiet: bool) -> dict[str, Any]:
+def _apply(
+    archive: Archive, settings: Settings, spool: Path, *, quiet: bool
+) -> tuple[CompactionForecast, CompactionCost]:
     codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
     options = CompactionOptions(spool, settings.compaction.spool_bytes, codec)
-    done: list[PlannedRound] = []
-    cost, changed, state = CompactionCost(), 0, archive.state
+    done, cost, changed, state = CompactionForecast(), CompactionCost(), 0, archive.state
     with Progress("joined", 0, quiet=quiet) as progress:
         while rounds := _rounds(archive, state, settings):
-            planned = rounds[0]
-            finished = _moved_bytes(done)
-            progress.update(finished, finished + _moved_bytes(rounds))
-            result = run_round(archive.store, state, planned, options, clock=_now_ms)
+            report = _report(progress, done.message_bytes, forecast(rounds).message_bytes)
+            report(0)
+            result = run_round(
+                archive.store, state, rounds[0], replace(options, report=report), clock=_now_ms
+            )
             state = load(archive.store)
             if result is None:
                 changed += 1
@@ -99,27 +110,58 @@ def _apply(archive: Archive, settings: Settings, spool: Path, *, quiet: bool) ->
                     )
                 continue
             changed = 0
-            done.append(planned)
+            done += forecast(rounds[:1])
             for name in vars(cost):
                 setattr(cost, name, getattr(cost, name) + getattr(result.cost, name))
-    return _totals(done, cost) | {"applied": True}
+    return done, cost
 
 
-def _moved_bytes(rounds: list[PlannedRound]) -> int:
-    return sum(int(planned.candidates.objects["raw_bytes"][planned.plan.sources].sum()) for planned in rounds)
+def _report(progress: Progress, before_bytes: int, left_bytes: int) -> Callable[[int], None]:
+    return lambda done_bytes: progress.update(before_bytes + done_bytes, before_bytes + left_bytes)
 
 
-def _totals(rounds: list[PlannedRound], cost: CompactionCost) -> dict[str, Any]:
-    return {
-        "rounds": len(rounds),
-        "objects": sum(len(planned.plan.sources) for planned in rounds),
-        "newObjects": sum(len(planned.plan.outputs) for planned in rounds),
-        "messageBytes": _moved_bytes(rounds),
-        "gets": cost.gets,
-        "bytesRead": cost.bytes_read,
-        "bytesSent": cost.bytes_sent,
-        "bytesCopied": cost.bytes_copied,
-    }
+def _document(
+    rounds: CompactionForecast, cost: CompactionCost, prices: Prices, grace_days: float
+) -> dict[str, Any]:
+    """The forecast, and what was done of it."""
+    saved = {"readerGetsSaved": rounds.gets_saved, "savingEachRead": rounds.saving(prices)}
+    price = {"price": rounds.price(prices, grace_days), "currency": prices.currency}
+    done = {name: getattr(cost, name) for name in ("gets", "bytes_read", "bytes_sent", "bytes_copied")}
+    documents: dict[str, Any] = camel_names(asdict(rounds) | {"done": camel_names(done)})
+    return documents | saved | price
+
+
+def _lines(
+    title: str,
+    rounds: CompactionForecast,
+    cost: CompactionCost,
+    prices: Prices,
+    *,
+    grace_days: float,
+    applied: bool,
+) -> list[str]:
+    verb = "joined" if applied else "dry run, add --apply to join:"
+    moved = size_text(rounds.message_bytes)
+    lines = [f"{title}: {verb} {rounds.objects:,} objects, {moved} of messages, to {rounds.new_objects:,}"]
+    if not rounds.rounds:
+        return lines
+    if applied:
+        through = (
+            f"{cost.gets:,} GETs, {size_text(cost.bytes_read)} read, {size_text(cost.bytes_sent)} written"
+        )
+        lines.append(f"moved: {through}, {size_text(cost.bytes_copied)} copied inside the store")
+    else:
+        size = f"{size_text(rounds.read_bytes)} to read and write again"
+        lines.append(f"to move: {size}, {size_text(rounds.copied_bytes)} to copy inside the store")
+    lines.append(
+        f"reading every queue once: {rounds.reader_gets:,} GETs before, {rounds.new_reader_gets:,} after, "
+        f"{prices.currency} {rounds.saving(prices):.4f} saved each time"
+    )
+    lines.append(
+        f"cost: {prices.currency} {rounds.price(prices, grace_days):.4f}, for about {rounds.gets:,} GETs, "
+        f"{rounds.puts:,} PUTs, and {grace_days:g} days of {size_text(rounds.source_bytes)} that gc deletes then"
+    )
+    return lines
 
 
 def _now_ms() -> int:

@@ -42,7 +42,12 @@ def test_compact_counts_joins_and_keeps_every_message(
 
     code, out, _ = run("compact", url, "--older-than", "0")
     assert code == 0
-    assert "dry run, add --apply to join:" in out
+    for words in ("dry run, add --apply to join:", "to read and write again", "GETs before", "cost: USD"):
+        assert words in out
+    expected = json.loads(run("compact", url, "--older-than", "0", "--json")[1])
+    free = tmp_path / "prices.toml"
+    free.write_text("put_1000 = 0\nget_1000 = 0\nstorage_gib_month = 0\n")
+    assert json.loads(run("compact", url, "--older-than", "0", "--prices", free, "--json")[1])["price"] == 0
     assert data_files(directory) == before
     assert json.loads(run("compact", url, "--json")[1])["objects"] == 0, "nothing is old enough"
 
@@ -51,7 +56,13 @@ def test_compact_counts_joins_and_keeps_every_message(
     document = json.loads(out)
     assert (code, document["applied"]) == (0, True)
     assert document["newObjects"] * 10 < document["objects"]
-    assert document["bytesSent"] <= document["bytesRead"]
+    done = document["done"]
+    assert done["bytesSent"] <= done["bytesRead"]
+    first = {name: expected[name] for name in ("objects", "newObjects", "messageBytes", "readerGetsSaved")}
+    assert {name: document[name] for name in first} == first, "one round"
+    assert done["bytesRead"] <= 1.01 * document["readBytes"]
+    assert done["gets"] <= document["gets"]
+    assert document["savingEachRead"] > 0
     assert not any(spool.iterdir())
     assert json.loads(run("compact", url, "--older-than", "0", "--json")[1])["objects"] == 0, "it ends"
 

@@ -1,0 +1,127 @@
+"""What compaction rounds save and cost, before they run: objects, GETs, bytes, money. Pure.
+
+GETs are those of readers that read each queue once from an empty cache: of each object a tail, and blocks in ranges of
+4 MiB. Stored bytes of a run are its share of its object's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maintenance.compaction_plan import CompactionPlan
+from maintenance.compaction_round import PlannedRound
+from maintenance.prices import Prices
+from tiered.model.tables import Table
+
+MIB = 1 << 20
+READ_BYTES = 4 * MIB
+SOURCE_READ_BYTES = 16 * MIB
+PART_BYTES = 16 * MIB
+COMMIT_PUTS = 3
+"""Of a round: its intent, its pages, its commit."""
+
+
+@dataclass(frozen=True)
+class CompactionForecast:
+    """Sums of rounds. ``message_bytes``: before compression. ``read_bytes``: fetched and sent again by level 1;
+    ``copied_bytes``: copied inside the store by level 2. ``source_bytes`` stay until gc deletes them."""
+
+    rounds: int = 0
+    objects: int = 0
+    new_objects: int = 0
+    message_bytes: int = 0
+    source_bytes: int = 0
+    read_bytes: int = 0
+    copied_bytes: int = 0
+    gets: int = 0
+    puts: int = 0
+    reader_gets: int = 0
+    new_reader_gets: int = 0
+
+    def __add__(self, other: CompactionForecast) -> CompactionForecast:
+        return CompactionForecast(
+            *(getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
+        )
+
+    @property
+    def gets_saved(self) -> int:
+        """Each time that every queue is read."""
+        return self.reader_gets - self.new_reader_gets
+
+    def price(self, prices: Prices, grace_days: float) -> float:
+        """Of the compaction: its requests and reads, and the sources kept for ``grace_days``."""
+        requests = prices.requests(puts=self.puts, gets=self.gets)
+        return requests + prices.reads(self.read_bytes) + prices.storage(self.source_bytes, grace_days)
+
+    def saving(self, prices: Prices) -> float:
+        """Each time that every queue is read."""
+        return prices.requests(gets=self.gets_saved)
+
+
+def forecast(rounds: Iterable[PlannedRound]) -> CompactionForecast:
+    """The sum over ``rounds``."""
+    return sum((_of_round(planned) for planned in rounds), CompactionForecast())
+
+
+def _of_round(planned: PlannedRound) -> CompactionForecast:
+    candidates, plan = planned.candidates, planned.plan
+    runs, objects = candidates.runs, candidates.objects
+    is_source = np.zeros(len(objects), bool)
+    is_source[plan.sources] = True
+    stored = (
+        runs["byte_count"] * (objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1))[runs["object"]]
+    )
+    moved = is_source[runs["object"]]
+    before = _reads(runs["queue"][moved], runs["object"][moved], stored[moved])
+    output, number, size = _moved(plan, stored, runs)
+    after = _reads(runs["queue"][number], output, size)
+    source_bytes = int(objects["size_bytes"][plan.sources].sum())
+    read_bytes = 0 if plan.copies else source_bytes
+    output_bytes = np.bincount(output, weights=size, minlength=len(plan.outputs))
+    if plan.copies:
+        gets = len(plan.sources)  # tails and key sections
+    else:
+        opened = [
+            len(np.unique(runs["object"][np.concatenate([part.pieces["run"] for part in iteration])]))
+            for iteration in plan.iterations
+        ]
+        gets = sum(opened) + read_bytes // SOURCE_READ_BYTES
+    return CompactionForecast(
+        rounds=1, objects=len(plan.sources), new_objects=len(plan.outputs),
+        message_bytes=int(objects["raw_bytes"][plan.sources].sum()), source_bytes=source_bytes,
+        read_bytes=read_bytes, copied_bytes=source_bytes if plan.copies else 0, gets=gets,
+        puts=COMMIT_PUTS + int(sum(_puts(size) for size in output_bytes.tolist())),
+        reader_gets=before, new_reader_gets=after,
+    )  # fmt: skip
+
+
+def _moved(
+    plan: CompactionPlan, stored: NDArray[np.float64], runs: Table
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Output, run and stored bytes of each piece."""
+    parts = [part for iteration in plan.iterations for part in iteration]
+    if not parts:
+        none = np.zeros(0, np.int64)
+        return none, none, none.astype(float)
+    pieces = np.concatenate([part.pieces for part in parts])
+    output = np.repeat([part.output for part in parts], [len(part.pieces) for part in parts])
+    length = np.maximum(runs["byte_count"][pieces["run"]], 1)
+    share = np.minimum(1.0, (pieces["end"] - pieces["begin"]) / length)
+    return output, pieces["run"], stored[pieces["run"]] * share
+
+
+def _reads(queue: NDArray[np.uint32], place: NDArray[np.int64], stored: NDArray[np.float64]) -> int:
+    """GETs of reading each queue from the objects ``place`` once."""
+    if not len(queue):
+        return 0
+    pairs, number = np.unique(np.stack([queue.astype(np.int64), place]), axis=1, return_inverse=True)
+    sizes = np.bincount(number.reshape(-1), weights=stored)
+    return int(pairs.shape[1] + np.ceil(np.maximum(sizes, 1) / READ_BYTES).sum())
+
+
+def _puts(size_bytes: float) -> int:
+    return 1 if size_bytes <= PART_BYTES else 2 + int(-(-size_bytes // PART_BYTES))
