@@ -28,8 +28,10 @@ from maintenance.compaction_run import (
     CompactionIdentity,
     CompactionOptions,
     CompactionResult,
+    WriteOutputs,
     compact,
     output_keys,
+    write_outputs,
 )
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
@@ -98,9 +100,10 @@ def run_round(
     *,
     clock: Callable[[], int],
     page_runs_max: int = CatalogLimits().page_runs_max,
+    write: WriteOutputs = write_outputs,
 ) -> CompactionResult | None:
     """Carry out ``planned``, of ``state``, and commit it; None when the archive has changed, and nothing was
-    replaced."""
+    replaced. ``write`` puts the outputs."""
     nonce = random.SystemRandom().getrandbits(40)
     writer = CatalogWriter(
         store, cluster=state.cluster, broker=state.broker, instance=f"compact-{nonce:010x}", kind="maintenance",
@@ -124,7 +127,7 @@ def run_round(
 
     if announced and not set(announced) <= writer.maintain(announce).pending_deletions.keys():
         return None
-    result = compact(store, planned.candidates, planned.plan, identity, options)
+    result = compact(store, planned.candidates, planned.plan, identity, options, write)
     pages = _put_pages(store, state, planned, result, f"{nonce:010x}", page_runs_max)
     sources = {planned.candidates.object_keys[int(number)] for number in planned.plan.sources}
     taken_back = [key for key in result.object_keys if key in set(announced)]

@@ -79,6 +79,9 @@ class CompactionCost:
     bytes_sent: int = 0
     bytes_copied: int = 0
 
+    def __add__(self, other: CompactionCost) -> CompactionCost:
+        return CompactionCost(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
+
 
 @dataclass(frozen=True)
 class CompactionResult:
@@ -121,7 +124,12 @@ def spool_bytes(candidates: Candidates, plan: CompactionPlan) -> int:
     return alone + max(shared.values(), default=0)
 
 
-def compact(
+WriteOutputs = Callable[
+    [ObjectStore, Candidates, CompactionPlan, CompactionIdentity, CompactionOptions], CompactionResult
+]
+
+
+def write_outputs(
     store: ObjectStore,
     candidates: Candidates,
     plan: CompactionPlan,
@@ -147,6 +155,21 @@ def compact(
             return run.join() if plan.copies else run.rewrite()
         finally:
             sources.close()
+
+
+def compact(
+    store: ObjectStore,
+    candidates: Candidates,
+    plan: CompactionPlan,
+    identity: CompactionIdentity,
+    options: CompactionOptions,
+    write: WriteOutputs = write_outputs,
+) -> CompactionResult:
+    """``write`` all outputs of ``plan``, and check that no queue has changed. Raises as it, and
+    CorruptionError."""
+    result = write(store, candidates, plan, identity, options)
+    check_totals(candidates, plan, result.runs)
+    return result
 
 
 @dataclass
@@ -355,13 +378,11 @@ class _Compaction:
 
     def _result(self) -> CompactionResult:
         self._cost.gets, self._cost.bytes_read = self._sources.gets, self._sources.bytes_read
-        result = CompactionResult(
+        return CompactionResult(
             runs=np.concatenate([np.zeros(0, RUN_DTYPE), *self._runs]),
             objects=np.concatenate([np.zeros(0, OBJECT_DTYPE), *self._objects]),
             object_keys=self._keys, abandoned=self._abandoned, cost=self._cost,
         )  # fmt: skip
-        check_totals(self._candidates, self._plan, result.runs)
-        return result
 
 
 def check_totals(candidates: Candidates, plan: CompactionPlan, new: Table) -> None:

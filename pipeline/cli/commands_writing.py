@@ -1,4 +1,4 @@
-"""The verbs that write, ``backfill`` and ``export``: arguments and output."""
+"""The verbs that write, ``backfill``, ``compact`` and ``export``: arguments and output."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 import orjson
 
+from maintenance.prices import read_prices
 from pipeline.cli.arguments import add_source, add_spark, add_topics, session_of, settings_of, source_of
 from pipeline.cli.progress import Progress
 from pipeline.jobs.backfill import backfill
 from pipeline.jobs.backfill_options import BackfillOptions, StoreToBackfill
+from pipeline.jobs.compact import compact
 from pipeline.jobs.delta_table import delta_conf
 from pipeline.jobs.export import DELTA, FORMATS, PARQUET, export
 from tiered.console import camel_names, print_json, print_lines, size_text
 from tiered.errors import UsageError
+from tiered.object_store.open_store import check_addresses
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.topic_rules import TopicRules
 from uploader.outcome_text import outcome_text
@@ -113,6 +116,51 @@ def _listed(path: Path) -> list[StoreToBackfill]:
         raise UsageError(
             f"{path} is not a list of stores: {error}", hint='write [{"store": "/data/broker-a/store"}]'
         ) from error
+
+
+def add_compact(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``compact``."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    parser.add_argument("--apply", action="store_true", help="join objects (default: list only)")
+    parser.add_argument(
+        "--older-than", dest="compaction.min_age_ms", metavar="DURATION",
+        help="join only what was committed before this time, such as 24h",
+    )  # fmt: skip
+    parser.add_argument(
+        "--spool", metavar="DIRECTORY", default="",
+        help="directory of each worker for objects in progress (default: its temporary directory)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
+    )
+    parser.add_argument(
+        "--cluster", dest="archive.cluster", metavar="NAME", help="cluster name (default: the only one)"
+    )
+    parser.add_argument(
+        "--broker", dest="archive.broker", metavar="NAME", help="broker name (default: the only one)"
+    )
+    add_spark(parser)
+
+
+def run_compact(options: argparse.Namespace) -> int:
+    """Join objects, or list what would be joined."""
+    settings = settings_of(options)
+    check_addresses(options.url, settings.object_store.endpoint_url)
+    progress = Progress("compact", as_text=size_text, quiet=options.json)
+    found = compact(
+        lambda: session_of(options, "compact"),
+        options.url,
+        settings,
+        apply=options.apply,
+        spool=options.spool,
+        prices=read_prices(Path(options.prices)) if options.prices else None,
+        report=progress.update,
+    )
+    if options.json:
+        print_json(found.report.document())
+    else:
+        print_lines(*found.report.lines(f"{found.cluster}/{found.broker} in {options.url}"))
+    return 0
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:

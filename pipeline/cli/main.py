@@ -34,6 +34,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "backfill": Verb("archive store directories in parallel", writing.add_backfill, writing.run_backfill),
+    "compact": Verb("join small objects to large ones", writing.add_compact, writing.run_compact),
     "export": Verb("write new messages as Parquet or Delta", writing.add_export, writing.run_export),
     "verify": Verb("check every byte of an archive", reading.add_verify, reading.run_verify),
     "stats": Verb("show counts, sizes and rates of an archive", reading.add_stats, reading.run_stats),

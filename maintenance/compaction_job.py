@@ -1,0 +1,140 @@
+"""Compacts an archive round by round, and reports it: what `tiered compact` and the Spark job share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from maintenance.compaction_forecast import CompactionForecast, forecast
+from maintenance.compaction_plan import CompactionLimits
+from maintenance.compaction_round import PlannedRound, plan_rounds, run_round
+from maintenance.compaction_run import CompactionCost, CompactionOptions, WriteOutputs, write_outputs
+from maintenance.prices import Prices
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.garbage import settled_version
+from tiered.catalog.state import CatalogState
+from tiered.console import camel_names, size_text
+from tiered.errors import UnavailableError
+from tiered.object_store.interface import ObjectStore
+from tiered.settings.sections import Settings
+
+DAY_MS = 24 * 3_600_000
+CHANGED_MAX = 5
+"""Rounds in a row without effect, because a merge of pages or another compaction has changed the archive."""
+
+Report = Callable[[int, int], None]
+"""(message bytes done, total)."""
+
+
+@dataclass(frozen=True)
+class CompactionReport:
+    """``rounds``: what is, or was, to do; ``cost``: what was moved for it. ``grace_days``: how long sources stay."""
+
+    is_applied: bool
+    rounds: CompactionForecast
+    cost: CompactionCost = field(default_factory=CompactionCost)
+    prices: Prices = field(default_factory=Prices)
+    grace_days: float = 3.0
+
+    def document(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        done = {
+            name: getattr(self.cost, name) for name in ("gets", "bytes_read", "bytes_sent", "bytes_copied")
+        }
+        found: dict[str, Any] = camel_names(asdict(self.rounds) | {"done": camel_names(done)})
+        return found | {
+            "readerGetsSaved": self.rounds.gets_saved,
+            "savingEachRead": self.rounds.saving(self.prices),
+            "price": self.rounds.price(self.prices, self.grace_days),
+            "currency": self.prices.currency,
+            "applied": self.is_applied,
+        }
+
+    def lines(self, title: str) -> list[str]:
+        """For people."""
+        rounds, cost, currency = self.rounds, self.cost, self.prices.currency
+        verb = "joined" if self.is_applied else "dry run, add --apply to join:"
+        moved = size_text(rounds.message_bytes)
+        first = f"{title}: {verb} {rounds.objects:,} objects, {moved} of messages, to {rounds.new_objects:,}"
+        if not rounds.rounds:
+            return [first]
+        if self.is_applied:
+            read, sent = size_text(cost.bytes_read), size_text(cost.bytes_sent)
+            move = f"moved: {cost.gets:,} GETs, {read} read, {sent} written, {size_text(cost.bytes_copied)} copied"
+        else:
+            again = f"{size_text(rounds.read_bytes)} to read and write again"
+            move = f"to move: {again}, {size_text(rounds.copied_bytes)} to copy"
+        saving, price = rounds.saving(self.prices), rounds.price(self.prices, self.grace_days)
+        return [
+            first,
+            f"{move} inside the store",
+            f"reading every queue once: {rounds.reader_gets:,} GETs before, {rounds.new_reader_gets:,} after, "
+            f"{currency} {saving:.4f} saved each time",
+            f"cost: {currency} {price:.4f}, for about {rounds.gets:,} GETs, {rounds.puts:,} PUTs, and "
+            f"{self.grace_days:g} days of {size_text(rounds.source_bytes)} that gc deletes then",
+        ]
+
+
+def limits_of(settings: Settings) -> CompactionLimits:
+    """The limits of plans."""
+    own = settings.compaction
+    return CompactionLimits(
+        memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
+        object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
+    )  # fmt: skip
+
+
+def planned_rounds(store: ObjectStore, state: CatalogState, settings: Settings) -> list[PlannedRound]:
+    """The rounds of ``state`` over commits older than compaction.min_age_ms. Later ones may join their results."""
+    before_ms = store.clock_ms() - settings.compaction.min_age_ms
+    bound = settled_version(store, state.version, before_ms) + 1
+    return list(plan_rounds(store, state, limits_of(settings), before_version=bound))
+
+
+def dry_run(store: ObjectStore, state: CatalogState, settings: Settings, prices: Prices) -> CompactionReport:
+    """What `compact` would do first. Reads the catalog alone."""
+    found = forecast(planned_rounds(store, state, settings))
+    return CompactionReport(False, found, prices=prices, grace_days=settings.gc.grace_ms / DAY_MS)
+
+
+def compact_archive(
+    store: ObjectStore,
+    state: CatalogState,
+    settings: Settings,
+    options: CompactionOptions,
+    prices: Prices,
+    *,
+    report: Report,
+    write: WriteOutputs = write_outputs,
+) -> CompactionReport:
+    """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
+    was committed stays."""
+    done, cost, changed = CompactionForecast(), CompactionCost(), 0
+    while rounds := planned_rounds(store, state, settings):
+        of_rounds = _of_rounds(report, done.message_bytes, forecast(rounds).message_bytes)
+        of_rounds(0)
+        result = run_round(
+            store, state, rounds[0], replace(options, report=of_rounds), clock=_now_ms, write=write
+        )
+        state = load(store)
+        if result is None:
+            changed += 1
+            if changed == CHANGED_MAX:
+                raise UnavailableError(
+                    "the archive's pages change faster than objects are joined", hint="try later"
+                )
+            continue
+        changed = 0
+        done += forecast(rounds[:1])
+        cost += result.cost
+    return CompactionReport(True, done, cost, prices, settings.gc.grace_ms / DAY_MS)
+
+
+def _of_rounds(report: Report, before_bytes: int, left_bytes: int) -> Callable[[int], None]:
+    return lambda done_bytes: report(before_bytes + done_bytes, before_bytes + left_bytes)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
