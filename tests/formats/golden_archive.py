@@ -96,4 +96,4 @@ def _expected(builder: ArchiveBuilder) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write(GOLDEN / "3.0")
+    write(GOLDEN / "3.1")

@@ -133,7 +133,7 @@ def test_constants_are_these() -> None:
     assert f"Pages of {PAGE_ROWS:,} rows" in DOCUMENT
     assert f"more than {ESCAPED_CHARACTERS_MAX} characters" in DOCUMENT
     assert f"The last {TRAILER_BYTES} bytes" in DOCUMENT
-    assert (index_layout.INDEX_MAJOR, index_layout.INDEX_MINOR) == (1, 0)
+    assert (index_layout.INDEX_MAJOR, index_layout.INDEX_MINOR) == (2, 0)
     assert f"Pages of {index_layout.PAGE_ITEMS} items" in DOCUMENT
     assert f"The last {index_layout.TRAILER_BYTES} bytes" in DOCUMENT
     fields = [name for name in IndexRef._fields if f"`{name}`" not in _section("Commit")]
