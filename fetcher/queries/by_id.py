@@ -175,7 +175,7 @@ async def _look_again(
     source: QuerySource, state: CatalogState, place: Place, wanted: OffsetMsgId, *, has_places: bool
 ) -> FoundMessage | None:
     """An object named by an index file may have been replaced or expired since: then it does not count. With
-    ``has_places`` the catalog is asked for the record's queue next, and notices a missing object itself."""
+    ``has_places`` the record's queue is read from the catalog next, which notices a missing object itself."""
     try:
         return await _look(source, state, _Candidate(place, None), wanted)
     except NotFoundError:
