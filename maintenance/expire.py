@@ -8,7 +8,7 @@ again against the newest state, without a second pass. What expires is decided i
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,7 +30,7 @@ from tiered.catalog.garbage import KeySet, settled_version
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange
 from tiered.catalog.page_merge import merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex, sorted_page
-from tiered.catalog.state import CatalogState, RunChunk
+from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.errors import UsageError
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.container import CATALOG_MAJOR
@@ -41,8 +41,12 @@ from tiered.object_store.own_name import put_own
 from tiered.settings.topic_rules import TopicRule
 
 MERGED_RUNS = 32_768
-PAGE_CACHE_BYTES = 96 << 20
-"""Pages are read once if they fit."""
+HELD_BYTES = 96 << 20
+"""What is needed of a page after all of them were read; pages beyond are read twice. About 3 million runs."""
+_HELD_DTYPE = np.dtype([
+    ("row", "<u4"), ("object", "<u4"), ("end_queue_offset", "<i8"), ("byte_count", "<i8"), ("version", "<i8"),
+])  # fmt: skip
+"""A run whose queue is number ``row`` of the state."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def plan_pass(
     clock: Callable[[], int],
     erase: Erasure | None = None,
 ) -> ExpiryPass:
-    """What expires now. Reads every page of the catalog once, or twice if they are many, and tails of objects with LMQ
+    """What expires now. Reads every page of the catalog once, twice beyond HELD_BYTES, and tails of objects with LMQ
     runs that may expire.
 
     Raises UsageError when the owner writes an older format, the clock is off, or the topic of ``erase`` is unknown.
@@ -89,15 +93,16 @@ def plan_pass(
     now_ms = require_same_clock(store, clock())
     queues = _queues(state, rule_of, erase)
     planner = ExpiryPlanner(queues, _commit_times(store, state, queues, now_ms), now_ms)
-    index = RunIndex(store, cache_bytes=PAGE_CACHE_BYTES)
-    for page in _in_order(state, index):
+    index = RunIndex(store)
+    pages = _Pages(state, index)
+    for page in pages.in_order():
         rows = state.directory.rows(page.queues, len(state.table))
         runs = page.chunk.runs.copy()
         runs["queue"] = rows[runs["queue"]]
         for piece in _by_row(runs):
             planner.add(piece)
     found = ExpiryPass(planner.plan(_Parents(store, state, index)), oldest_version=state.version)
-    _find_remains(state, index, found)
+    _find_remains(state, pages, found)
     return found
 
 
@@ -182,16 +187,6 @@ def _commit_times(store: ObjectStore, state: CatalogState, queues: ExpiryQueues,
     return CommitTimes(np.array(versions, np.int64), np.array(times, np.int64))
 
 
-def _in_order(state: CatalogState, index: RunIndex) -> Iterable[Page]:
-    """All living runs by (queue, base offset)."""
-    streams = [
-        (index.living(state, index.page(ref)) for ref in sequence) for sequence in sequences_of(state.pages)
-    ]
-    if state.memory_runs:
-        streams.append(page for page in (sorted_page(state.directory.keys, state.memory),))
-    return merged_pages(streams, MERGED_RUNS)
-
-
 def _by_row(runs: Table) -> list[Table]:
     """Sorted by the queue's row: pages are sorted by the queue's name. Offsets of a queue stay in order."""
     return [runs[np.argsort(runs["queue"], kind="stable")]] if len(runs) else []
@@ -233,14 +228,68 @@ class _Parents:
 # -- what is left without a living run ------------------------------------------------------------------------
 
 
-def _pages(state: CatalogState, index: RunIndex) -> Iterable[tuple[str, Page]]:
-    for ref in state.pages:
-        yield ref.key, index.living(state, index.page(ref))
-    if state.memory_runs:
-        yield "", Page(state.directory.keys[: state.queue_count], state.memory)
+@dataclass(frozen=True)
+class _HeldPage:
+    """Living runs (_HELD_DTYPE) of the page ``key``, empty if they are in no page yet, and their objects."""
+
+    key: str
+    runs: Table
+    objects: Table
+    object_keys: Sequence[str]
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate memory size."""
+        return self.runs.nbytes + self.objects.nbytes + 200 * len(self.object_keys)
 
 
-def _find_remains(state: CatalogState, index: RunIndex, found: ExpiryPass) -> None:
+class _Pages:
+    """The pages of a state, each read once if their runs fit into HELD_BYTES."""
+
+    def __init__(self, state: CatalogState, index: RunIndex) -> None:
+        self._state, self._index = state, index
+        self._held: dict[str, _HeldPage] = {}
+        self._held_bytes = 0
+
+    def in_order(self) -> Iterable[Page]:
+        """All living runs by (queue, base offset)."""
+        streams: list[Iterator[Page]] = [
+            map(self._read, sequence) for sequence in sequences_of(self._state.pages)
+        ]
+        if self._state.memory_runs:
+            memory = sorted_page(self._state.directory.keys, self._state.memory)
+            streams.append(iter((memory,)))
+        return merged_pages(streams, MERGED_RUNS)
+
+    def all(self) -> Iterator[_HeldPage]:
+        """Each page in turn, after ``in_order``, and the runs that are in none."""
+        for ref in self._state.pages:
+            found = self._held.get(ref.key)
+            yield self._page(ref.key, self._living(ref)) if found is None else found
+        if self._state.memory_runs:
+            keys = self._state.directory.keys[: self._state.queue_count]
+            yield self._page("", Page(keys, self._state.memory))
+
+    def _read(self, ref: PageRef) -> Page:
+        page = self._living(ref)
+        if self._held_bytes < HELD_BYTES:
+            self._held[ref.key] = held = self._page(ref.key, page)
+            self._held_bytes += held.nbytes
+        return page
+
+    def _living(self, ref: PageRef) -> Page:
+        return self._index.living(self._state, self._index.read_page(ref))
+
+    def _page(self, key: str, page: Page) -> _HeldPage:
+        rows, chunk = self._state.directory.rows(page.queues, len(self._state.table)), page.chunk
+        runs = np.empty(len(chunk.runs), _HELD_DTYPE)
+        runs["row"] = rows[chunk.runs["queue"]]
+        for name in ("object", "end_queue_offset", "byte_count", "version"):
+            runs[name] = chunk.runs[name]
+        return _HeldPage(key, runs, chunk.objects, chunk.object_keys)
+
+
+def _find_remains(state: CatalogState, pages: _Pages, found: ExpiryPass) -> None:
     """Objects, pages and versions of which nothing is alive, and what stays because it shares an object."""
     if not len(found.plan.floors):
         return
@@ -248,22 +297,21 @@ def _find_remains(state: CatalogState, index: RunIndex, found: ExpiryPass) -> No
     minimum[found.plan.floors["queue"]] = found.plan.floors["min_queue_offset"]
     living = _Living()
     expired: dict[str, tuple[int, int]] = {}
-    for name, page in _pages(state, index):
-        rows = state.directory.rows(page.queues, len(state.table))
-        runs, chunk = page.chunk.runs, page.chunk
-        dead = is_expired(runs, minimum[rows][runs["queue"]])
+    for page in pages.all():
+        runs = page.runs
+        dead = is_expired(runs, minimum[runs["row"]])
         if dead.all():
-            found.dead_pages += [name] if name else []
+            found.dead_pages += [page.key] if page.key else []
         else:
             found.oldest_version = min(found.oldest_version, int(runs["version"][~dead].min()))
-        keys = chunk.objects["key"]
-        living.add(chunk.object_keys[number] for number in np.unique(keys[runs["object"][~dead]]).tolist())
+        keys = page.objects["key"]
+        living.add(page.object_keys[number] for number in np.unique(keys[runs["object"][~dead]]).tolist())
         gone = runs[dead]
-        sizes = np.bincount(gone["object"], gone["byte_count"], minlength=len(chunk.objects))
+        sizes = np.bincount(gone["object"], gone["byte_count"], minlength=len(page.objects))
         for number in np.unique(gone["object"]).tolist():
-            key = chunk.object_keys[int(keys[number])]
+            key = page.object_keys[int(keys[number])]
             known = expired.get(key, (0, 0))[1]
-            expired[key] = int(chunk.objects["size_bytes"][number]), known + int(sizes[number])
+            expired[key] = int(page.objects["size_bytes"][number]), known + int(sizes[number])
     still = living.keys()
     for key, (size_bytes, message_bytes) in expired.items():
         if key in still:

@@ -2,7 +2,7 @@
 
     commits name new segments → enough of them: read their key sections → one file → one maintenance commit
     enough files, or a day ended: merge neighbours through a temporary file → one maintenance commit
-    a file to be merged is damaged: rebuild it from its key sections → one maintenance commit
+    a file to be merged is damaged, or most of its messages expired: rebuild it from its key sections → one commit
 
 A damaged segment is excluded from the index and listed by the commit: queries read its key section and report the
 damage. A file that can neither be read nor rebuilt stays, and its neighbours are merged without it.
@@ -52,6 +52,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 from tiered.settings.sections import IndexSettings
 from uploader.gathered_items import GatheredItems
+from uploader.index_decay import expired_offsets, mostly_expired
 from uploader.index_plan import (
     Backlog,
     Group,
@@ -134,6 +135,8 @@ class IndexBuilder:
         self._beyond_repair: set[str] = set()
         """Index files that this process could neither read nor rebuild."""
         self._stale: Stale = {}
+        self._checked_offsets = 0
+        """expired_offsets of the state whose index files were checked."""
         self.counters = IndexCounters()
 
     # -- when ---------------------------------------------------------------------------------------------------
@@ -184,7 +187,7 @@ class IndexBuilder:
             if merging:
                 self._merge_or_rebuild(state, merging)
                 return True
-        return False
+        return self._rebuild_expired(state)
 
     def _first_group(self, segments: Sequence[Segment]) -> Group:
         rows_max = max(1, self._items_max // KEYS_PER_ROW)
@@ -377,6 +380,28 @@ class IndexBuilder:
             if is_done:
                 self.counters.rebuilt += 1
                 self._log("damaged index file rebuilt", fields)
+
+    def _rebuild_expired(self, state: CatalogState) -> bool:
+        """Rebuild the files of which most expired, once after each pass of expiry. False if there are none."""
+        offsets, refs = expired_offsets(state), state.indexes
+        if offsets == self._checked_offsets or not refs:
+            return False
+        pages = self._pages(state, refs[0].from_version, refs[-1].to_version)
+        expired = mostly_expired(refs, pages, self._footer_of)
+        for ref in expired:
+            self._rebuild(self._writer.state, ref)
+        self._checked_offsets = offsets
+        if expired:
+            self._log("index files of expired messages rebuilt", {"files": len(expired)})
+        return bool(expired)
+
+    def _footer_of(self, ref: IndexRef) -> Covered | None:
+        """None if it is damaged."""
+        shape = shape_of(ref)
+        try:
+            return decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))[1]
+        except (CorruptionError, NotFoundError):
+            return None
 
     def _damage_of(self, ref: IndexRef) -> TieredError | None:
         """Why a file cannot be merged, or None; reads as much of it as merging does."""

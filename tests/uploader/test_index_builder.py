@@ -9,7 +9,7 @@ import struct
 import threading
 import tracemalloc
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
+from maintenance.expire import commit_pass, plan_pass
 from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
@@ -40,6 +41,7 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import IndexSettings
+from tiered.settings.topic_rules import TopicRule
 from uploader import gathered_items, index_builder
 from uploader.index_builder import IndexBuilder
 from uploader.index_plan import groups_of
@@ -674,3 +676,41 @@ def test_a_backlog_is_found_in_one_pass_over_the_pages_for_many_files(
     assert archive.state.indexed_version >= 40
     assert verify_archive(memory, full=True).anomalies == []
     check(memory, 40)
+
+
+@pytest.mark.parametrize("limits", [CatalogLimits(root_every=64), CatalogLimits(root_every=3, spill_runs=6)])
+def test_a_file_of_which_most_has_expired_is_rebuilt_once(limits: CatalogLimits) -> None:
+    store = MemoryStore()
+    archive = ArchiveBuilder(store, limits=limits)
+    builder = builder_of(store, archive.writer, unindexed_objects_max=8, merge_files=64)
+    for number in range(12):
+        messages = [
+            Sent(A, b"a%d" % number * 20, keys=(f"a-{number}",)),
+            Sent(B, b"b%d" % number, keys=(f"b-{number}",)),
+        ]
+        archive.commit(messages, as_set=False)
+    builder.run_to_end(threading.Event())
+    before = archive.state.indexes
+    items = sum(ref.items for ref in before)
+    assert not builder.step()
+    rule = TopicRule("a", 1, 1, "", None, "", "", "")
+    forever = replace(rule, ttl_ms=None)
+    state = load(store)
+    pass_ = plan_pass(store, state, lambda topic: rule if topic == "a" else forever, clock=store.clock_ms)
+    assert commit_pass(store, state, pass_, clock=store.clock_ms).version > state.version
+    archive.writer.refresh()
+    while builder.step():
+        pass
+    after = archive.state.indexes
+    assert {ref.key for ref in after}.isdisjoint({ref.key for ref in before})
+    assert sum(ref.items for ref in after) == items // 2
+    assert [(ref.from_version, ref.to_version) for ref in after] == [
+        (ref.from_version, ref.to_version) for ref in before
+    ]
+    for number in range(12):
+        assert found(store, "b", f"b-{number}") == [b"b%d" % number]
+        assert found(store, "a", f"a-{number}") == []
+    version = archive.state.version
+    again = builder_of(store, archive.writer, unindexed_objects_max=8, merge_files=64)
+    assert not again.step() and archive.state.version == version
+    assert verify_archive(store, full=True).anomalies == []
