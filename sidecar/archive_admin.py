@@ -23,9 +23,15 @@ class ArchiveAdminSource:
     """See AdminSource. ``beat`` runs on the event loop, the pages in the admin server's threads."""
 
     def __init__(
-        self, access: ArchiveAccess, service: ArchiveService, clock_s: Callable[[], float] = time.monotonic
+        self,
+        access: ArchiveAccess,
+        service: ArchiveService,
+        problem: Callable[[], str] = str,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``problem``: why the archive's catalog cannot be read; empty if it can."""
         self._access, self._service, self._clock_s = access, service, clock_s
+        self._problem = problem
         self._beaten_s = clock_s()
         self.address = ""
         """The address that clients connect to, once it serves."""
@@ -33,7 +39,7 @@ class ArchiveAdminSource:
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._registry.register(DecodingCollector())
-        self._registry.register(_ArchiveCollector(access, service))
+        self._registry.register(_ArchiveCollector(access, service, problem))
 
     async def beat(self) -> None:
         """Show that the event loop runs, until cancelled."""
@@ -52,6 +58,8 @@ class ArchiveAdminSource:
         """Whether consumers can commit offsets here."""
         if not self.address:
             return False, "starting"
+        if problem := self._problem():
+            return False, f"blocked: object store: {problem}"
         if not self._service.offsets.holds_lease:
             return False, "another server owns the consumer groups; messages are served"
         return True, "serving, and owner of the consumer groups"
@@ -61,7 +69,7 @@ class ArchiveAdminSource:
         status, access = self._service.status(), self._access
         document = {
             "archive": access.title, "address": self.address, "catalogVersion": access.state.version,
-            "ownsGroups": status.owns_groups, "connections": status.connections,
+            "storeProblem": self._problem(), "ownsGroups": status.owns_groups, "connections": status.connections,
             "groups": [{"name": name, "members": members} for name, members in status.groups],
             "audited": dict(self._service.audited),
         }  # fmt: skip
@@ -73,8 +81,8 @@ class ArchiveAdminSource:
 
 
 class _ArchiveCollector(ScrapeCollector):
-    def __init__(self, access: ArchiveAccess, service: ArchiveService) -> None:
-        self._access, self._service = access, service
+    def __init__(self, access: ArchiveAccess, service: ArchiveService, problem: Callable[[], str]) -> None:
+        self._access, self._service, self._problem = access, service, problem
 
     def collect(self) -> Iterator[Metric]:
         """All families of one scrape."""
@@ -83,6 +91,7 @@ class _ArchiveCollector(ScrapeCollector):
             "connections": ("client connections", status.connections),
             "consumers": ("connected members of consumer groups", sum(count for _, count in status.groups)),
             "owns_groups": ("1 while this server owns the consumer groups", int(status.owns_groups)),
+            "store_blocked": ("1 while the archive's catalog cannot be read", int(bool(self._problem()))),
             "catalog_version": ("catalog version that clients see", self._access.state.version),
         }
         for name, (meaning, value) in gauges.items():

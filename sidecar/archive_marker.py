@@ -10,7 +10,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from tiered.errors import UnavailableError
+from tiered.errors import UnavailableError, UsageError
 from tiered.whole_file import replace_whole
 
 NEW_ARCHIVE = "to begin a new archive there, start once with --new-archive"
@@ -35,8 +35,8 @@ class ArchiveMarker:
             logger.warning("archive marker not written", extra={"problem": str(error)})
 
     def refuse_empty(self) -> None:
-        """The archive has no commits. Raises UnavailableError if this state directory marks it, or another of the
-        same broker."""
+        """The archive has no commits. Raises UnavailableError if this state directory marks it: its disk may come
+        back. Raises UsageError if it marks another one of the same broker."""
         try:
             marked = {path: path.read_text("utf-8").strip() for path in self.path.parent.glob("begun-*")}
         except OSError as error:
@@ -49,7 +49,7 @@ class ArchiveMarker:
         names = self._url.rsplit("/", 2)[1:]
         others = sorted(url for url in marked.values() if url.rsplit("/", 2)[1:] == names)
         if others:
-            raise UnavailableError(
+            raise UsageError(
                 f"{self._url} is empty, and this sidecar has archived to {others[0]} before",
                 hint=f"check archive.url; {NEW_ARCHIVE}",
             )

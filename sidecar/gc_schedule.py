@@ -11,7 +11,7 @@ from maintenance.gc import Deletions, run_gc
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.state import CatalogState
 from tiered.console import size_text
-from tiered.errors import AccessDeniedError, NotFoundError, TieredError
+from tiered.errors import NotFoundError, TieredError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.retention_sections import GcSettings
 
@@ -40,6 +40,8 @@ class GcSchedule:
         self.last_gc_ms: int | None = None
         self.last_expire_ms: int | None = None
         self.expire_stopped = False
+        self.problem = ""
+        """Why the last collection deleted less than was due; empty if it did not."""
         self._thread = threading.Thread(target=self._run, name="gc", daemon=True)
 
     def start(self) -> None:
@@ -59,12 +61,8 @@ class GcSchedule:
             wait_s = self._settings.every_ms / 1000
             try:
                 self.collect()
-            except AccessDeniedError as error:
-                logger.warning(
-                    "garbage collection has not run: %s; allow deletes, or run `tiered gc --every` elsewhere and set "
-                    "gc.every_ms to 0", error,
-                )  # fmt: skip
             except TieredError as error:
+                self.problem = str(error)
                 logger.warning("garbage collection has not run: %s", error)
 
     def collect(self) -> None:
@@ -91,8 +89,10 @@ class GcSchedule:
             ),
         )
         self.last_gc_ms = self._clock_ms()
+        self.problem = ""
         if plan.failed:
             key, reason = next(iter(plan.failed.items()))
-            logger.error("%d objects could not be deleted, such as %s: %s", len(plan.failed), key, reason)
+            self.problem = f"{len(plan.failed)} objects could not be deleted, such as {key}: {reason}"
+            logger.error("%s", self.problem)
         count = len(plan.delete) - len(plan.failed)
         logger.info("garbage collection deleted %d objects, %s", count, size_text(plan.delete_bytes))

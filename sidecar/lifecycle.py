@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Protocol
 
 from sidecar.event_queue import EventQueue
+from sidecar.findings import Finding, of_report
 from sidecar.report import StatusReport
 from sidecar.run_state import ARCHIVING, TROUBLE, Condition, RetryPlan, RunState, after_failure, while_running
 from sidecar.sighup import was_received
@@ -68,7 +69,7 @@ def with_values_of(before: Settings, after: Settings, keys: Sequence[str]) -> Se
 
 
 class Service:
-    """Runs jobs built by ``factory`` until a stop."""
+    """Runs jobs built by ``factory`` until a stop. ``extended``: a report with what other parts of the process add."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Service:
         factory: JobFactory,
         reload: Callable[[], LoadedSettings],
         on_reload: Callable[[Settings], None] = lambda _settings: None,
+        extended: Callable[[StatusReport], StatusReport] = lambda report: report,
         monotonic_s: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -84,6 +86,10 @@ class Service:
         self._factory = factory
         self._load = reload
         self._on_reload = on_reload
+        self._extended = extended
+        self._settings_problem = ""
+        self._findings: dict[str, Finding] = {}
+        """As logged last, by what they are about."""
         self._monotonic_s = monotonic_s
         self._jitter = jitter
         self._events: EventQueue[tuple[Event, int]] = EventQueue()
@@ -149,7 +155,15 @@ class Service:
     def report(self) -> StatusReport:
         """The uploader's report with the service's state; only the state before the first uploader."""
         condition, report = self._observed()
-        return replace(report or StatusReport(), state=condition.text, why=condition.why)
+        return self._extended(
+            replace(
+                report or StatusReport(),
+                state=condition.text,
+                why=condition.why,
+                step=condition.step,
+                settings_problem=self._settings_problem,
+            )
+        )
 
     def health(self) -> tuple[bool, str]:
         """Alive: an uploader runs, or a restart of it is planned."""
@@ -157,9 +171,11 @@ class Service:
         return condition.state is not RunState.STOPPED, f"{condition.text}: {condition.why}"
 
     def readiness(self) -> tuple[bool, str]:
-        """Ready: the uploader archives. One that the object store or a silent broker stops is not ready."""
+        """Ready: the uploader archives. One that the object store or a silent broker stops is not ready. The text has
+        the findings too, a line each."""
         condition = self.condition
-        return condition.state in ARCHIVING, f"{condition.text}: {condition.why}"
+        lines = [condition.line, *(found.text for found in of_report(self.report()))]
+        return condition.state in ARCHIVING, "\n".join(lines)
 
     def _observed(self) -> tuple[Condition, StatusReport | None]:
         job, now = self._job, self._condition
@@ -257,6 +273,7 @@ class Service:
         if after_failure(error, before, 1, 0.0).exit_code is None:
             return False
         logger.error("reloaded settings are unusable: previous settings restored", exc_info=error)
+        self._settings_problem = str(error)
         self._apply(before)
         self._start_job()
         return True
@@ -277,7 +294,9 @@ class Service:
             after = self._load().settings
         except TieredError as error:
             logger.error("settings not reloaded: previous settings stay", exc_info=error)
+            self._settings_problem = str(error)
             return
+        self._settings_problem = ""
         changed = changed_keys(self._settings, after)
         late = [key for key in changed if FIELDS[key].rule.restart]
         if late:
@@ -332,12 +351,23 @@ class Service:
         self._log_changes()
 
     def _log_changes(self) -> None:
-        """One line for each entered state."""
+        """One line for each entered state, and for each finding that appears or ends."""
+        self._log_state()
+        found = {finding.about: finding for finding in of_report(self.report())}
+        for about, finding in found.items():
+            if about not in self._findings:
+                level = logging.ERROR if finding.is_bad else logging.WARNING
+                logger.log(level, "attention: %s", finding.what, extra={"about": about, "next": finding.step})
+        for about in self._findings.keys() - found.keys():
+            logger.info("attention ended: %s", self._findings[about].what, extra={"about": about})
+        self._findings = found
+
+    def _log_state(self) -> None:
         now, before = self.condition, self._logged
         if now.text == before.text:
             return
         now_s = self._monotonic_s()
-        details = {"why": now.why}
+        details = {"why": now.why} | ({"next": now.step} if now.step else {})
         if before.state in TROUBLE:
             details |= {"before": before.text, "after": f"{now_s - self._logged_s:.0f} s"}
         logger.log(

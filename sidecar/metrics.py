@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sidecar.findings import ABOUT, of_report
 from sidecar.report import StatusReport
 from sidecar.run_state import UP, RunState, word_of
 from tiered.formats.memory_bound import SHORTAGES
@@ -50,12 +51,22 @@ class StatusCollector(ScrapeCollector):
             yield from _queue_families(report)
             yield from _total_families(report)
             yield from _garbage_families(report)
+            yield _attention_family(report)
 
 
 def _state_family(word: str) -> Metric:
     family = GaugeMetricFamily(f"{PREFIX}_state", "1 for the present state.", labels=[*_MEDIUM, "state"])
     for state in RunState:
         family.add_metric([*_MEDIUM.values(), state.value], int(state.value == word))
+    return family
+
+
+def _attention_family(report: StatusReport) -> Metric:
+    meaning = "1 for what an operator should look at; tiered status has the next step."
+    family = GaugeMetricFamily(f"{PREFIX}_attention", meaning, labels=[*_MEDIUM, "about"])
+    found = {finding.about for finding in of_report(report)}
+    for about in ABOUT:
+        family.add_metric([*_MEDIUM.values(), about], int(about in found))
     return family
 
 

@@ -32,7 +32,9 @@ class StatusReport:
     state: str = ""
     """The words of run_state.py, or of a catalog: `owned`, `no writer`."""
     why: str = ""
-    """The cause of ``state``, for one that does not archive with the next step."""
+    """The cause of ``state``."""
+    step: str = ""
+    """The next step of a state that is a trouble."""
     archive_url: str = ""
     cluster: str = ""
     broker: str = ""
@@ -66,6 +68,8 @@ class StatusReport:
     """Damaged data objects excluded from the message index: queries by key read them directly."""
     index_files_rebuilt: int = 0
     """Damaged index files rebuilt by this process."""
+    index_problem: str = ""
+    """Why the message index is not updated; empty if it is."""
     store_problem: str = ""
     """Why the object store blocks the archive: uploads or commits are being retried; empty if none is."""
     broker_address: str = ""
@@ -85,6 +89,10 @@ class StatusReport:
     """When this process made a pass of expiry last."""
     expire_stopped: bool = False
     """Whether retention.max_share stopped that pass."""
+    gc_problem: str = ""
+    """Why the last collection of garbage deleted less than was due; empty if it did not."""
+    settings_problem: str = ""
+    """Why changed settings are not in effect; empty if they are."""
     diverged_objects: int = 0
     """Objects of a truncated or replaced log that `gc` deletes after gc.diverged_grace_ms."""
     proxy: ProxyStatus | None = None

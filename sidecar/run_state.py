@@ -27,6 +27,9 @@ RETRY_MAX_S = 30.0
 BEHIND_S = 60.0
 """Lag of `behind`; four batches' age if that is longer."""
 OBJECT_STORE = "object store"
+LOCAL_DISK = "local disk"
+ARCHIVE = "archive"
+"""Not usable as it is: empty though it has been archived to, or with messages that the broker's log lacks."""
 
 
 class RunState(Enum):
@@ -47,6 +50,20 @@ class RunState(Enum):
 ARCHIVING: Final = frozenset({RunState.FOLLOWING, RunState.BEHIND})
 UP: Final = ARCHIVING | {RunState.STANDBY, RunState.FENCED, RunState.STOPPING}
 TROUBLE: Final = frozenset({RunState.BLOCKED, RunState.FROZEN, RunState.FENCED})
+_CHECK_STORE: Final = (
+    "run tiered doctor ARCHIVE_URL; requests are repeated until the store accepts them, and nothing is lost while the "
+    "broker keeps its log"
+)
+_CHECK_DISK: Final = "free space, or let this user read and write there; it is tried again"
+_NEXT: Final = {
+    OBJECT_STORE: _CHECK_STORE,
+    LOCAL_DISK: _CHECK_DISK,
+    ARCHIVE: "do what the cause says; it is tried again, and nothing is lost while the broker keeps its log",
+}
+_STEPS: Final = {
+    RunState.FROZEN: "run tiered doctor; nothing is lost while the broker keeps its log",
+    RunState.FENCED: "nothing after a fail-over; otherwise stop one of the two writers, or give it another archive.url",
+}
 _STORE_ERRORS = (ThrottledError, UnansweredError, AccessDeniedError, RefusedRequestError, NotFoundError)
 
 
@@ -62,6 +79,18 @@ class Condition:
     def text(self) -> str:
         """`following`, `blocked: object store`, `frozen: broker 10.0.0.1:10911 does not answer`."""
         return f"{self.state.value}: {self.subject}" if self.subject else self.state.value
+
+    @property
+    def step(self) -> str:
+        """The next step of a trouble; empty for other states."""
+        if self.state is RunState.BLOCKED:
+            return _NEXT[self.subject]
+        return _STEPS.get(self.state, "")
+
+    @property
+    def line(self) -> str:
+        """State, cause and next step."""
+        return f"{self.text}: {self.why}{f'. Next: {self.step}' if self.step else ''}"
 
 
 def word_of(text: str) -> str:
@@ -109,15 +138,17 @@ def after_failure(
         return RetryPlan(Condition(state, why), settings.process.standby_retry_ms / 1000)
     if isinstance(error, UnavailableError) or (has_owned and isinstance(error, _STORE_ERRORS)):
         ceiling_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))
-        return RetryPlan(_waiting_for(error, why), ceiling_s * (0.5 + jitter / 2))
+        return RetryPlan(_waiting_for(error, why, failures), ceiling_s * (0.5 + jitter / 2))
     exit_code = error.exit_code if isinstance(error, TieredError) else EXIT_INTERNAL
     return RetryPlan(Condition(RunState.STOPPED, why), 0, exit_code)
 
 
-def _waiting_for(error: BaseException, why: str) -> Condition:
+def _waiting_for(error: BaseException, why: str, failures: int) -> Condition:
     if isinstance(error, (*_STORE_ERRORS, StoreFullError)):
         is_local = why.startswith("/")
-        return Condition(RunState.BLOCKED, why, "local disk" if is_local else OBJECT_STORE)
+        return Condition(RunState.BLOCKED, why, LOCAL_DISK if is_local else OBJECT_STORE)
     if isinstance(error, UnreadableError):
-        return Condition(RunState.BLOCKED, why, "local disk")
+        return Condition(RunState.BLOCKED, why, LOCAL_DISK)
+    if failures > 1:
+        return Condition(RunState.BLOCKED, why, ARCHIVE)
     return Condition(RunState.CONNECTING, why)

@@ -194,6 +194,7 @@ class UploaderJob:
             last_gc_ms=self._gc.last_gc_ms,
             last_expire_ms=self._gc.last_expire_ms,
             expire_stopped=self._gc.expire_stopped,
+            gc_problem=self._gc.problem,
         )
         if report.bound_reason != BoundReason.FROZEN.value:
             return report

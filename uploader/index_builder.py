@@ -155,6 +155,7 @@ class IndexBuilder:
             try:
                 while self._writer.is_claimed and not stop.is_set() and self.step():
                     pass
+                self.counters.last_error = ""
             except TieredError as error:
                 self.counters.last_error = str(error)
                 self._log("index not updated this time", {"error": str(error)})

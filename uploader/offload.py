@@ -465,6 +465,7 @@ class Offloader:
             oldest_garbage_ms=state.oldest_garbage_ms,
             diverged_objects=state.diverged_count,
             index_files_rebuilt=self._index_builder.counters.rebuilt,
+            index_problem=self._index_builder.counters.last_error,
             store_problem=self._store_problem(),
         )
 

@@ -112,6 +112,8 @@ class ServedArchive:
         self._tables = BrokerTables(access.store)
         self._topics: tuple[tuple[int, int], dict[str, TopicConfig]] = (-1, -1), {}
         self._grown = asyncio.Event()
+        self.problem = ""
+        """Why the catalog cannot be read; empty if it can."""
         self._queries = asyncio.Semaphore(QUERIES_MAX)
         self._turns = Turns(shares_max=8)
         self._filters = CompiledFilters(self._turns)
@@ -131,8 +133,13 @@ class ServedArchive:
                 if self._tables.is_stale(state):
                     await asyncio.to_thread(self._tables.refresh, state)
             except TieredError as error:  # a refusal may pass too: credentials are renewed, clocks corrected
-                logger.warning("cannot read the catalog: %s", error)
+                if not self.problem:
+                    logger.warning("cannot read the catalog: %s", error)
+                self.problem = str(error)
                 continue
+            if self.problem:
+                logger.info("the catalog is read again")
+                self.problem = ""
             if state.version != announced:
                 announced = state.version
                 self.wake()

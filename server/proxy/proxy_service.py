@@ -95,7 +95,9 @@ class ProxyService(RelayService[ProxyClient]):
 
     async def start(self) -> tuple[str, int]:
         parse_address(self._config.advertise, "serve.advertise")
-        return await super().start()
+        bound = await super().start()
+        self._spawn(self._name_servers.watch())
+        return bound
 
     def apply(self, policies: ReadPolicies) -> None:
         """Use other read policies, in routes from the next request on. On the event loop's thread."""
@@ -114,6 +116,7 @@ class ProxyService(RelayService[ProxyClient]):
             self._group_readings(),
             sum(client.upstream.is_connected for client in clients),
             has_plain_accounts=self.has_plain_accounts,
+            name_server_problem=self._name_servers.problem,
         )
 
     def _connect(self, connection: Connection) -> ProxyClient:

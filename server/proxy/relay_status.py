@@ -41,9 +41,11 @@ class RelayStatus:
 
 @dataclass(frozen=True)
 class ProxyStatus(RelayStatus):
-    """``broker_connections``: open connections to the broker, made for clients."""
+    """``broker_connections``: open connections to the broker, made for clients. ``name_server_problem``: why no name
+    server answers; empty if one does."""
 
     broker_connections: int
+    name_server_problem: str = ""
 
 
 @dataclass(frozen=True)

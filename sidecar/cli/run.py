@@ -81,7 +81,13 @@ def execute(options: argparse.Namespace) -> int:
         )
         factory = _Factory(state, metrics, partial(_committed, view, thread))
         on_reload = partial(_reloaded, current, thread)
-        service = Service(loaded, factory=factory, reload=current.reload, on_reload=on_reload)
+        service = Service(
+            loaded,
+            factory=factory,
+            reload=current.reload,
+            on_reload=on_reload,
+            extended=partial(_with_relays, services),
+        )
         service.handle_signals()
         source = _Source(service, metrics, services, thread)
         pages = AdminPages(_process(source, settings, conf, names, thread), current, view)
@@ -167,6 +173,16 @@ def _process(
     )
 
 
+def _with_relays(services: Sequence[RelayService[Any]], report: StatusReport) -> StatusReport:
+    """With the status of proxy and slave mode."""
+    for service in services:
+        if isinstance(service, ProxyService):
+            report = replace(report, proxy=service.status())
+        elif isinstance(service, SlaveService):
+            report = replace(report, slave=service.status())
+    return report
+
+
 class _Factory:
     """Builds jobs. A take-over is requested once per (re)load of the settings, until a claim is won or refused: a
     writer that is fenced later stays fenced."""
@@ -234,13 +250,7 @@ class _Source:
 
     def status_json(self) -> bytes:
         """See AdminSource."""
-        report = self._service.report()
-        for service in self._services:
-            if isinstance(service, ProxyService):
-                report = replace(report, proxy=service.status())
-            elif isinstance(service, SlaveService):
-                report = replace(report, slave=service.status())
-        return encode_report(report)
+        return encode_report(self._service.report())
 
     def metrics(self) -> bytes:
         """See AdminSource."""

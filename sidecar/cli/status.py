@@ -24,6 +24,7 @@ from sidecar.cli.arguments import (
     add_setting_flags,
     settings_of,
 )
+from sidecar.findings import of_report
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
 from sidecar.report import StatusReport, decode_report, seconds_since
@@ -167,16 +168,24 @@ def _report(archive: Archive, lag: Lag | None, end_phys: int | None, margin_s: f
     )
 
 
+def headline(report: StatusReport) -> list[str]:
+    """The first lines: the state, its cause, and the findings."""
+    title = f"{report.cluster}/{report.broker} in {report.archive_url}"
+    lines = [f"{title}: {report.state}, epoch {report.epoch}"]
+    if report.why and report.state != RunState.FOLLOWING.value:
+        lines.append(f"why         {report.why}")
+    if report.step:
+        lines.append(f"next        {report.step}")
+    return lines + [f"attention   {finding.text}" for finding in of_report(report)]
+
+
 def _print(report: StatusReport) -> None:
     def number(value: int | None, unit: str = "") -> str:
         return "unknown" if value is None else f"{value:,}{unit}"
 
     bound = number(report.bound_phys)
     lag_bytes = "unknown" if report.lag_bytes is None else size_text(report.lag_bytes)
-    title = f"{report.cluster}/{report.broker} in {report.archive_url}"
-    print_lines(f"{title}: {report.state}, epoch {report.epoch}")
-    if report.why and report.state != RunState.FOLLOWING.value:
-        print_lines(f"why         {report.why}")
+    print_lines(*headline(report))
     print_lines(f"writer      {report.writer or 'none'}")
     print_lines(
         f"archived    to {report.committed_phys:,} of {bound} ({report.bound_reason or 'bound unknown'})"
@@ -186,21 +195,15 @@ def _print(report: StatusReport) -> None:
     )
     print_lines(f"retention   {_margin(report)}")
     print_lines(f"gaps        {report.gaps:,}")
-    if report.unindexed_objects:
-        print_lines(f"index       {report.unindexed_objects:,} damaged objects excluded (see tiered verify)")
     if report.pending_deletions:
         age = duration_text(report.oldest_pending_deletion_seconds)
         print_lines(
             f"garbage     {report.pending_deletions:,} objects, the oldest {age} old (tiered gc deletes them)"
         )
-    if report.diverged_objects:
-        print_lines(
-            f"diverged    {report.diverged_objects:,} objects of a truncated or replaced log (tiered ls --diverged)"
-        )
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)
         print_lines(f"memory      {size_text(report.budget_used_bytes)} of {limit}")
-        print_lines(f"pins        {report.pins}{f' ({report.pin_note})' if report.pin_note else ''}")
+        print_lines(f"pins        {report.pins}")
         print_lines(
             f"failures    {report.errors:,}{f', last: {report.last_error}' if report.last_error else ''}"
         )

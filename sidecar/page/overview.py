@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from server.archive_mode.archive_service import ArchiveStatus
+from sidecar.findings import Finding
 from sidecar.page.archive_view import Contents, Cost
 from sidecar.page.figures import (
     bytes_text,
@@ -17,7 +18,6 @@ from sidecar.page.figures import (
     rate_text,
     seconds_text,
 )
-from sidecar.page.findings import Finding
 from sidecar.page.html import Child, Html, facts, section, table, tag
 from sidecar.page.sparkline import Point, sparkline
 from sidecar.page.worker_value import Reading

@@ -16,12 +16,12 @@ from server.archive_mode.archive_service import ArchiveStatus
 from server.listen.own_address import is_loopback
 from server.proxy.relay_status import RelayStatus
 from sidecar.admin import TEXT, PageAnswer
+from sidecar.findings import of_catalog, of_report
 from sidecar.page.access_token import CHALLENGE, AccessToken, read_token
 from sidecar.page.archive_view import ArchiveView
 from sidecar.page.clients import ReadFigures, render_clients
 from sidecar.page.current_settings import CurrentSettings
 from sidecar.page.figures import date_text
-from sidecar.page.findings import of_catalog, of_relay, of_report
 from sidecar.page.history import History, Measurement, Sampler
 from sidecar.page.html import Child, Html
 from sidecar.page.layout import HTML_TYPE, SECURITY_HEADERS, STATIC_TYPES, document, notice, static_file
@@ -177,15 +177,14 @@ class AdminPages:
             state, why = "not working", alive
         contents = self._archive.contents()
         findings = [] if report is None else of_report(report)
-        if contents.value is not None:
+        if report is None and contents.value is not None:
             grace_ms = self._settings.settings.gc.grace_ms
-            findings += of_catalog(contents.value.state, int(time.time() * 1000), grace_ms)
-        findings += [finding for relay in process.relays() for finding in of_relay(relay)]
+            findings = of_catalog(contents.value.state, int(time.time() * 1000), grace_ms)
         facts: list[tuple[str, Child]] = [("Started", date_text(self._started_ms))]
         if report is not None:
             facts += [("Writer", report.writer or "none"), ("Epoch", f"{report.epoch:,}")]
         shown = Overview(
-            state, why.removeprefix(f"{state}: "), is_alive and is_ready, report, served, contents,
+            state, why.removeprefix(f"{state}: ").partition("\n")[0], is_alive and is_ready, report, served, contents,
             self._archive.cost(), findings, self._history.points, facts,
         )  # fmt: skip
         return _Page("Overview", render_overview(shown))

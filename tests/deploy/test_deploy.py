@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from sidecar.cli import gc
+from sidecar.findings import ABOUT
 from sidecar.run_state import RunState
 from tests.deploy.bucket_policies import ROLES, for_minio, policy_of
 from tests.servers.install import NotInstallableError, compose_validator, promtool_binary
@@ -166,8 +167,10 @@ def test_every_alert_and_state_is_explained() -> None:
     page = (ROOT / "docs" / "OPERATING.md").read_text("utf-8")
     alerts = re.findall(r"alert: (\w+)", (DEPLOY / "prometheus" / "alerts.yml").read_text("utf-8"))
     assert re.findall(r"^### (\w+)", page, re.MULTILINE) == alerts
-    explained = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE))
-    assert explained == {state.value for state in RunState}
+    states = set(re.findall(r"^\| `(\w+)", page.partition("## Alerts")[0], re.MULTILINE))
+    assert states == {state.value for state in RunState}
+    findings = page.partition("### TieredNeedsAttention")[2].partition("###")[0]
+    assert set(ABOUT) <= set(re.findall(r"`([a-z-]+)`", findings))
 
 
 def test_scrape_jobs_have_the_names_that_the_alerts_expect() -> None:

@@ -39,6 +39,9 @@ class Action(Enum):
     FULL = "507 XMinioStorageFull"
     SKEWED = "403 RequestTimeTooSkewed"
     WRONG_REGION = "400 AuthorizationHeaderMalformed"
+    DENIED = "403 AccessDenied"
+    EXPIRED = "400 ExpiredToken"
+    NO_BUCKET = "404 NoSuchBucket"
 
 
 class Stage(Enum):
@@ -57,6 +60,9 @@ _CANNED = {
     Action.FULL: (507, "XMinioStorageFull"),
     Action.SKEWED: (403, "RequestTimeTooSkewed"),
     Action.WRONG_REGION: (400, "AuthorizationHeaderMalformed"),
+    Action.DENIED: (403, "AccessDenied"),
+    Action.EXPIRED: (400, "ExpiredToken"),
+    Action.NO_BUCKET: (404, "NoSuchBucket"),
 }
 
 

@@ -22,6 +22,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.now_s = 100.0
+        self.problem = ""
         self.offsets = SimpleNamespace(holds_lease=True)
         self.audited = {"refused": 3, "reset": 1}
         service: Any = SimpleNamespace(
@@ -29,7 +30,7 @@ class Scene:
             offsets=self.offsets, audited=self.audited, refused_proxy_headers=7,
         )  # fmt: skip
         access: Any = SimpleNamespace(title="c/b in file:///a", state=SimpleNamespace(version=9))
-        self.source = ArchiveAdminSource(access, service, lambda: self.now_s)
+        self.source = ArchiveAdminSource(access, service, lambda: self.problem, lambda: self.now_s)
 
     def metrics(self) -> dict[tuple[str, ...], float]:
         families = text_string_to_metric_families(self.source.metrics().decode())
@@ -45,6 +46,9 @@ def test_it_is_ready_while_it_serves_and_owns_the_groups() -> None:
     assert scene.source.readiness() == (False, "starting")
     scene.source.address = "h:1"
     assert scene.source.readiness()[0]
+    scene.problem = "refused"
+    assert scene.source.readiness() == (False, "blocked: object store: refused")
+    scene.problem = ""
     scene.offsets.holds_lease = False
     is_ready, why = scene.source.readiness()
     assert not is_ready and "another server owns the consumer groups" in why
@@ -73,12 +77,14 @@ def test_status_and_metrics_have_clients_groups_and_audit(monkeypatch: pytest.Mo
     monkeypatch.setattr(SHORTAGES, "count", 4)
     status = json.loads(scene.source.status_json())
     assert status == {
-        "archive": "c/b in file:///a", "address": "h:1", "catalogVersion": 9, "ownsGroups": True, "connections": 5,
-        "groups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}], "audited": {"refused": 3, "reset": 1},
+        "archive": "c/b in file:///a", "address": "h:1", "catalogVersion": 9, "storeProblem": "", "ownsGroups": True,
+        "connections": 5, "groups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}],
+        "audited": {"refused": 3, "reset": 1},
     }  # fmt: skip
     found = scene.metrics()
     expected = {
-        ("serve_connections",): 5, ("serve_consumers",): 3, ("serve_owns_groups",): 1, ("serve_catalog_version",): 9,
+        ("serve_connections",): 5, ("serve_consumers",): 3, ("serve_owns_groups",): 1, ("serve_store_blocked",): 0,
+        ("serve_catalog_version",): 9,
         ("serve_refused_proxy_headers_total",): 7, ("serve_audited_total", "refused"): 3,
         ("serve_audited_total", "reset"): 1, ("decode_memory_shortages_total", "blob", "tiered"): 4,
     }  # fmt: skip

@@ -17,7 +17,7 @@ from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.errors import UnavailableError
+from tiered.errors import UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
@@ -129,7 +129,7 @@ def test_a_mistyped_url_begins_no_archive(host: Host) -> None:
     host.run()
     named = host.settings.archive
     host.settings = replace(host.settings, archive=replace(named, url=f"{named.url}-mistyped"))
-    with pytest.raises(UnavailableError, match=r"archive-mistyped/c/b is empty, and .*/archive/c/b before"):
+    with pytest.raises(UsageError, match=r"archive-mistyped/c/b is empty, and .*/archive/c/b before"):
         host.run()
     assert host.run(new_archive=True).started
     host.settings = replace(host.settings, archive=named)

@@ -140,7 +140,8 @@ def test_an_uploader_that_the_object_store_blocks_is_not_ready(monkeypatch: pyte
     blocked = dataclasses.replace(REPORT, store_problem="http://h:9000 is unreachable: refused")
     monkeypatch.setattr(FakeJob, "report", lambda _job: blocked)
     why = "blocked: object store: http://h:9000 is unreachable: refused"
-    assert harness.service.readiness() == (False, why)
+    ready, text = harness.service.readiness()
+    assert not ready and text.startswith(f"{why}. Next: run tiered doctor")
     report = harness.service.report()
     assert report.state == "blocked: object store"
     assert harness.service.health()[0]
@@ -199,7 +200,8 @@ def test_a_broker_that_is_silent_freezes_and_one_log_entry_marks_each_end(
     )
     text = "frozen: broker h:10911 does not answer"
     monkeypatch.setattr(FakeJob, "report", lambda _job: silent)
-    assert harness.service.readiness() == (False, f"{text}: it does not answer at h:10911 (refused)")
+    ready, line = harness.service.readiness()
+    assert not ready and line.startswith(f"{text}: it does not answer at h:10911 (refused). Next: ")
     harness.wait_for(lambda: f"state {text}" in caplog.messages)
     time.sleep(0.05)
     monkeypatch.setattr(FakeJob, "report", lambda _job: REPORT)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from server.proxy.relay_status import ProxyStatus, SlaveStatus
-from sidecar.page.findings import of_catalog, of_relay, of_report
+from sidecar.findings import of_catalog, of_relay, of_report
 from sidecar.page.history import History, Sampler
 from sidecar.page.html import Html, lines, tag
 from sidecar.page.messages import hex_dump, text_of

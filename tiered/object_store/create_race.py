@@ -51,13 +51,15 @@ def new_trial() -> str:
 def require_exclusive_creates(store: ObjectStore, *, rounds: int = ROUNDS) -> None:
     """Race creates below TRIAL_PREFIX, then remove the objects. ``store`` is below the archive's prefix.
 
-    Raises RefusedRequestError for a store that lets several writers succeed, and what its requests raise.
+    Raises RefusedRequestError for a store that lets several writers succeed, and what its requests raise, also for an
+    account that may not read.
     """
     trial = new_trial()
     keys = [f"{trial}race-{number}{TRIAL_SUFFIX}" for number in range(rounds)]
     try:
         for key in keys:
             race_creates(store, key)
+        store.get(keys[0], _BODY_BYTES)  # a writer reads its own catalog, pages and index
     except TieredError:
         with suppress(TieredError):
             store.delete(keys)
