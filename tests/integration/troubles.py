@@ -474,7 +474,14 @@ TROUBLES = (
         harms_broker=True,
     ),
     _attention(
-        "gap", "gaps", r"\d+ gaps|gap recorded", "tiered ls", "TieredGapRecorded", _gap, harms_broker=True
+        "gap",
+        "gaps",
+        r"\d+ gaps|gap recorded",
+        "tiered ls",
+        "TieredGapRecorded",
+        None,
+        _gap,
+        harms_broker=True,
     ),
     _attention(
         "name server away",
