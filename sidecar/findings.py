@@ -16,7 +16,7 @@ from tiered.console import duration_text
 
 MARGIN_BAD_S, MARGIN_WARN_S = 3600.0, 6 * 3600.0
 GARBAGE_LATE_MS = 86_400_000
-"""Garbage may be so long past its grace period."""
+"""How long after its grace period garbage counts as late."""
 ABOUT = (
     "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "pins", "index", "settings",
     "name-servers", "master", "plain-accounts",

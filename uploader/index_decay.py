@@ -1,7 +1,7 @@
 """Finds index files of which most messages have expired. Pure.
 
-An object counts as gone when no living run refers to it. Compaction moves runs to other objects under their versions, so
-the living bytes of a file's versions decide too. A file that was just rebuilt covers no such object.
+An object counts as gone when no living run refers to it. Compaction moves runs to other objects under their versions,
+so the living bytes of a file's versions decide too. A file that was just rebuilt covers no such object.
 """
 
 from __future__ import annotations

@@ -80,13 +80,9 @@ def execute(options: argparse.Namespace) -> int:
             metrics,
         )
         factory = _Factory(state, metrics, partial(_committed, view, thread))
-        on_reload = partial(_reloaded, current, thread)
+        on_reload, extended = partial(_reloaded, current, thread), partial(_with_relays, services)
         service = Service(
-            loaded,
-            factory=factory,
-            reload=current.reload,
-            on_reload=on_reload,
-            extended=partial(_with_relays, services),
+            loaded, factory=factory, reload=current.reload, on_reload=on_reload, extended=extended
         )
         service.handle_signals()
         source = _Source(service, metrics, services, thread)

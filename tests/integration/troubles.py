@@ -158,7 +158,7 @@ def _slow(found: Case) -> None:
 def _drop_bucket(found: Case) -> None:
     client = found.minio.client()
     bucket = found.sidecar.url.split("/")[2]
-    found.answers_with(Action.STALL)  # nothing is written meanwhile
+    found.answers_with(Action.STALL)  # nothing is written while it is emptied
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
         for item in page.get("Contents", ()):
             client.delete_object(Bucket=bucket, Key=item["Key"])
@@ -223,7 +223,7 @@ def _hang_broker(found: Case) -> None:
     os.kill(found.broker.broker.pid, signal.SIGSTOP)
 
 
-def _go_on(found: Case) -> None:
+def _continue_broker(found: Case) -> None:
     os.kill(found.broker.broker.pid, signal.SIGCONT)
 
 
@@ -452,7 +452,7 @@ TROUBLES = (
         "TieredFrozen",
         _hang_broker,
         harms_broker=True,
-        mend=_go_on,
+        mend=_continue_broker,
     ),
     _attention(
         "broker down",

@@ -30,7 +30,7 @@ from tests.soak.results import knob, limits, publish
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(5400)]
 
 LIMIT_S = knob("TROUBLE_LIMIT_S", 30)
-GIVE_UP_S = 90
+WATCHED_S = 90
 AT_ONCE = 3
 FIRES_S = 75
 """Alerts that wait a minute or less are watched until they fire."""
@@ -72,7 +72,7 @@ def observed(trouble: Trouble, found: Case, prometheus: Prometheus) -> Row:
     if trouble.exit_code is not None:
         _await_end(row, found, view)
     elif trouble.ready:
-        seen = view.until_named(trouble.signs, GIVE_UP_S)
+        seen = view.until_named(trouble.signs, WATCHED_S)
         row.after_s, row.missed = seen.after_s, seen.missing()
         row.said, row.ready = seen.said.get("status", ""), seen.last["ready"].partition("\n")[0]
         if int(row.ready[:3] or 0) != trouble.ready:
@@ -97,7 +97,7 @@ def _start(found: Case) -> None:
 def _await_end(row: Row, found: Case, view: OperatorView) -> None:
     """It ends with the code, and its last words name cause and next step."""
     assert found.sidecar.process is not None
-    row.exit_code = found.sidecar.process.wait(GIVE_UP_S)
+    row.exit_code = found.sidecar.process.wait(WATCHED_S)
     ended_s = time.monotonic() - view.began_s
     row.after_s = {"log": ended_s, "ready": ended_s}
     text = found.sidecar.log.read_text("utf-8")
@@ -117,7 +117,7 @@ def _await_end(row: Row, found: Case, view: OperatorView) -> None:
 def _await_silence(row: Row, found: Case, view: OperatorView) -> None:
     """Nothing answers: a probe and a scrape fail, `tiered status` says so."""
     while not view.texts()["ready"].startswith("no answer"):
-        assert time.monotonic() - view.began_s < GIVE_UP_S
+        assert time.monotonic() - view.began_s < WATCHED_S
     row.after_s = {"ready": time.monotonic() - view.began_s}
     row.ready = view.texts()["ready"]
     _status_of_the_host(row, found)
@@ -134,14 +134,14 @@ def _status_of_the_host(row: Row, found: Case) -> None:
 
 def _await_alert(row: Row, view: OperatorView, prometheus: Prometheus) -> None:
     trouble = row.trouble
-    while (now_s := time.monotonic() - view.began_s) < GIVE_UP_S + FIRES_S:
+    while (now_s := time.monotonic() - view.began_s) < WATCHED_S + FIRES_S:
         alert = prometheus.alert(trouble.alert, trouble.name)
         if alert is not None:
             row.alert_s = now_s - alert.active_s if row.alert_s is None else row.alert_s
             row.fired_s = now_s if alert.is_firing else None
             if alert.is_firing or trouble.alert not in QUICK:
                 break
-        elif now_s > GIVE_UP_S:
+        elif now_s > WATCHED_S:
             break
         time.sleep(1)
     if row.alert_s is None:
