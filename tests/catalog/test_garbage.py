@@ -103,6 +103,9 @@ def test_the_bucket_says_which_versions_are_older_than_the_grace_period(versions
     for before in range(-1, versions + 3):
         found = settled_version(memory, versions, NOW_MS + before)
         assert found == min(max(before, 0), versions)
+    assert settled_version(memory, versions + 1, NOW_MS + 10**6) == versions, (
+        "a missing commit is not settled"
+    )
 
 
 def test_it_is_a_dry_run_by_default(memory: Bucket) -> None:
@@ -213,3 +216,5 @@ def test_a_key_set_finds_what_it_holds() -> None:
     assert all(f"k{number}" in keys for number in range(1000))
     assert not any(f"k{number}" in keys for number in range(1000, 2000))
     assert "k" not in KeySet([])
+    both = KeySet.union([KeySet(["a", "b"]), KeySet([]), KeySet(["c"])])
+    assert all(key in both for key in "abc") and "d" not in both

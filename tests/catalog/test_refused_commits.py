@@ -16,6 +16,7 @@ from tiered.catalog.claims import refusal
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, Owner
+from tiered.model.tables import FLOOR_DTYPE, GAP_DTYPE, RUN_DTYPE
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 
@@ -65,6 +66,16 @@ def test_an_append_removes_no_run(started: CatalogState) -> None:
     removed["rows"], removed["end_queue_offset"], removed["version"] = 3, 3, 2
     apply(started, at(started, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=removed)))
     refused(started, replace(append_draft(started, {A: 1}), removed=removed), "an append removes nothing")
+
+
+def test_an_append_is_checked_inside_its_range(started: CatalogState) -> None:
+    draft = append_draft(started, {A: 1})
+    apply(started, at(started, draft))
+    refused(started, replace(draft, check=draft.check._replace(end_phys=draft.to_phys + 1)), "checked by")
+    empty = replace(append_draft(started, {}), check=started.cursor.check)
+    apply(started, at(started, empty))
+    before = empty.check._replace(end_phys=0)
+    refused(started, replace(empty, to_phys=empty.from_phys - 1, check=before), "checked by")
 
 
 @pytest.mark.parametrize("field", ["restored", "purged"])
@@ -130,6 +141,17 @@ def test_a_new_log_history_begins_with_the_state_its_root_holds() -> None:
     for missing in (None, replace(root, log_histories=())):
         with pytest.raises(CommitInvalidError):
             apply(before, commit, missing)
+
+
+@pytest.mark.parametrize(
+    ("field", "dtype"),
+    [("runs", RUN_DTYPE), ("gaps", GAP_DTYPE), ("removed", REMOVED_DTYPE), ("floors", FLOOR_DTYPE)],
+)
+def test_a_commit_of_a_new_log_history_carries_no_data(field: str, dtype: np.dtype[Any]) -> None:
+    before, commit, root = with_new_history()
+    changed: dict[str, Any] = {field: np.zeros(1, dtype)}
+    with pytest.raises(CommitInvalidError, match="carries no data"):
+        apply(before, replace(commit, draft=replace(commit.draft, **changed)), root)
 
 
 def test_tombstones_and_gaps_of_the_first_queue_outlive_a_new_log_history() -> None:
