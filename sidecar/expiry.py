@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from maintenance.expire import commit_pass, plan_pass
-from sidecar.topic_rules import rules_in
+from sidecar.archive_rules import rules_in
 from tiered.catalog.state import CatalogState
 from tiered.console import size_text
 from tiered.formats.container import CATALOG_MAJOR

@@ -2,8 +2,8 @@
 
 For archived messages the archive decides: only it has deleted topics, earlier generations and superseded log histories.
 The broker's files add messages that are not archived yet. A replaced log that the archive has not seen yet is visible
-from the archive's end on. Does not own either side's search (archive_queries.py, broker_side.py) nor the choice of side
-(query_policy.py).
+from the archive's end on. Does not own either side's search (archive_queries.py, broker_files_lookup.py) nor the choice
+of side (query_policy.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from fetcher.policy.query_policy import TimeRange, query_shares
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.queries.archive_queries import ArchiveQueries
-from fetcher.queries.broker_side import BrokerSideQueries
+from fetcher.queries.broker_files_lookup import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyQuery, Position
 from fetcher.queries.found import FoundMessage

@@ -18,7 +18,7 @@ import numpy as np
 from fetcher.io.waiting import gather
 from fetcher.queries.found import ALWAYS_MS, Entry, FoundMessage, count_within, is_shown, read_entry
 from fetcher.queries.source import QuerySource
-from fetcher.queries.unindexed import scan_instead, scan_unindexed, unindexed_segments
+from fetcher.queries.unindexed_items import scan_instead, scan_unindexed, unindexed_segments
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError

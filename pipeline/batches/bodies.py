@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.batches.record_columns import validity
+from pipeline.batches.text_columns import validity
 from pipeline.scan.row_chunk import RowChunk
 from tiered.errors import CorruptionError
 from tiered.formats.record import BODY_BYTES_MAX, SYS_COMPRESSED, decompress_body

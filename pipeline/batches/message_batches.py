@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.batches.bodies import Bodies, BodyReader
-from pipeline.batches.record_columns import RecordText, host_strings, ids, inner_lists, other_topics
+from pipeline.batches.text_columns import RecordText, host_strings, ids, inner_lists, other_topics
 from pipeline.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
 from pipeline.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
 from tiered.formats.record import MAGIC_V1, SYS_COMPRESSED

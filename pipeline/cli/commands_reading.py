@@ -20,7 +20,7 @@ from pipeline.cli.arguments import (
     source_of,
     whole_number,
 )
-from pipeline.cli.progress import Progress
+from pipeline.cli.job_progress import Progress
 from pipeline.cli.stage_progress import stage_progress
 from pipeline.jobs.diff import DiffReport, diff
 from pipeline.jobs.search import SHOWN, Question, fault_of_the_question, search

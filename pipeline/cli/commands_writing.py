@@ -11,7 +11,7 @@ import orjson
 
 from maintenance.prices import read_prices
 from pipeline.cli.arguments import add_source, add_spark, add_topics, session_of, settings_of, source_of
-from pipeline.cli.progress import Progress
+from pipeline.cli.job_progress import Progress
 from pipeline.jobs.backfill import backfill
 from pipeline.jobs.backfill_options import BackfillOptions, StoreToBackfill
 from pipeline.jobs.compact import compact

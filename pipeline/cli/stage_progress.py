@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.cli.progress import PROGRESS_S, Progress
+from pipeline.cli.job_progress import PROGRESS_S, Progress
 
 if TYPE_CHECKING:
     from pyspark import StatusTracker

@@ -9,8 +9,8 @@ from typing import Any
 from maintenance.expire import Erasure, ExpiryPass, commit_pass, plan_pass
 from maintenance.prices import Prices
 from sidecar.archive import Archive, open_for_reading
+from sidecar.archive_rules import rules_of
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.topic_rules import rules_of
 from tiered.console import print_json, print_lines, size_text
 from tiered.errors import UsageError
 

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from maintenance.diverged import keep_history
+from maintenance.diverged_messages import keep_history
 from maintenance.gc import Deletions, run_gc
 from maintenance.prices import Prices
 from sidecar.archive import Archive, open_for_reading

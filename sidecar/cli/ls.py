@@ -11,12 +11,12 @@ from itertools import groupby
 from typing import Any
 
 from fetcher.queries.queue_listing import QueueListing, list_queues
-from maintenance.diverged import diverged_queues
+from maintenance.diverged_messages import diverged_queues
 from maintenance.expire import plan_pass
 from maintenance.expire_plan import NEVER_MS
 from sidecar.archive import Archive, open_all_for_reading, open_for_reading
+from sidecar.archive_rules import rules_of
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.topic_rules import rules_of
 from tiered.catalog.deletions import KEPT_MS
 from tiered.catalog.pages import RunIndex
 from tiered.console import print_json, print_lines, print_table, size_text, time_text

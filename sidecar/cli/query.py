@@ -14,7 +14,7 @@ from pathlib import Path
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.both_sides import BothSidesQueries
-from fetcher.queries.broker_side import BrokerSideQueries
+from fetcher.queries.broker_files_lookup import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from fetcher.queries.found import ALWAYS_MS, FoundMessage, newest_ms

@@ -29,7 +29,7 @@ from sidecar.logs import log_service
 from sidecar.metrics import DecodingCollector, ObjectStoreCollector, StatusCollector
 from sidecar.page.archive_view import ArchiveView
 from sidecar.page.current_settings import CurrentSettings
-from sidecar.page.pages import AdminPages, Process
+from sidecar.page.page_requests import AdminPages, Process
 from sidecar.report import StatusReport, encode_report
 from sidecar.serving import ServingThread, checks_clients, handlers_with, services_of
 from sidecar.serving_metrics import ServingCollector

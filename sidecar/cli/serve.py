@@ -25,7 +25,7 @@ from sidecar.group_owner import is_gone, own_name
 from sidecar.logs import log_service
 from sidecar.page.archive_view import ArchiveView
 from sidecar.page.current_settings import CurrentSettings
-from sidecar.page.pages import AdminPages, Process
+from sidecar.page.page_requests import AdminPages, Process
 from sidecar.sighup import was_received
 from tiered.console import print_lines
 from tiered.errors import UsageError

@@ -19,9 +19,9 @@ from fetcher.queries.queue_listing import QueueListing
 from maintenance.archive_use import ArchiveUse, PartSizes, measure
 from maintenance.cost import MonthCost, RequestCounts, TopicCost, month_cost, topic_costs
 from maintenance.prices import Prices
+from sidecar.archive_rules import rules_in
 from sidecar.page.topic_summary import TopicNumbers, TopicSummary, summarize
 from sidecar.page.worker_value import Reading, WorkerValue
-from sidecar.topic_rules import rules_in
 from tiered.catalog.state import CatalogState
 from tiered.errors import ObjectTooLargeError, TieredError, UnavailableError
 from tiered.model.queue import QueueKey

@@ -12,7 +12,7 @@ from server.proxy.relay_status import RelayStatus
 from sidecar.admin import PageAnswer
 from sidecar.page.archive_view import ArchiveView
 from sidecar.page.current_settings import CurrentSettings
-from sidecar.page.pages import AdminPages, Process
+from sidecar.page.page_requests import AdminPages, Process
 from sidecar.report import StatusReport
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.sidecar.status_report import REPORT

@@ -11,7 +11,7 @@ import pytest
 
 from server.archive_mode.archive_service import ArchiveStatus
 from server.proxy.relay_status import GroupReading, ProxyStatus
-from sidecar.page.layout import STATIC_TYPES
+from sidecar.page.frame import STATIC_TYPES
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.sidecar.page_scene import PageScene, token_file
@@ -187,7 +187,7 @@ def test_every_page_forbids_foreign_and_inline_content(scene: PageScene) -> None
                 b"http://127.0.0.1:9000", b""
             )
             assert foreign not in content, target
-    for missing in ("/elsewhere", "/page/", "/page/../pages.py", "/page/style.css/x", "/clients"):
+    for missing in ("/elsewhere", "/page/", "/page/../page_requests.py", "/page/style.css/x", "/clients"):
         assert scene.answer(missing) is None, missing
 
 

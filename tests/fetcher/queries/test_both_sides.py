@@ -14,7 +14,7 @@ import pytest
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.both_sides import BothSidesQueries, merged
-from fetcher.queries.broker_side import BrokerSideQueries
+from fetcher.queries.broker_files_lookup import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from sidecar.cli import main
@@ -130,7 +130,7 @@ def test_what_the_broker_has_not_indexed_is_looked_for_in_its_log(
             query = KeyQuery(record.topic, str(record.uniq_key), KeyKind.UNIQUE)
             assert [message.data for message in queries.by_key(query)] == [record.data]
         assert not caplog.records
-        monkeypatch.setattr("fetcher.queries.broker_side.TAIL_BYTES_MAX", 10_000)
+        monkeypatch.setattr("fetcher.queries.broker_files_lookup.TAIL_BYTES_MAX", 10_000)
         query = KeyQuery(records[-1].topic, str(records[-1].uniq_key), KeyKind.UNIQUE)
         assert queries.by_key(query) == []
         assert "only 10000 bytes from there on are searched" in caplog.text

@@ -165,7 +165,7 @@ def test_tasks_are_counted_while_a_query_runs(
     quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subject, "PROGRESS_S", 0.001)
-    monkeypatch.setattr("pipeline.cli.progress.PROGRESS_S", 0.0)
+    monkeypatch.setattr("pipeline.cli.job_progress.PROGRESS_S", 0.0)
     tracker = Tracker(enough=threading.Event())
     spark: Any = SimpleNamespace(_jsc=1, sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
     with subject.stage_progress(spark, "stats", quiet=quiet):

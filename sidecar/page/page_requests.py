@@ -22,9 +22,9 @@ from sidecar.page.archive_view import ArchiveView
 from sidecar.page.clients import ReadFigures, render_clients
 from sidecar.page.current_settings import CurrentSettings
 from sidecar.page.figures import date_text
+from sidecar.page.frame import HTML_TYPE, SECURITY_HEADERS, STATIC_TYPES, document, notice, static_file
 from sidecar.page.history import History, Measurement, Sampler
 from sidecar.page.html import Child, Html
-from sidecar.page.layout import HTML_TYPE, SECURITY_HEADERS, STATIC_TYPES, document, notice, static_file
 from sidecar.page.message_search import Search, find_messages, parse_search
 from sidecar.page.messages import render_messages
 from sidecar.page.overview import Overview, render_overview, unread
