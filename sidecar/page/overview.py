@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from sidecar.page.html import Child, Html, facts, section, table, tag
 from sidecar.page.sparkline import Point, sparkline
 from sidecar.page.worker_value import Reading
 from sidecar.report import StatusReport
+from tiered.catalog.state import CatalogState
 
 QUEUES_SHOWN = 10
 QUIET_STATES = ("starting", "connecting", "standby", "stopping", "draining")
@@ -197,12 +199,30 @@ def _archive_parts(shown: Overview) -> list[Child]:
             card("Pending deletions", count_text(garbage), oldest),
         ),
         facts([
+            *_upkeep(state, shown.report),
             ("Catalog version", count_text(state.version)),
             ("Last commit", date_text(state.created_ms)),
             ("Newest message", date_text(int(topics.newest_ms.max(initial=0)))),
             ("Times", "UTC"),
         ]),
     ]  # fmt: skip
+
+
+def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str, Child]]:
+    """What expiry, compaction and garbage collection did last, and what they left to delete."""
+    found: list[tuple[str, Child]] = []
+    if report is not None and report.last_expire_ms is not None:
+        result = "stopped by retention.max_share" if report.expire_stopped else "done"
+        found.append(("Last pass of expiry", f"{date_text(report.last_expire_ms)}, {result}"))
+    if report is not None and report.last_gc_ms is not None:
+        result = report.gc_problem or "done"
+        found.append(("Last garbage collection", f"{date_text(report.last_gc_ms)}, {result}"))
+    counts = Counter(pending.reason for pending in state.pending_deletions.values())
+    for listed in state.deletion_lists:
+        if not listed.is_kept:
+            counts[listed.reason] += listed.entries
+    reasons = ", ".join(f"{count:,} {reason or 'others'}" for reason, count in sorted(counts.items()))
+    return found + ([("To be deleted", reasons)] if reasons else [])
 
 
 def _cost_cards(cost: Reading[Cost]) -> list[Html]:

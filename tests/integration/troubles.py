@@ -122,7 +122,7 @@ class Trouble:
 
 def state_is(word: str) -> str:
     """The metric of a state."""
-    return rf'store_state\{{.*state="{word}".*\}} 1\.0'
+    return rf'store_state\{{.*state="(?:{word})".*\}} 1\.0'
 
 
 def attention(about: str) -> str:
@@ -299,7 +299,7 @@ def _port_taken(found: Case) -> None:
 
 def _expire_all(found: Case) -> None:
     found.set(
-        RETENTION__TTL="1s", RETENTION__MIN_ARCHIVED="0s", GC__EVERY_MS="5000", RETENTION__MAX_SHARE="0.1"
+        RETENTION__TTL="1s", RETENTION__MIN_ARCHIVED="1s", GC__EVERY_MS="5000", RETENTION__MAX_SHARE="0.1"
     )
 
 

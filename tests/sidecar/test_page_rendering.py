@@ -14,12 +14,13 @@ from sidecar.findings import of_catalog, of_relay, of_report
 from sidecar.page.history import History, Sampler
 from sidecar.page.html import Html, lines, tag
 from sidecar.page.messages import hex_dump, text_of
-from sidecar.page.overview import level_of, rates_of
+from sidecar.page.overview import _upkeep, level_of, rates_of
 from sidecar.page.sparkline import sparkline
 from sidecar.page.topic_summary import TopicNumbers, summarize
 from sidecar.page.topics import TopicChoice, page_number, parse_choice, render_topics
 from sidecar.page.worker_value import WorkerValue
 from tests.sidecar.status_report import REPORT
+from tiered.catalog.deletions import KEPT_MS, DeletionList, PendingDeletion, Reason
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
@@ -97,6 +98,23 @@ def test_findings_name_the_next_step() -> None:
     proxy = ProxyStatus("h:1", 1, True, (), 1, has_plain_accounts=True)
     slave = SlaveStatus("h:1", 1, True, (), 7, False, None, (), "refused")
     assert "TLS" in of_relay(proxy)[0].what and "refused" in of_relay(slave)[0].what
+
+
+def test_the_archive_names_the_last_passes_and_what_is_to_be_deleted() -> None:
+    pending = {"a": PendingDeletion(1, 5, Reason.EXPIRED), "b": PendingDeletion(1, 5, Reason.EXPIRED)}
+    listed = DeletionList("k", Reason.COMPACTED, 1500, 1, 5, 5, 9)
+    state = CatalogState(
+        pending_deletions=pending, deletion_lists=(listed, listed._replace(oldest_ms=KEPT_MS))
+    )
+    report = replace(
+        REPORT, last_expire_ms=60_000, expire_stopped=True, last_gc_ms=120_000, gc_problem="denied"
+    )
+    assert dict(_upkeep(state, report)) == {
+        "Last pass of expiry": "1970-01-01 00:01:00, stopped by retention.max_share",
+        "Last garbage collection": "1970-01-01 00:02:00, denied",
+        "To be deleted": "1,500 compacted, 2 expired",
+    }
+    assert _upkeep(CatalogState(), None) == []
 
 
 def made_state(topics: int, queues: int) -> CatalogState:
