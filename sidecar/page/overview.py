@@ -57,16 +57,18 @@ def render_overview(shown: Overview) -> Html:
     return tag("div", parts, class_="grid")
 
 
-def level_of(state: str, *, is_ready: bool) -> str:
-    """good, warn or bad: the colour of a state."""
+def level_of(state: str, *, is_ready: bool, findings: Sequence[Finding] = ()) -> str:
+    """good, warn or bad: the colour of a state. Never good with ``findings``."""
     word = state.partition(":")[0]
+    if is_ready and any(finding.is_bad for finding in findings):
+        return "bad"
     if is_ready:
-        return "warn" if word == "behind" else "good"
+        return "warn" if findings or word == "behind" else "good"
     return "wait" if word in QUIET_STATES else "bad"
 
 
 def _state(shown: Overview) -> Html:
-    level = level_of(shown.state, is_ready=shown.is_ready)
+    level = level_of(shown.state, is_ready=shown.is_ready, findings=shown.findings)
     badge = tag("p", tag("span", class_="dot", aria_hidden="true"), shown.state, class_=f"badge {level}")
     ready = "ready" if shown.is_ready else "not ready"
     return tag(

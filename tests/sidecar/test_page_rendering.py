@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from server.proxy.relay_status import ProxyStatus, SlaveStatus
-from sidecar.findings import of_catalog, of_relay, of_report
+from sidecar.findings import Finding, of_catalog, of_relay, of_report
 from sidecar.page.history import History, Sampler
 from sidecar.page.html import Html, lines, tag
 from sidecar.page.messages import hex_dump, text_of
@@ -85,6 +85,13 @@ def test_the_rate_of_a_counter_passes_over_its_restart() -> None:
 )  # fmt: skip
 def test_what_is_not_ready_is_never_green(state: str, is_ready: bool, level: str) -> None:
     assert level_of(state, is_ready=is_ready) == level
+
+
+def test_a_state_with_findings_is_not_green() -> None:
+    finding = Finding("gaps", "4 gaps", "tiered ls")
+    assert level_of("following", is_ready=True, findings=[finding]) == "warn"
+    assert level_of("following", is_ready=True, findings=[replace(finding, is_bad=True)]) == "bad"
+    assert level_of("blocked: archive", is_ready=False, findings=[finding]) == "bad"
 
 
 def test_findings_name_the_next_step() -> None:
