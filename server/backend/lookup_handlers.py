@@ -114,7 +114,7 @@ class LookupHandlers:
                 "minQueueIndex": bounds.minimum,
                 "queueData": [
                     {
-                        "eval": True,
+                        "eval": False,  # whether a group's filter matched; a broker without one says false
                         "physicOffset": one.phys,
                         "physicSize": one.size,
                         "tagsCode": one.tags_code,

@@ -398,9 +398,10 @@ def register_client_handlers(table: HandlerTable, clients: ClientTable) -> None:
 
     @table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     async def connections(request: Request) -> Response:
-        group = clients.group(request.text("consumerGroup"))
+        name = request.text("consumerGroup")
+        group = clients.group(name)
         if group is None:
-            return Response(ResponseCode.CONSUMER_NOT_ONLINE, remark="the consumer group is not online")
+            return Response(ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{name}] not online")
         return json_response({
             "connectionSet": [
                 {

@@ -24,10 +24,15 @@ from tiered.object_store.file import FileStore
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 VERSION = "5.3.3"
+UNIQUE_KEY = "FD00000000000000000000000000000224AA5FFD2B2767806D93AEDC"
 COMMANDS = (
     "topicList", "topicList -c", "topicRoute -t t_keys", "topicRoute -t t_idle", "topicStatus -t t_one",
     "topicStatus -t t_idle", "topicClusterList -t t_idle", "consumerProgress", "consumerProgress -g G_part", "statsAll",
     "brokerConsumeStats -b ADDRESS", "getConsumerConfig -g G_part", "queryMsgByOffset -b fx-a -t t_one -i 0 -o 0",
+    "topicRoute -t t_keys -l", "topicClusterList -t t_keys", "topicStatus -t %RETRY%G_part", "statsAll -t t_keys",
+    "queryMsgByOffset -b fx-a -t t_keys -i 0 -o 2", f"queryMsgByUniqueKey -t t_keys -i {UNIQUE_KEY}",
+    "queryCq -t t_one -q 0 -i 0 -c 5 -b ADDRESS", "allocateMQ -t t_keys -i 127.0.0.1,127.0.0.2",
+    "printMsgByQueue -t t_one -a fx-a -i 0 -p true", "consumeMessage -t t_keys -b fx-a -i 0 -o 0 -c 3",
 )  # fmt: skip
 NOT_ARCHIVED = (
     "rmq_sys_REVIVE_LOG",
