@@ -433,7 +433,7 @@ TROUBLES = (
     ),
     Trouble(
         "local disk read-only",
-        Signs("Read-only file system", "read and write", BLOCKED),
+        Signs("Read-only file system", "mount the file system", BLOCKED),
         "TieredBlocked",
         _read_only_disk,
         _small_disk,

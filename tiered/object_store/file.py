@@ -371,7 +371,9 @@ def file_error(error: OSError, where: str) -> TieredError:
     if error.errno in FULL_ERRNOS:
         return StoreFullError(what, hint="free space or grow the file system")
     if error.errno in DENIED_ERRNOS:
-        return AccessDeniedError(what, hint=f"give user {os.geteuid()} access")
+        is_mount = error.errno == errno.EROFS
+        hint = "mount the file system for writing" if is_mount else f"give user {os.geteuid()} access"
+        return AccessDeniedError(what, hint=hint)
     if error.errno in _MISSING:
         return NotFoundError(what)
     if error.errno == errno.EXDEV:
