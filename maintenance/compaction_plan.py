@@ -41,13 +41,15 @@ PIECE_DTYPE = np.dtype([
 @dataclass(frozen=True)
 class CompactionLimits:
     """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``, ``run_bytes``:
-    memory of a row's columns and keys beside its message, and of a run. ``sources_min``: objects that level 2 joins
-    at least."""
+    memory of a row's columns and keys beside its message, and of a run. ``object_rows_max``: a reader fetches the
+    columns of all rows of an object before its first message, 3 to 8 bytes each. ``sources_min``: objects that level 2
+    joins at least."""
 
     memory_bytes: int = 128 * MIB
     split_bytes: int = 8 * MIB
     block_bytes: int = 512 * 1024
     object_bytes_max: int = 128 * MIB
+    object_rows_max: int = 131_072
     set_bytes_max: int = 128 * MIB
     row_bytes: int = 64
     run_bytes: int = 2048
@@ -288,13 +290,15 @@ class _Filling:
         """Memory for each byte of a run, or row of an LMQ."""
         self._memory = np.concatenate([[0], np.cumsum(memory)])
         self._size = np.concatenate([[0], np.cumsum(runs["byte_count"])])
+        self._rows = np.concatenate([[0], np.cumsum(runs["rows"])])
+        self._run_rows = runs["rows"] / np.maximum(self._length, 1)
         self._cut_unit = np.where(runs["kind"] == RunKind.LMQ, LMQ_ROWS_PER_CUT, limits.block_bytes)
         self._outputs: list[PlannedOutput] = []
         self._iterations: list[list[OutputPart]] = []
         self._alone: list[OutputPart] = []
         self._shared: dict[int, list[Table]] = {}
         self._used_bytes = 0.0
-        self._set_bytes = 0
+        self._set_bytes = self._set_rows = 0
         self._set: int | None = None
 
     def fill(self, plan: CompactionPlan, is_alone: NDArray[np.bool_]) -> CompactionPlan:
@@ -305,12 +309,19 @@ class _Filling:
                 self._place(number, None)
                 continue
             queue, size = int(self._sequences.queue[number]), int(self._sequences.byte_count[number])
-            is_full = queue != set_queue and self._set_bytes + size > self._limits.set_bytes_max
+            rows = int(
+                self._rows[self._sequences.first[number + 1]] - self._rows[self._sequences.first[number]]
+            )
+            is_full = queue != set_queue and (
+                self._set_bytes + size > self._limits.set_bytes_max
+                or self._set_rows + rows > self._limits.object_rows_max
+            )
             wanted = self._output(number, is_set=True)
             if self._set is None or is_full or self._outputs[self._set] != wanted:
-                self._set, self._set_bytes = self._new_output(wanted), 0
+                self._set, self._set_bytes, self._set_rows = self._new_output(wanted), 0, 0
             set_queue = queue
             self._set_bytes += size
+            self._set_rows += rows
             self._place(number, self._set)
         self._end_iteration()
         return replace(plan, outputs=self._outputs, iterations=self._iterations)
@@ -345,6 +356,10 @@ class _Filling:
         if not is_set:
             size_room = self._limits.object_bytes_max
             end_at = min(end_at, self._whole_runs(self._size, at, float(begin), size_room, last))
+            rows_before = begin * float(self._run_rows[at])
+            end_at = min(
+                end_at, self._whole_runs(self._rows, at, rows_before, self._limits.object_rows_max, last)
+            )
         else:
             size_room = self._limits.memory_bytes
         if end_at > at:
@@ -355,6 +370,10 @@ class _Filling:
         unit = int(self._cut_unit[end_at])
         if unit:
             fits = min(room / max(self._cost[end_at], 1e-9), max(0, size_room))
+            if not is_set:
+                rows = float(self._rows[end_at] - self._rows[at]) - (rows_before if end_at > at else 0.0)
+                rows_room = self._limits.object_rows_max - rows
+                fits = min(fits, max(0.0, rows_room) / max(float(self._run_rows[end_at]), 1e-9))
             cut = int((begin + fits) // unit) * unit
             if cut > begin:
                 return (end_at, cut) if cut < self._length[end_at] else (end_at + 1, 0)
@@ -402,18 +421,19 @@ class _Filling:
 def _joinable(runs: Table, numbers: NDArray[Any], limits: CompactionLimits) -> list[NDArray[Any]]:
     """Neighbouring SOs to join, from the runs of one sequence."""
     groups: list[list[int]] = [[]]
-    size, day = 0, -1
+    size, rows, day = 0, 0, -1
     for number, run in zip(numbers.tolist(), runs, strict=True):
         length, run_day = int(run["byte_count"]), int(run["min_store_timestamp"]) // DAY_MS
-        is_large = length >= limits.joined_bytes_min
-        if is_large or size + length > limits.object_bytes_max or run_day != day:
+        is_large = length >= limits.joined_bytes_min or 2 * int(run["rows"]) >= limits.object_rows_max
+        is_full = size + length > limits.object_bytes_max or rows + int(run["rows"]) > limits.object_rows_max
+        if is_large or is_full or run_day != day:
             groups.append([])
-            size = 0
+            size, rows = 0, 0
         if is_large:
             day = -1
             continue
         groups[-1].append(number)
-        size, day = size + length, run_day
+        size, rows, day = size + length, rows + int(run["rows"]), run_day
     return [np.array(group) for group in groups if len(group) >= max(2, limits.sources_min)]
 
 

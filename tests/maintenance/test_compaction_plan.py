@@ -202,6 +202,21 @@ def test_sets_are_cut_between_queues() -> None:
     ]
 
 
+def test_objects_have_a_limited_number_of_rows() -> None:
+    """A reader fetches the columns of all rows of an object before its first message."""
+    flat = candidates_of([f"S0[{10 * n},{10 * n + 10}) S1[{5 * n},{5 * n + 5})" for n in range(6)])
+    few = limits(1000, object_rows_max=70)
+    assert described(flat, plan_level_1(flat, few)) == [["SSO 0: S0[0,60)60", "SSO 1: S1[0,30)30"]]
+    alone = limits(15, object_rows_max=25, block=5)
+    assert described(flat, plan_level_1(flat, alone)) == [
+        ["SO 0: S0[0,25)25", "SO 1: S0[25,50)25", "SO 2: S0[50,60)10", "SO 3: S1[0,25)25", "SO 4: S1[25,30)5"]
+    ]
+    small = stream_objects(*(f"S0[{10 * n},{10 * n + 10})" for n in range(4)))
+    assert plan_level_2(small, limits(0, object_rows_max=19)) is None
+    plan = plan_level_2(small, limits(0, object_rows_max=30))
+    assert described(small, plan) == [["SO 0: S0[0,30)30"]]
+
+
 def test_small_stream_objects_of_single_queue_cycles_take_part() -> None:
     """Else each would be a gap in its queue, and what is in front of it an object of its own."""
     cycles = candidates_of(
@@ -281,6 +296,7 @@ LIMITS = st.builds(
     CompactionLimits,
     memory_bytes=st.integers(60, 3000), split_bytes=st.integers(0, 500),
     block_bytes=st.integers(1, 50), object_bytes_max=st.integers(50, 500), set_bytes_max=st.integers(50, 1000),
+    object_rows_max=st.sampled_from([40, 10_000]),
     row_bytes=st.integers(0, 3), run_bytes=st.just(0),
     outputs_max=st.sampled_from([3, 1000]), set_queues_max=st.sampled_from([2, 1000]),
 )  # fmt: skip

@@ -1,0 +1,338 @@
+"""Cold reads before and after compaction, and its cost: ``python -m benchmarks.compaction --out compaction.jsonl``.
+
+Three archives in a directory: store C in cycles of 64 KiB, 1,000 queues, and the same bytes in 16. Each GET takes 20 ms
+longer than the directory does. Queues of C are read one by one, each from an empty cache; the others are read by 16
+readers that share one. Then ``tiered compact --apply`` runs as a process, and all is read again. ``--queues 10000`` has
+8 GiB, as many bytes a queue. Owns the figures and their limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import shutil
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import fastcrc
+import numpy as np
+import zstandard
+
+from benchmarks.archive_targets import FileTarget
+from benchmarks.backfill import NAMES, TIERED, run_backfill, verify
+from benchmarks.cold_read_ours import Tally, walk, walk_all
+from benchmarks.machine import ChildRun, run_child
+from benchmarks.recording import record
+from benchmarks.report import MIB, Row
+from benchmarks.stores import PROFILES, StoreProfile, ensure_store
+from fetcher.access import ArchiveAccess
+from fetcher.archive import Archive
+from fetcher.io.range_reader import ThreadRangeReader
+from maintenance.compaction_job import planned_rounds
+from maintenance.compaction_sources import COPIED_RAW_BYTES_MIN
+from tiered.catalog.archives import Archive as ArchivePlace
+from tiered.catalog.archives import open_archive
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.state import CatalogState
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import TRAILER_BYTES, decode_trailer
+from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.wrapper import StoreWrapper
+from tiered.settings.compaction_section import CompactionSettings
+from tiered.settings.sections import Settings
+
+DELAY_S = 0.02
+READERS = 16
+SAMPLED = 40
+"""Queues of the archive of cycles that are read."""
+QUEUE_MESSAGES = 660
+"""Of 1.2 KiB each: 0.8 MB a queue, of which 10,000 have 8 GB."""
+READ_BYTES = 4 * MIB
+CYCLE_SETTINGS = ("offload.batch_bytes=65536", "offload.block_bytes=65536")
+BASE_RSS_BYTES = 64 * MIB
+TAILS = 10
+
+
+class DelayedStore(StoreWrapper):
+    """Each read takes ``DELAY_S`` longer; those of data objects are counted."""
+
+    def __init__(self, store: ObjectStore, delay_s: float = DELAY_S) -> None:
+        super().__init__(store)
+        self._delay_s = delay_s
+        self._lock = threading.Lock()
+        self.gets = self.bytes = 0
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """Counted."""
+        time.sleep(self._delay_s)
+        if key.startswith(("data/", "sets/")):
+            with self._lock:
+                self.gets += 1
+                self.bytes += length
+        return super().get_range(key, offset, length)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One archive. ``alone``: its queues are read one by one."""
+
+    name: str
+    profile: StoreProfile
+    settings: tuple[str, ...] = ()
+    alone: bool = False
+
+
+def cases(queues: int) -> list[Case]:
+    """The archives. Each queue of the second has as many bytes whatever ``queues`` is."""
+    messages = queues * QUEUE_MESSAGES
+    return [
+        Case("cycles", PROFILES["C"], CYCLE_SETTINGS, alone=True),
+        Case("many queues", StoreProfile(f"many{queues}", messages, 1024, queues // 4, 4)),
+        Case("16 queues", StoreProfile(f"few{queues}", messages, 1024, 4, 4)),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure; returns 1 when a limit is exceeded."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compaction", description=main.__doc__)
+    parser.add_argument("--queues", type=int, default=1000, help="10000: the full version, of 8 GiB twice")
+    parser.add_argument("--cases", default="cycles,many queues,16 queues")
+    parser.add_argument(
+        "--memory", default="64,256", help="compaction.memory_bytes in MiB; the last one's result is read"
+    )
+    parser.add_argument("--work", type=Path, default=Path("/var/tmp/tiered-bench"))
+    parser.add_argument("--out", type=Path, default=Path("compaction.jsonl"))
+    options = parser.parse_args(arguments)
+    options.work.mkdir(parents=True, exist_ok=True)
+    chosen = [case for case in cases(options.queues) if case.name in options.cases.split(",")]
+    memory = [int(one) for one in options.memory.split(",")]
+    return record(options.out, measured(chosen, memory, options.work), summarize, table)
+
+
+def measured(chosen: Sequence[Case], memory_mib: Sequence[int], work: Path) -> Iterator[Row]:
+    """Rows of all cases."""
+    for case in chosen:
+        store = ensure_store(work, case.profile)
+        with FileTarget(work / "compaction-target") as target:
+            run_backfill(store, target, work, case.settings)
+            directory = work / "compaction-target"
+            yield {"case": case.name, "when": "before", **read(directory, case)}
+            for number, mib in enumerate(memory_mib):
+                copy = directory
+                if number + 1 < len(memory_mib):
+                    copy = work / "compaction-copy"
+                    shutil.rmtree(copy, ignore_errors=True)
+                    shutil.copytree(directory, copy)
+                yield {"case": case.name, "when": "compaction", **compaction(copy, mib, work)}
+                if copy != directory:
+                    shutil.rmtree(copy)
+            verify(target, work)
+            yield {"case": case.name, "when": "after", **read(directory, case)}
+
+
+# -- reads ----------------------------------------------------------------------------------------------------
+
+
+def read(directory: Path, case: Case) -> Row:
+    """Read the queues of an archive, and count."""
+    tallies: list[Tally] = []
+    gets = byte_count = 0
+    place, _ = _opened(directory)
+    listings = _archive(place, DelayedStore(place.store)).queues()
+    tails = _largest_tails(place.store)
+    started = time.perf_counter()
+    if case.alone:
+        chosen = random.Random(1).sample(listings, min(SAMPLED, len(listings)))
+        groups = [[one] for one in chosen]
+    else:
+        groups = [listings]
+    most = 0.0
+    for group in groups:
+        delayed = DelayedStore(place.store)
+        with _archive(place, delayed) as archive:
+            queues = deque(group)
+            tallies += [walk(archive, queues)] if case.alone else walk_all(archive, queues, READERS)
+        gets += delayed.gets
+        byte_count += delayed.bytes
+        most = max(most, delayed.gets / len(group))
+    wall_s = time.perf_counter() - started
+    messages = sum(tally.messages for tally in tallies)
+    record_bytes = sum(tally.record_bytes for tally in tallies)
+    count = sum(len(group) for group in groups)
+    return {
+        "objects": sum(1 for prefix in ("data/", "sets/") for _ in place.store.list(prefix)),
+        "queues": count, "messages": messages, "record_bytes": record_bytes, "wall_s": round(wall_s, 3),
+        "messages_per_s": round(messages / wall_s), "gets": gets, "get_bytes": byte_count,
+        "gets_a_queue": round(gets / count, 3), "gets_a_queue_max": round(most, 3),
+        "stored_bytes": sum(listing.bytes for listing in listings), "largest_tail_bytes": max(tails),
+    }  # fmt: skip
+
+
+def _largest_tails(store: ObjectStore) -> list[int]:
+    """Tail bytes of the largest data objects."""
+    infos = [info for prefix in ("data/", "sets/") for info in store.list(prefix)]
+    largest = sorted(infos, key=lambda info: -info.size_bytes)[:TAILS]
+    tails = [store.get_tail(info.key, TRAILER_BYTES) for info in largest]
+    return [
+        info.size_bytes - decode_trailer(tail, info.size_bytes, source=info.key).tail_offset
+        for info, tail in zip(largest, tails, strict=True)
+    ]
+
+
+def _opened(directory: Path) -> tuple[ArchivePlace, CatalogState]:
+    place = open_archive(FileStore(directory), *NAMES[1::2])
+    return place, load(place.store)
+
+
+def _archive(place: ArchivePlace, store: DelayedStore) -> Archive:
+    settings = Settings()
+    slow = ArchivePlace(place.cluster, place.broker, store)
+    fetch = settings.fetch
+    threads = fetch.user_requests + fetch.prefetch_requests + fetch.background_requests
+    reader = ThreadRangeReader(store, threads)
+    return Archive(ArchiveAccess("file://", store, slow, load(place.store), reader, settings))
+
+
+# -- compaction -----------------------------------------------------------------------------------------------
+
+
+def compaction(directory: Path, memory_mib: int, work: Path) -> Row:
+    """One `tiered compact --apply` and what it would take at least."""
+    place, state = _opened(directory)
+    counting = DelayedStore(place.store, 0.0)
+    own = CompactionSettings(min_age_ms=0, memory_bytes=memory_mib * MIB)
+    rounds = planned_rounds(counting, state, Settings(compaction=own))
+    iterations = max((len(planned.plan.iterations) for planned in rounds), default=0)
+    sources = [
+        (planned.candidates.object_keys[number], int(planned.candidates.objects["size_bytes"][number]))
+        for planned in rounds
+        for number in planned.plan.sources.tolist()
+    ]
+    parts_s = parts(place.store, sources, work)
+    child = run_child(
+        [
+            str(TIERED), "compact", f"file://{directory}", *NAMES, "--apply", "--json", "--older-than", "0",
+            "--spool", str(work), f"--set=compaction.memory_bytes={memory_mib}MiB",
+        ],
+        bytecode_cache=work / "pycache",
+    )  # fmt: skip
+    if child.exit_code != 0:
+        raise RuntimeError(f"compaction failed: {child.output[-2000:]}")
+    document = json.loads(child.output[child.output.index("{") :])
+    done, archived_bytes = document["done"], sum(size for _, size in sources)
+    limit = len(sources) * max(1, iterations) + archived_bytes / (16 * MIB)
+    return {
+        "memory_mib": memory_mib, "planning_data_gets": counting.gets, "sources": len(sources),
+        "iterations": iterations, "archived_bytes": archived_bytes, "new_objects": document["newObjects"],
+        "gets": done["gets"], "gets_limit": int(limit), "bytes_read": done["bytesRead"],
+        "bytes_sent": done["bytesSent"], "bytes_copied": done["bytesCopied"],
+        "forecast_reader_gets": document["readerGets"], "forecast_new_reader_gets": document["newReaderGets"],
+        **_process(child), "parts_cpu_s": round(parts_s, 3),
+        "of_parts": round(parts_s / child.cpu_s, 3),
+        "mib_per_s": round(document["messageBytes"] / MIB / child.wall_s, 1),
+    }  # fmt: skip
+
+
+def _process(child: ChildRun) -> Row:
+    return {
+        "wall_s": round(child.wall_s, 3), "cpu_s": round(child.cpu_s, 3),
+        "peak_rss_bytes": child.peak_rss_bytes, "others_cores": round(child.others_cores, 2),
+    }  # fmt: skip
+
+
+def parts(store: ObjectStore, sources: Sequence[tuple[str, int]], work: Path) -> float:
+    """CPU seconds of reading, checking and writing the same bytes, and of decoding and packing blocks of several runs
+    or of less than a block's half."""
+    decompressor, compressor = zstandard.ZstdDecompressor(), zstandard.ZstdCompressor(level=1)
+    started = time.process_time()
+    with (work / "parts").open("wb") as out:
+        raw: list[bytes] = []
+        size = 0
+        for key, size_bytes in sources:
+            data = memoryview(store.get_range(key, 0, size_bytes))
+            index = SegmentIndex(key, size_bytes, bytes(data))
+            fastcrc.crc32.iscsi(data)
+            ends = np.cumsum(index.blocks["stored_bytes"], dtype=np.int64) + 16
+            # A block begins inside a run unless the run has none of its own.
+            is_shared = len(index.blocks) < len(index.runs)
+            for number, (begin, end) in enumerate(pairwise([16, *ends.tolist()])):
+                row = index.blocks[number]
+                if is_shared or int(row["raw_bytes"]) < COPIED_RAW_BYTES_MIN:
+                    block = bytes(data[begin:end])
+                    raw.append(decompressor.decompress(block) if int(row["codec"]) else block)
+                    size += len(raw[-1])
+                else:
+                    out.write(data[begin:end])
+                if size >= 512 * 1024:
+                    out.write(compressor.compress(b"".join(raw)))
+                    raw, size = [], 0
+        out.flush()
+    seconds = time.process_time() - started
+    (work / "parts").unlink()
+    return seconds
+
+
+# -- limits ---------------------------------------------------------------------------------------------------
+
+
+def summarize(rows: Sequence[Row]) -> list[Row]:
+    """Figures with their limits, by case."""
+    found: list[Row] = []
+    reads = {(row["case"], row["when"]): row for row in rows if row["when"] != "compaction"}
+    for case in dict.fromkeys(row["case"] for row in rows):
+        before, after = reads[case, "before"], reads[case, "after"]
+        mine = [row for row in rows if row["case"] == case and row["when"] == "compaction"]
+        average = after["stored_bytes"] / max(1, after["queues"])
+        checks = {
+            "GETs a queue": (after["gets_a_queue_max"], 2 + math.ceil(average / READ_BYTES)),
+            "bytes fetched, of delivered": (after["get_bytes"] / after["record_bytes"], 1.3),
+            "GETs to plan": (max(row["planning_data_gets"] for row in mine), 0),
+        }
+        if any(row["sources"] for row in mine):
+            checks |= _costs(mine)
+        if case == "cycles":
+            checks["objects after, share"] = (after["objects"] / before["objects"], 0.1)
+            checks["GETs after, share of before"] = (after["gets"] / before["gets"], 1 / 50)
+        if case == "many queues" and ("16 queues", "after") in reads:
+            few = reads["16 queues", "after"]
+            checks["times as slow as 16 queues"] = (few["messages_per_s"] / after["messages_per_s"], 1.5)
+        figures = {name: {"figure": figure, "limit": limit} for name, (figure, limit) in checks.items()}
+        missed = [name for name, (figure, limit) in checks.items() if figure > limit]
+        found.append({"name": "compaction", "case": case, "figures": figures, "missed": missed})
+    return found
+
+
+def _costs(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """Of compactions that had something to do."""
+    return {
+        "GETs of level 1, share of the limit": (max(row["gets"] / row["gets_limit"] for row in rows), 1.0),
+        "bytes written, share of archived": (max(row["bytes_sent"] / row["archived_bytes"] for row in rows), 2.0),
+        "RSS above memory, MiB": (
+            max(row["peak_rss_bytes"] / MIB - row["memory_mib"] for row in rows), BASE_RSS_BYTES / MIB,
+        ),
+        "CPU, times that of the parts": (1 / max(row["of_parts"] for row in rows), 1 / 0.6),
+    }  # fmt: skip
+
+
+def table(summaries: Sequence[Row]) -> str:
+    """For people."""
+    lines = []
+    for summary in summaries:
+        lines.append(summary["case"])
+        for name, found in summary["figures"].items():
+            mark = "MISSED" if name in summary["missed"] else "ok"
+            lines.append(f"  {name:40} {found['figure']:>12,.3f} of {found['limit']:>10,.3f}  {mark}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
