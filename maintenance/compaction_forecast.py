@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from maintenance.compaction_plan import CompactionPlan
 from maintenance.compaction_round import PlannedRound
+from maintenance.compaction_sources import WHOLE_BYTES_MAX
 from maintenance.prices import Prices
 from tiered.model.tables import Table
 
 MIB = 1 << 20
 READ_BYTES = 4 * MIB
 SOURCE_READ_BYTES = 16 * MIB
+WINDOW_BYTES = 2048 * MIB
+"""Half of the default of compaction.spool_bytes."""
 PART_BYTES = 16 * MIB
 COMMIT_PUTS = 3
 """Of a round: its intent, its pages, its commit."""
@@ -85,11 +88,11 @@ def _of_round(planned: PlannedRound) -> CompactionForecast:
     if plan.copies:
         gets = len(plan.sources)  # tails and key sections
     else:
-        opened = [
-            len(np.unique(runs["object"][np.concatenate([part.pieces["run"] for part in iteration])]))
-            for iteration in plan.iterations
-        ]
-        gets = sum(opened) + read_bytes // SOURCE_READ_BYTES
+        windows = max(1, -(-read_bytes // WINDOW_BYTES))
+        passes = (
+            min(windows, len(plan.iterations)) if source_bytes > WHOLE_BYTES_MAX * len(plan.sources) else 0
+        )
+        gets = len(plan.sources) * (1 + passes) + read_bytes // SOURCE_READ_BYTES
     return CompactionForecast(
         rounds=1, objects=len(plan.sources), new_objects=len(plan.outputs),
         message_bytes=int(objects["raw_bytes"][plan.sources].sum()), source_bytes=source_bytes,

@@ -224,6 +224,7 @@ class _Compaction:
 
     def rewrite(self) -> CompactionResult:
         """Level 1: iteration by iteration."""
+        self._sources.expect(self._plan.iterations)
         done_bytes = 0
         shared: dict[int, _Open] = {}
         with ExitStack() as files:

@@ -2,12 +2,16 @@
 
 A block that only one piece uses stays as it is stored. Any other one is decoded, one at a time, and its records are
 distributed over the pieces. Sources are opened by one GET, whose bytes a file keeps for later iterations.
+
+Iterations are as large as memory, and a source has a few kilobytes for each. So its bytes for many iterations, a
+*window* as large as the disk allows, are read together and kept in another file.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +117,8 @@ class _Bounds(NamedTuple):
 
 
 class CompactionSources:
-    """The objects that a compaction reads. ``spooled``: a file that keeps what opened them, up to
-    ``spool_bytes_max``."""
+    """The objects that a compaction reads. ``spooled``: a file that keeps what opened them, up to half of
+    ``spool_bytes_max``; the other half is for windows."""
 
     def __init__(
         self, store: ObjectStore, candidates: Candidates, spooled: Path, spool_bytes_max: int
@@ -122,7 +126,15 @@ class CompactionSources:
         self._store = store
         self._candidates = candidates
         self._file = spooled.open("w+b")
-        self._spool_bytes_max = spool_bytes_max
+        self._spool_bytes_max = spool_bytes_max // 2
+        self._window_file = spooled.with_suffix(".window").open("w+b")
+        self._window_bytes_max = spool_bytes_max - self._spool_bytes_max
+        self._window_bytes = 0
+        self._windows: Iterator[list[list[OutputPart]]] = iter(())
+        self._left: list[list[OutputPart]] = []
+        self._window_pieces: dict[int, list[tuple[int, int, int]]] = {}
+        self._kept: dict[int, list[tuple[int, int, int]]] = {}
+        """Object -> (offset in it, length, position in the file) of what was read for the window."""
         self._spool_bytes = 0
         self._places: dict[int, tuple[int, int]] = {}
         """Object -> (position in the file, length) of its last bytes."""
@@ -134,8 +146,49 @@ class CompactionSources:
         self.bytes_read = 0
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
+        """Close the files. Idempotent."""
         self._file.close()
+        self._window_file.close()
+
+    def expect(self, iterations: Sequence[list[OutputPart]]) -> None:
+        """``read`` will be called for each of ``iterations``, in this order."""
+        self._windows = self._cut_windows(iterations)
+        self._left = []
+
+    def _cut_windows(self, iterations: Sequence[list[OutputPart]]) -> Iterator[list[list[OutputPart]]]:
+        """Consecutive iterations whose stored bytes fit on the disk."""
+        objects, runs = self._candidates.objects, self._candidates.runs
+        ratio = objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1)
+        window: list[list[OutputPart]] = []
+        size = 0.0
+        for iteration in iterations:
+            mine = sum(
+                float(
+                    (
+                        (part.pieces["end"] - part.pieces["begin"])
+                        * ratio[runs["object"][part.pieces["run"]]]
+                    ).sum()
+                )
+                for part in iteration
+            )
+            if window and size + mine > self._window_bytes_max:
+                yield window
+                window, size = [], 0.0
+            window.append(iteration)
+            size += mine
+        if window:
+            yield window
+
+    def _enter_window(self) -> None:
+        """The window of the next iteration, if that begins one."""
+        if not self._left:
+            self._left = next(self._windows, [])
+            self._kept, self._window_bytes = {}, 0
+            # A window of one iteration is read as it is needed.
+            self._window_pieces = _by_object(
+                self._candidates, (part for one in self._left for part in one) if len(self._left) > 1 else ()
+            )
+        self._left = self._left[1:]
 
     def open(self, number: int) -> tuple[SegmentIndex, KeySection, memoryview]:
         """Index and keys of an object, and its last bytes, with which it was opened."""
@@ -152,11 +205,8 @@ class CompactionSources:
 
     def read(self, parts: Iterable[OutputPart]) -> dict[PieceName, PieceRows]:
         """The pieces of one iteration that have rows."""
-        wanted: dict[int, list[tuple[int, int, int]]] = {}
-        for part in parts:
-            objects = self._candidates.runs["object"][part.pieces["run"]].tolist()
-            for number, piece in zip(objects, part.pieces.tolist(), strict=True):
-                wanted.setdefault(number, []).append(piece)
+        self._enter_window()
+        wanted = _by_object(self._candidates, parts)
         found: dict[PieceName, PieceRows] = {}
         largest = max((int(self._candidates.objects["size_bytes"][number]) for number in wanted), default=1)
         readers = max(1, min(READERS_MAX, IN_FLIGHT_BYTES // min(READ_BYTES_MAX, largest)))
@@ -190,7 +240,7 @@ class CompactionSources:
         first, _ = bounds[0][1].place_in(index)
         _, last = bounds[-1][1].place_in(index)
         columns = self._columns(index, keys, (first, last))
-        taking = _Taking(index, self._data(index, end, [place for _, place in bounds]))
+        taking = _Taking(index, self._data(number, index, end, [place for _, place in bounds]))
         found = {}
         for name, place in bounds:
             begin_row, end_row = (row - first for row in place.place_in(index))
@@ -279,19 +329,52 @@ class CompactionSources:
         return memoryview(self._get(key, offset, length)) if length else memoryview(b"")
 
     def _data(
-        self, index: SegmentIndex, end: memoryview, places: Iterable[_Bounds]
+        self, number: int, index: SegmentIndex, end: memoryview, places: Iterable[_Bounds]
     ) -> list[tuple[int, memoryview]]:
         """(offset, bytes) that cover all blocks of ``places``."""
-        spans = [
-            span
-            for place in places
-            if place.span is not None
-            for span in index.split_span(place.run, place.span, READ_BYTES_MAX)
-        ]
-        return [
-            (offset, self._range(index.key, index.size_bytes, end, offset, length))
-            for offset, length in joined_ranges([(span.offset, span.length) for span in spans])
-        ]
+        wanted = _ranges(index, places)
+        if all(offset >= index.size_bytes - len(end) for offset, _ in wanted):
+            return [
+                (offset, self._range(index.key, index.size_bytes, end, offset, length))
+                for offset, length in wanted
+            ]
+        kept = self._window_of(number, index)
+        found = []
+        for offset, length in wanted if kept else joined_ranges(wanted):
+            data = self._from_window(kept, offset, length)
+            if data is None:
+                data = self._range(index.key, index.size_bytes, end, offset, length)
+            found.append((offset, data))
+        return found
+
+    def _window_of(self, number: int, index: SegmentIndex) -> list[tuple[int, int, int]]:
+        """What the file has of an object for this window; read now unless it was, as far as the disk allows."""
+        pieces = self._window_pieces.get(number)
+        if pieces is None:
+            return []
+        if number in self._kept:  # one thread reads an object
+            return self._kept[number]
+        ordinals = self._candidates.runs["ordinal"]
+        places = [_bounds(index, int(ordinals[run]), begin, end) for run, begin, end in pieces]
+        kept: list[tuple[int, int, int]] = []
+        for offset, length in joined_ranges(_ranges(index, places)):
+            with self._lock:
+                position = self._window_bytes
+                if position + length > self._window_bytes_max:
+                    break
+                self._window_bytes += length
+            os.pwrite(self._window_file.fileno(), self._get(index.key, offset, length), position)
+            kept.append((offset, length, position))
+        self._kept[number] = kept
+        return kept
+
+    def _from_window(self, kept: list[tuple[int, int, int]], offset: int, length: int) -> memoryview | None:
+        for begin, size, position in kept:
+            if begin <= offset and offset + length <= begin + size:
+                data = os.pread(self._window_file.fileno(), length, position + offset - begin)
+                if len(data) == length:
+                    return memoryview(data)
+        return None
 
 
 class _Taking:
@@ -359,6 +442,26 @@ class _Taking:
             self._raw = expand_block(self._stored(offset, length), block, self._decompressor, where)
             self._decoded = number
         return self._raw
+
+
+def _by_object(candidates: Candidates, parts: Iterable[OutputPart]) -> dict[int, list[tuple[int, int, int]]]:
+    """Pieces by the object of their run."""
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for part in parts:
+        objects = candidates.runs["object"][part.pieces["run"]].tolist()
+        for number, piece in zip(objects, part.pieces.tolist(), strict=True):
+            found.setdefault(number, []).append(piece)
+    return found
+
+
+def _ranges(index: SegmentIndex, places: Iterable[_Bounds]) -> list[tuple[int, int]]:
+    """(offset, length) of the blocks of ``places``, in pieces of one GET."""
+    return [
+        (span.offset, span.length)
+        for place in places
+        if place.span is not None
+        for span in index.split_span(place.run, place.span, READ_BYTES_MAX)
+    ]
 
 
 def joined_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -103,6 +103,25 @@ def test_level_1_keeps_every_row_of_every_queue(tmp_path: Path, seed: int, memor
     assert reads <= len(plan.sources), "small sources are read once, whatever the number of iterations"
 
 
+@pytest.mark.parametrize("disk", [10**7, 250_000])
+def test_larger_sources_are_read_once_for_as_many_iterations_as_fit_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int
+) -> None:
+    monkeypatch.setattr("maintenance.compaction_sources.WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr("maintenance.compaction_sources.key_bytes_guess", lambda rows: 24 * rows + 64)
+    store = archive(cycles=10, gaps=False, body=3000)
+    before = archived_candidates(store)
+    plan = plan_level_1(before, replace(SMALL, memory_bytes=40_000, split_bytes=10**6, set_bytes_max=50_000))
+    assert plan is not None
+    result = compacted(store, before, plan, tmp_path, spool_bytes_max=spool_bytes(before, plan) + disk)
+    assert contents(store, after(before, plan, result)) == contents(store, before)
+    stored = int(before.objects["size_bytes"][plan.sources].sum())
+    windows = -(-2 * stored // disk) + 1
+    assert len(plan.iterations) > 5
+    assert result.cost.gets <= len(plan.sources) * (1 + windows)
+    assert result.cost.bytes_read <= 1.5 * stored
+
+
 def test_many_small_cycles_become_a_tenth_of_the_objects(tmp_path: Path) -> None:
     store = archive(cycles=120, gaps=False, body=60)
     before = archived_candidates(store)
