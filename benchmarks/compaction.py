@@ -135,6 +135,8 @@ def measured(chosen: Sequence[Case], memory_mib: Sequence[int], work: Path) -> I
                 yield {"case": case.name, "when": "compaction", **compaction(copy, mib, work)}
                 if copy != directory:
                     shutil.rmtree(copy)
+            collect = [str(TIERED), "gc", target.url, *NAMES, "--apply", "--grace", "0"]
+            run_child(collect, bytecode_cache=work / "pycache")
             verify(target, work)
             yield {"case": case.name, "when": "after", **read(directory, case)}
 
