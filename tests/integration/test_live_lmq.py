@@ -27,11 +27,11 @@ def send(sidecar: Sidecar, scene: Scene, how: str) -> None:
 
 
 @pytest.mark.parametrize("dispatches", [True, False])
-@pytest.mark.parametrize("version", ["4.9.7", "5.3.3", "5.5.0"])
+@pytest.mark.parametrize("version", ["4.9.7", pytest.param("5.3.3", marks=pytest.mark.soak), "5.5.0"])
 def test_lmqs_are_the_brokers_while_it_runs_and_after_a_restart(
     version: str, dispatches: bool, tmp_path: Path
 ) -> None:
-    """No queue that it does not have, none hidden behind another life, no record missing."""
+    """No queue that it does not have, none hidden behind another generation, no record missing."""
     switch = str(dispatches).lower()
     scene = Scene(version, topics=1, config={"enableLmq": switch, "enableMultiDispatch": switch})
     with beside_broker(scene, tmp_path, StoreDirectory(tmp_path / "objects")) as sidecar:
