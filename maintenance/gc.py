@@ -1,4 +1,7 @@
-"""Garbage collection: plans by the catalog, commits the purge, deletes objects, and ends abandoned uploads.
+"""Garbage collection: plans by the catalog, deletes objects, commits that they are gone, and ends abandoned uploads.
+
+Pending deletions stay in the catalog until their objects are gone, so that a collection that was killed, or could not
+delete some, is finished by the next one. What another command may take back is withdrawn by a commit first.
 
 A key that cannot be deleted is reported, and the rest is deleted all the same. Does not decide what is garbage
 (tiered/catalog/garbage.py).
@@ -9,18 +12,30 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 
+from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.deletions import NO_DELETION_CHANGE, DeletionChange, read_list
+from tiered.catalog.deletions import (
+    NO_DELETION_CHANGE,
+    DeletionChange,
+    DeletionList,
+    PendingDeletion,
+    Reason,
+    encode_list,
+    list_of,
+    read_list,
+)
 from tiered.catalog.garbage import COLLECTED, GcPlan, Grace, KeySet, plan_gc, referenced_by, settled_version
 from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, TieredError, UsageError
-from tiered.formats.keys import DATA_PREFIX
+from tiered.formats.keys import DATA_PREFIX, page_key
 from tiered.object_store.interface import ObjectStore
+from tiered.object_store.own_name import put_own
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +44,8 @@ CLOCK_UNIT_MS = 1_000
 DELETE_BATCH = 1000
 PROBE_KEY = f"{DATA_PREFIX}00/gc-may-delete"
 """A key that no object has: deleting it shows whether the account may delete."""
+TAKEN_BACK = frozenset({Reason.DIVERGED, Reason.INTENT})
+"""Reasons of pending deletions that `gc --keep-log-history` and compactions take back."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,7 @@ def run_gc(
     ``diverged_grace_ms``: grace period of objects of a truncated log, by default ``grace_ms``.
 
     Raises UsageError when the local clock and the store's differ by more than five minutes, AccessDeniedError, before
-    anything is purged, when the account may not delete.
+    anything is withdrawn, when the account may not delete.
     """
     now_ms = clock()
     bucket_ms = require_same_clock(store, now_ms)
@@ -76,17 +93,11 @@ def run_gc(
     except AccessDeniedError as error:
         logger.warning("abandoned uploads are not looked for: %s", error)
     if apply and (plan.delete or plan.purge or plan.lists):
-        store.delete([PROBE_KEY])  # an account that may not delete must not purge: that is final
-        purged, lists = _purge(store, state, plan, clock)
-        waiting = KeySet(
-            key for listed in plan.lists if listed.key not in lists for key in read_list(store, listed)
-        )
-        plan.delete = [
-            key
-            for key in plan.delete
-            if (key not in state.pending_deletions or key in purged) and key not in waiting
-        ]
-        plan.failed = _delete(store, plan.delete, deletions or Deletions())
+        store.delete([PROBE_KEY])  # before anything is withdrawn: that is final
+        collection = _Collection(store, state, plan, clock)
+        collection.withdraw()
+        left = _delete(store, plan, deletions or Deletions())
+        collection.forget(left)
     if apply:
         for upload in plan.uploads:
             store.abort_upload(upload)
@@ -106,13 +117,13 @@ def require_same_clock(store: ObjectStore, now_ms: int) -> int:
     return bucket_ms
 
 
-def _delete(store: ObjectStore, keys: Sequence[str], how: Deletions) -> dict[str, str]:
-    """Delete ``keys``; returns those that could not be, with the reason."""
-    failed: dict[str, str] = {}
+def _delete(store: ObjectStore, plan: GcPlan, how: Deletions) -> set[str]:
+    """Delete the plan's objects; returns those that were not. ``plan.failed`` has the reasons."""
+    keys = plan.delete
     how.progress(0, len(keys))
     for first in range(0, len(keys), DELETE_BATCH):
         if how.is_stopped():
-            break
+            return {*plan.failed, *keys[first:]}
         batch = keys[first : first + DELETE_BATCH]
         begun_s = time.monotonic()
         try:
@@ -122,46 +133,108 @@ def _delete(store: ObjectStore, keys: Sequence[str], how: Deletions) -> dict[str
                 try:
                     store.delete([key])
                 except TieredError as error:
-                    failed[key] = error.message
-            if len(failed) >= DELETE_BATCH and len(failed) == first + len(batch):
-                failed |= dict.fromkeys(keys[first + len(batch) :], "not tried: none could be deleted")
+                    plan.failed[key] = error.message
+            if len(plan.failed) >= DELETE_BATCH and len(plan.failed) == first + len(batch):
+                plan.failed |= dict.fromkeys(keys[first + len(batch) :], "not tried: none could be deleted")
                 break
         how.progress(first + len(batch), len(keys))
         wait_s = len(batch) / how.keys_per_s - (time.monotonic() - begun_s)
         if wait_s > 0:
             how.sleep(wait_s)
-    return failed
+    return set(plan.failed)
 
 
-def _purge(
-    store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Commit the purge of the plan's pending deletions and lists, except those restored or replaced since."""
-    if not plan.purge and not plan.lists:
-        return frozenset(), frozenset()
-    nonce = random.SystemRandom().getrandbits(48)
-    writer = CatalogWriter(
-        store,
-        cluster=state.cluster,
-        broker=state.broker,
-        instance=f"gc-{nonce:012x}",
-        kind="maintenance",
-        clock_ms=clock,
-    ).begin_at(state)
-    purged: list[str] = []
-    lists: list[str] = []
+class _Collection:
+    """The commits of one collection, before and after its deletions."""
 
-    def build(newest: CatalogState) -> CommitDraft | None:
-        purged[:] = [key for key in plan.purge if key in newest.pending_deletions]
-        lists[:] = [listed.key for listed in plan.lists if listed in newest.deletion_lists]
-        if not purged and not lists:
-            return None
-        return CommitDraft(
-            CommitKind.MAINTENANCE,
-            purged=tuple(purged),
-            deletions=DeletionChange(removed=tuple(lists)) if lists else NO_DELETION_CHANGE,
-            created_ms=clock(),
-        )
+    def __init__(
+        self, store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]
+    ) -> None:
+        self._store, self._state, self._plan, self._clock = store, state, plan, clock
+        self._nonce = f"{random.SystemRandom().getrandbits(48):012x}"
+        self._writer = CatalogWriter(
+            store, cluster=state.cluster, broker=state.broker, instance=f"gc-{self._nonce}", kind="maintenance",
+            clock_ms=clock,
+        ).begin_at(state)  # fmt: skip
 
-    writer.maintain(build)
-    return frozenset(purged), frozenset(lists)
+    def withdraw(self) -> None:
+        """Drop from the plan what was taken back since, and commit that what another command may still take back is
+        garbage for good: it moves into a list of its own."""
+        newest = refresh(self._store, self._state)
+        revocable = {key for key in self._plan.purge if self._reason(key) in TAKEN_BACK}
+        lists = {listed for listed in self._plan.lists if listed.reason in TAKEN_BACK}
+        withdrawn, made = self._withdrawn(revocable, lists) if revocable or lists else ({}, [])
+        plan = self._plan
+        kept = {
+            key for key in plan.purge if key not in newest.pending_deletions or key in revocable
+        } - withdrawn.keys()
+        kept_lists = [
+            listed for listed in plan.lists if listed not in newest.deletion_lists or listed in lists
+        ]
+        listed_keys = KeySet(key for listed in kept_lists for key in read_list(self._store, listed))
+        plan.delete = [
+            key for key in plan.delete if key in withdrawn or not (key in kept or key in listed_keys)
+        ]
+        plan.purge = [key for key in plan.purge if key not in kept and key not in withdrawn]
+        plan.lists = [listed for listed in plan.lists if listed not in kept_lists] + made
+
+    def _reason(self, key: str) -> str:
+        return self._state.pending_deletions[key].reason
+
+    def _withdrawn(
+        self, keys: Set[str], lists: Set[DeletionList]
+    ) -> tuple[dict[str, PendingDeletion], list[DeletionList]]:
+        """Entries of ``keys`` and ``lists`` that were not taken back, in a new list."""
+        withdrawn: dict[str, PendingDeletion] = {}
+        made: list[DeletionList] = []
+        tries = count()
+
+        def build(newest: CatalogState) -> CommitDraft | None:
+            recent = [key for key in newest.pending_deletions if key in keys]
+            there = [listed for listed in newest.deletion_lists if listed in lists]
+            entries = {key: newest.pending_deletions[key] for key in recent}
+            for listed in there:
+                entries |= read_list(self._store, listed)
+            withdrawn.clear()
+            withdrawn.update({key: entry._replace(reason=Reason.ABANDONED) for key, entry in entries.items()})
+            made.clear()
+            if not withdrawn:
+                return None
+            data = encode_list(withdrawn)
+            key = page_key("deletions", newest.version, newest.epoch, f"{self._nonce}{next(tries):02x}")
+            put_own(self._store, key, [data], timeout_s=60.0)
+            made.append(list_of(key, withdrawn, len(data)))
+            return CommitDraft(
+                CommitKind.MAINTENANCE,
+                purged=tuple(recent),
+                deletions=DeletionChange(added=tuple(made), removed=tuple(listed.key for listed in there)),
+                created_ms=self._clock(),
+            )
+
+        self._writer.maintain(build)
+        return withdrawn, made
+
+    def forget(self, left: Set[str]) -> None:
+        """Commit that the plan's pending deletions are done, except objects that are ``left``."""
+        due = set(self._plan.purge) - left
+        lists = [
+            listed.key
+            for listed in self._plan.lists
+            if not left or left.isdisjoint(read_list(self._store, listed))
+        ]
+
+        def build(newest: CatalogState) -> CommitDraft | None:
+            purged = tuple(key for key in newest.pending_deletions if key in due)
+            there = {listed.key for listed in newest.deletion_lists}
+            removed = tuple(key for key in lists if key in there)
+            if not purged and not removed:
+                return None
+            return CommitDraft(
+                CommitKind.MAINTENANCE,
+                purged=purged,
+                deletions=DeletionChange(removed=removed) if removed else NO_DELETION_CHANGE,
+                created_ms=self._clock(),
+            )
+
+        if due or lists:
+            self._writer.maintain(build)

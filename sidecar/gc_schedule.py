@@ -1,4 +1,7 @@
-"""Expiry and garbage collection inside `tiered run`, while this process owns the archive."""
+"""Expiry and garbage collection inside `tiered run`, while this process owns the archive.
+
+With gc.every_ms 0 another process collects; messages expire here all the same, once a day.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ from tiered.settings.retention_sections import GcSettings
 
 logger = logging.getLogger(__name__)
 
+DAY_MS = 24 * 3_600_000
 FIRST_AFTER_S = 600.0
 """Wait after the start: short, so that a process that restarts often collects too."""
 
 
 class GcSchedule:
-    """Expires and collects every ``settings.every_ms`` in a thread, between ``start`` and ``stop``. ``store`` is the
+    """Expires and collects every ``interval_ms`` in a thread, between ``start`` and ``stop``. ``store`` is the
     archive's. ``expire``: a pass over a state, before the collection; whether retention.max_share stopped it."""
 
     def __init__(
@@ -44,10 +48,14 @@ class GcSchedule:
         """Why the last collection deleted less than was due; empty if it did not."""
         self._thread = threading.Thread(target=self._run, name="gc", daemon=True)
 
+    @property
+    def interval_ms(self) -> int:
+        """From one pass to the next."""
+        return self._settings.every_ms or DAY_MS
+
     def start(self) -> None:
-        """Does nothing if the schedule is off."""
-        if self._settings.every_ms:
-            self._thread.start()
+        """Call once."""
+        self._thread.start()
 
     def stop(self) -> None:
         """Waits for a deletion in progress."""
@@ -56,17 +64,17 @@ class GcSchedule:
             self._thread.join()
 
     def _run(self) -> None:
-        wait_s = min(FIRST_AFTER_S, self._settings.every_ms / 1000)
+        wait_s = min(FIRST_AFTER_S, self.interval_ms / 1000)
         while not self._stopped.wait(wait_s):
-            wait_s = self._settings.every_ms / 1000
+            wait_s = self.interval_ms / 1000
             try:
-                self.collect()
+                self.make_pass()
             except TieredError as error:
                 self.problem = str(error)
                 logger.warning("garbage collection has not run: %s", error)
 
-    def collect(self) -> None:
-        """Expire and collect now, if this process owns the archive."""
+    def make_pass(self) -> None:
+        """Expire, and collect unless gc.every_ms is 0, if this process owns the archive."""
         try:
             state = load(self._store)
         except NotFoundError:
@@ -77,6 +85,10 @@ class GcSchedule:
             self.expire_stopped = self._expire(self._store, state)
             self.last_expire_ms = self._clock_ms()
             state = refresh(self._store, state)
+        if self._settings.every_ms:
+            self._collect(state)
+
+    def _collect(self, state: CatalogState) -> None:
         plan = run_gc(
             self._store,
             state,

@@ -58,7 +58,6 @@ from uploader.offload import (
 logger = logging.getLogger(__name__)
 
 LOSSES = frozenset({"gap recorded", "commitlog missing: its messages are lost to the archive"})
-DAY_MS = 24 * 3_600_000
 BROKER_HINT = "check the broker, its listenPort, and broker.address or --broker-conf"
 
 
@@ -154,7 +153,7 @@ class UploaderJob:
             cluster=names.cluster,
             broker=names.broker,
             writer=writer.instance,
-            gc_interval_seconds=(settings.gc.every_ms or DAY_MS) / 1000,
+            gc_interval_seconds=self._gc.interval_ms / 1000,
         )
         view = open_store_of(settings, conf, pinned)
         self._reporter = Reporter(head, view, topic_filter, gc_grace_ms=settings.gc.grace_ms)

@@ -15,6 +15,7 @@ from functools import partial
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import history_spans, newest_log_check
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.interface import ObjectStore
@@ -56,6 +57,7 @@ class ArchiveOwner:
         self._archive = archive
         self._log = log
         self._environment = environment
+        self._instance = identity.instance
         self._take_over = take_over
         self._has_claimed = False
         self.is_claim_settled = False
@@ -86,16 +88,30 @@ class ArchiveOwner:
             owned = self.writer.state
             if not self._take_over and owned.owner is not None and not owned.owner.released:
                 self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
+            if state is not None and self._is_own(owned):
+                self._refuse_loss(state)  # a claim each retry would be a commit each retry
             self.claim()
             state = self.writer.state_or_none
         if state is None:
             return self._log.min_phys
-        reported_end_phys = self._reported_end_phys()
-        if compare(self._log, state.cursor.check, reported_end_phys) == CheckResult.DIFFERENT:
-            self._find_divergence(reported_end_phys)  # raises before the claim if it may not continue
-            self.claim()
-            return self._start_history(self._find_divergence(reported_end_phys))
+        if self._differs(state):
+            if not self.writer.is_claimed:
+                self._refuse_loss(state)
+                self.claim()
+            return self._start_history(self._find_divergence(self._reported_end_phys()))
         return state.cursor.phys
+
+    def _is_own(self, state: CatalogState) -> bool:
+        owner = state.owner
+        return owner is not None and (owner.released or owner.instance == self._instance)
+
+    def _differs(self, state: CatalogState) -> bool:
+        return compare(self._log, state.cursor.check, self._reported_end_phys()) == CheckResult.DIFFERENT
+
+    def _refuse_loss(self, state: CatalogState) -> None:
+        """Raises if the log differs from the archive of ``state`` and may not continue it."""
+        if self._differs(state):
+            self._find_divergence(self._reported_end_phys())
 
     def planning_begins(self) -> None:
         """Cycles are planned from this state: a later claim must find it unchanged."""

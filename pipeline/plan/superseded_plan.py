@@ -13,7 +13,7 @@ from pipeline.plan.filled_gaps import Layer, gaps_in, layers, without
 from pipeline.plan.partitions import OffsetRange
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.errors import NotFoundError
+from tiered.errors import NotFoundError, SnapshotExpiredError
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 
@@ -86,9 +86,9 @@ def taken_back(queue: QueueKey, end: int, version: int) -> NotFoundError:
     )
 
 
-def expired(queue: QueueKey, offsets: OffsetRange, version: int) -> NotFoundError:
+def expired(queue: QueueKey, offsets: OffsetRange, version: int) -> SnapshotExpiredError:
     """The error for messages that retention deleted."""
-    return NotFoundError(
+    return SnapshotExpiredError(
         f"{queue}: offsets [{offsets.begin}, {offsets.end}) have expired since catalog version {version}",
         hint=PLAN_AGAIN,
     )

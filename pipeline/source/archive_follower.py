@@ -30,7 +30,7 @@ from pipeline.source.stream_offsets import (
 )
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.state import CatalogState
-from tiered.errors import NotFoundError
+from tiered.errors import NotFoundError, SnapshotExpiredError
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_SUPERSEDED
@@ -278,9 +278,11 @@ class ArchiveFollower:
             ends = self._common_ends(names, one, end[names].version) if names in end else {}
             for queue, offset in ends.items():
                 self._note_loss(
-                    f"{queue}: the broker's log was replaced; offsets [{offset}, {one.queues[queue]}) were read and "
-                    "have other messages now",
-                    "failOnDataLoss=false reads the new messages",
+                    NotFoundError(
+                        f"{queue}: the broker's log was replaced; offsets [{offset}, {one.queues[queue]}) were read "
+                        "and have other messages now",
+                        hint="failOnDataLoss=false reads the new messages",
+                    )
                 )
             found[names] = replace(one, queues={**one.queues, **ends})
         return found
@@ -301,14 +303,16 @@ class ArchiveFollower:
 
     def _note_expired(self, queue: QueueKey, offsets: OffsetRange) -> None:
         self._note_loss(
-            f"{queue}: offsets [{offsets.begin}, {offsets.end}) expired before they were read",
-            "failOnDataLoss=false skips them",
+            SnapshotExpiredError(
+                f"{queue}: offsets [{offsets.begin}, {offsets.end}) expired before they were read",
+                hint="failOnDataLoss=false skips them",
+            )
         )
 
-    def _note_loss(self, message: str, hint: str) -> None:
+    def _note_loss(self, loss: NotFoundError) -> None:
         if self._options.fail_on_data_loss:
-            raise NotFoundError(message, hint=hint)
-        logger.warning("%s", message)
+            raise loss
+        logger.warning("%s", loss.message)
 
 
 def _merged(start: StreamOffset, end: StreamOffset, moved: Collection[Names]) -> StreamOffset:

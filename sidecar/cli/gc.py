@@ -14,8 +14,10 @@ from maintenance.gc import Deletions, run_gc
 from maintenance.prices import Prices
 from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.doctor.bucket_rules import what_stays
 from tiered.console import print_json, print_lines, size_text
 from tiered.errors import TieredError, UsageError
+from tiered.object_store.store_options import StoreOptions
 from tiered.settings.quantities import BadValueError, duration_ms
 from tiered.settings.sections import Settings
 
@@ -107,6 +109,7 @@ def _collect(
         deletions=deletions,
     )
     month = Prices().storage(plan.delete_bytes)
+    stays = what_stays(archive.url, StoreOptions(settings.object_store)) if plan.delete else []
     document: dict[str, Any] = {
         "applied": options.apply,
         "delete": sorted(plan.delete),
@@ -114,6 +117,7 @@ def _collect(
         "failed": plan.failed,
         "uploads": sorted({upload.key for upload in plan.uploads}),
         "kept": plan.kept,
+        "stays": stays,
     }
     if options.json:
         print_json(document)
@@ -124,6 +128,7 @@ def _collect(
     size = size_text(plan.delete_bytes)
     count = len(plan.delete) - len(plan.failed)
     print_lines(f"{archive.title}: {verb} {count} objects, {size} ({month:.2f} $ a month); kept: {kept}")
+    print_lines(*(f"the bucket's {line}" for line in stays))
     print_lines(*(f"not deleted: {key}: {reason}" for key, reason in sorted(plan.failed.items())))
     return 1 if plan.failed else 0
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sidecar.doctor.check import Check, Finding, denied_action, failed, not_checked, ok
+from sidecar.doctor.check import Check, Finding, Outcome, denied_action, failed, not_checked, ok
 from tiered.errors import RefusedRequestError, TieredError
-from tiered.object_store.bucket_probe import BucketProbe, LifecycleRule, LockRule
+from tiered.object_store.bucket_probe import BucketProbe, LifecycleRule, LockRule, open_probe
+from tiered.object_store.open_store import parse_url
+from tiered.object_store.store_options import StoreOptions
 
+DISABLED = "disabled"
 ABORT_RULE = "add the rule of deploy/s3/lifecycle.json"
 
 
@@ -33,6 +36,31 @@ def rule_checks(probe: BucketProbe, prefix: str) -> list[Check]:
             ("bucket",),
         ),
     ]
+
+
+def what_stays(url: str, options: StoreOptions) -> list[str]:
+    """How long the bucket keeps deleted objects: a line for each of its rules that does. A rule that cannot be read is
+    a line too. Nothing for URLs that are not s3://."""
+    probe = open_probe(url, options)
+    if probe is None:
+        return []
+    prefix = parse_url(url).prefix
+    prefix = f"{prefix}/" if prefix else ""
+    lines = []
+    try:
+        for title, check in (
+            ("versions of objects", lambda: _versioning(probe, prefix)),
+            ("Object Lock", lambda: judge_lock(probe.object_lock())),
+        ):
+            try:
+                found = _if_allowed(check)
+            except TieredError as error:
+                found = not_checked(error.message)
+            if found.outcome != Outcome.OK or not found.detail.startswith(DISABLED):
+                lines.append(f"{title}: {found.detail}")
+    finally:
+        probe.close()
+    return lines
 
 
 def _if_allowed(read: Callable[[], Finding]) -> Finding:
@@ -62,7 +90,7 @@ def _versioning(probe: BucketProbe, prefix: str) -> Finding:
 def judge_versioning(status: str, rules: Sequence[LifecycleRule], prefix: str) -> Finding:
     """What becomes of deleted objects. Pure."""
     if not status:
-        return ok("disabled: deleted objects are gone at once")
+        return ok(f"{DISABLED}: deleted objects are gone at once")
     kept = [rule for rule in rules if rule.noncurrent_expires and prefix.startswith(rule.prefix)]
     if kept:
         times = ", ".join(f"{rule.noncurrent_expires} (rule {rule.name})" for rule in kept)
@@ -76,7 +104,7 @@ def judge_versioning(status: str, rules: Sequence[LifecycleRule], prefix: str) -
 def judge_lock(rule: LockRule | None) -> Finding:
     """How long objects cannot be removed. Pure."""
     if rule is None:
-        return ok("disabled: objects can be deleted at any time")
+        return ok(f"{DISABLED}: objects can be deleted at any time")
     if not rule.mode:
         return ok("enabled without a default retention: objects are not locked")
     return ok(f"every object version is locked for {rule.period} ({rule.mode}), also deleted ones")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import pytest
@@ -9,11 +10,15 @@ import pytest
 from maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions, run_gc
 from sidecar.gc_schedule import GcSchedule
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
+from tests.faults.crashing_store import CrashError
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.deletions import Reason
 from tiered.errors import AccessDeniedError
+from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
+from tiered.object_store.wrapper import StoreWrapper
 from tiered.settings.retention_sections import GcSettings
 
 
@@ -31,6 +36,29 @@ class Locked(MemoryStore):
         for key in keys:
             if key in self.locked:
                 raise AccessDeniedError(f"{key} is locked")
+
+
+class Dying(StoreWrapper):
+    """Nothing has an effect after ``steps`` writes; of the deletion after them half is done."""
+
+    def __init__(self, store: MemoryStore, steps: int) -> None:
+        super().__init__(store)
+        self.steps = steps
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        self._step()
+        super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        if self.steps == 0:
+            super().delete(keys[: len(keys) // 2])
+        self._step()
+        super().delete(keys)
+
+    def _step(self) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise CrashError
 
 
 def with_garbage(store: MemoryStore, count: int) -> tuple[CatalogWriter, list[str]]:
@@ -59,6 +87,9 @@ def test_one_object_that_cannot_be_deleted_costs_one_object() -> None:
     assert seen[0] == (0, len(plan.delete)) and seen[-1] == (len(plan.delete), len(plan.delete))
     store.locked = set()
     assert load(store).version == 4
+    again = run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: NOW_MS)
+    assert again.delete == [keys[1_234]], "it is tried again"
+    assert not list(store.list("sets/00/x-")) and not load(store).pending_deletions
 
 
 def test_a_store_that_refuses_everything_is_not_tried_key_by_key() -> None:
@@ -99,7 +130,7 @@ def test_the_owner_alone_collects(instance: str) -> None:
     store = MemoryStore(clock_ms=lambda: NOW_MS)
     with_garbage(store, 3)
     schedule = GcSchedule(store, GcSettings(grace_ms=0), instance, clock_ms=lambda: NOW_MS)
-    schedule.collect()
+    schedule.make_pass()
     assert len(list(store.list("sets/00/x-"))) == (0 if instance == "w1" else 3)
 
 
@@ -111,9 +142,41 @@ def test_the_schedule_reports_its_last_pass(stopped: bool) -> None:
         store, GcSettings(), "w1", expire=lambda store, state: stopped, clock_ms=lambda: NOW_MS
     )
     assert (schedule.last_gc_ms, schedule.last_expire_ms) == (None, None)
-    schedule.collect()
+    schedule.make_pass()
     assert (schedule.last_gc_ms, schedule.last_expire_ms, schedule.expire_stopped) == (
         NOW_MS,
         NOW_MS,
         stopped,
     )
+
+
+def test_messages_expire_also_where_another_process_collects() -> None:
+    store = MemoryStore(clock_ms=lambda: NOW_MS)
+    with_garbage(store, 3)
+    passes: list[int] = []
+    schedule = GcSchedule(
+        store, GcSettings(grace_ms=0, every_ms=0), "w1", clock_ms=lambda: NOW_MS,
+        expire=lambda store, state: bool(passes.append(state.version)),
+    )  # fmt: skip
+    schedule.make_pass()
+    assert len(passes) == 1 and len(list(store.list("sets/00/x-"))) == 3
+    assert (schedule.last_gc_ms, schedule.last_expire_ms) == (None, NOW_MS)
+    assert schedule.interval_ms == 24 * 3_600_000
+
+
+@pytest.mark.parametrize("reason", [Reason.EXPIRED, Reason.DIVERGED, Reason.INTENT])
+@pytest.mark.parametrize("step", range(6))
+def test_a_collection_that_was_killed_at_any_step_is_finished_by_the_next(reason: Reason, step: int) -> None:
+    inner = MemoryStore(clock_ms=lambda: NOW_MS)
+    made, _ = with_garbage(inner, 1)
+    more = [f"sets/00/y-1-{number}.sso" for number in range(5)]
+    for key in more:
+        inner.put_if_absent(key, [b"x"])
+    made.append(CommitDraft(CommitKind.MAINTENANCE, pending_deletions=more, reason=reason, created_ms=NOW_MS))
+    with contextlib.suppress(CrashError):
+        run_gc(Dying(inner, step), load(inner), apply=True, grace_ms=0, clock=lambda: NOW_MS)
+    for _ in range(2):  # the second one collects the first one's own list
+        run_gc(inner, load(inner), apply=True, grace_ms=0, clock=lambda: NOW_MS)
+    assert not list(inner.list("sets/00/x-")) and not list(inner.list("sets/00/y-"))
+    state = load(inner)
+    assert not state.pending_deletions and not state.deletion_lists

@@ -28,7 +28,7 @@ from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.growing_archive import GrowingArchive
 from tests.pipeline.stream_reading import COLUMNS, drained, rows_of, stream_reader
-from tiered.errors import CorruptionError, NotFoundError, UsageError
+from tiered.errors import CorruptionError, NotFoundError, SnapshotExpiredError, UsageError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE
 from tiered.object_store.file import FileStore
@@ -181,7 +181,7 @@ def test_expired_offsets_are_an_error_unless_data_loss_is_allowed(small_archive:
     end = reader.latestOffset(start, ReadAllAvailable())
     for numbers in start[ARCHIVE]["queues"].values():
         numbers["0.0"] = -5  # the archive begins later than the stream had come
-    with pytest.raises(NotFoundError, match="expired before they were read"):
+    with pytest.raises(SnapshotExpiredError, match="expired before they were read"):
         reader.partitions(start, end)
     tolerant = stream_reader(f"file://{small_archive}", topic="t_sizes", failondataloss="false")
     assert len(rows_of(tolerant, start, end)) > 0

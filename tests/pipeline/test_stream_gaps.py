@@ -15,7 +15,7 @@ from pipeline.options.source_options import parse_options
 from pipeline.plan.archive_plan import pinned_versions, plan
 from tests.pipeline.gapped_archive import ARCHIVE, LMQ, ONE, OTHER, GappedArchive, with_a_gap
 from tests.pipeline.stream_reading import drained, rows_of, stream_reader
-from tiered.errors import NotFoundError
+from tiered.errors import NotFoundError, SnapshotExpiredError
 
 LIMITS = [ReadAllAvailable(), ReadMaxRows(4), ReadMaxBytes(500)]
 
@@ -179,7 +179,7 @@ def test_a_dataframe_of_an_old_version_is_complete_or_an_error(archive: GappedAr
     assert found == 20
     archive.expire(ONE)
     archive.age()
-    with pytest.raises(NotFoundError, match="have expired since catalog version"):
+    with pytest.raises(SnapshotExpiredError, match="have expired since catalog version"):
         plan(options, versions, Predicate(), is_header_only=True)
 
 

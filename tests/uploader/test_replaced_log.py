@@ -112,7 +112,7 @@ def test_a_run_beside_a_much_shorter_log_stops_and_one_beside_a_little_shorter_c
         ):
             offloader.run(threading.Event(), follow=True)
     after = load(archive)
-    assert not after.log_histories and after.cursor == before.cursor
+    assert after.version == before.version, "a retry each half minute claims no epoch"
     follow_a_while(tmp_path / "copy", memory, math.inf)
     after = load(archive)
     assert [history.common_version > 0 for history in after.log_histories] == [True]

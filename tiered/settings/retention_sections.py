@@ -26,7 +26,8 @@ class GcSettings:
     deletes_per_s: int = setting(1000, "objects that gc deletes in a second, at most", minimum=1)
     every_ms: int = setting(
         24 * HOUR_MS,
-        "how often `tiered run` collects garbage, if its account may delete; 0: never",
+        "how often `tiered run` expires messages, and collects garbage if its account may delete; 0: it expires daily "
+        "and never collects",
         minimum=0,
     )
 
