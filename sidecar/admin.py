@@ -69,8 +69,8 @@ class PageAnswer(NamedTuple):
 class Pages(Protocol):
     """Pages for browsers. Called from the server's threads."""
 
-    def answer(self, target: str, headers: Message) -> PageAnswer | None:
-        """The page at ``target``, a path with its query; None if there is none."""
+    def answer(self, target: str, headers: Message, client: str) -> PageAnswer | None:
+        """The page at ``target``, a path with its query; None if there is none. ``client``: its address."""
         ...
 
     def close(self) -> None:
@@ -284,7 +284,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path in ("/health", "/ready"):
             good, why = self.source.health() if path == "/health" else self.source.readiness()
             return PageAnswer(200 if good else 503, TEXT, f"{why}\n".encode())
-        page = None if self.pages is None else self.pages.answer(self.path, self.headers)
+        client = str(self.client_address[0])
+        page = None if self.pages is None else self.pages.answer(self.path, self.headers, client)
         return page or PageAnswer(404, TEXT, b"/metrics /health /ready /status.json\n")
 
     def _answer(self, answer: PageAnswer) -> None:

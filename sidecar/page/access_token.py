@@ -47,23 +47,23 @@ class AccessToken:
         self._lock = threading.Lock()
         self._failed, self._logged_s = 0, float("-inf")
 
-    def is_in(self, authorization: str | None) -> bool:
-        """Whether the header Authorization has the token. A wrong one is counted and logged."""
+    def is_in(self, authorization: str | None, client: str) -> bool:
+        """Whether the header Authorization has the token. Wrong ones are counted, and logged with ``client``."""
         if authorization is None:
             return False
         if hmac.compare_digest(_password_in(authorization), self._token):
             return True
-        self._log_failure()
+        self._log_failure(client)
         return False
 
-    def _log_failure(self) -> None:
+    def _log_failure(self, client: str) -> None:
         with self._lock:
             self._failed += 1
             now_s = time.monotonic()
             if now_s - self._logged_s < FAILURES_LOGGED_EVERY_S:
                 return
             count, self._failed, self._logged_s = self._failed, 0, now_s
-        logger.warning("admin page refused: wrong token", extra={"count": count})
+        logger.warning("admin page refused: wrong token", extra={"client": client, "count": count})
 
 
 def _password_in(authorization: str) -> bytes:

@@ -42,12 +42,14 @@ from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageErr
 
 logger = logging.getLogger(__name__)
 
-PAGES_AT_ONCE, SEARCHES_AT_ONCE = 4, 2
-"""Fewer than the admin server's connections, so that /health is answered while pages wait for the object store."""
+PAGES_AT_ONCE, PAGES_WAITING, SEARCHES_AT_ONCE = 4, 4, 2
+"""Pages in progress and waiting are fewer than the admin server's connections, so that /health is answered while they
+wait for the object store."""
 WAIT_S = 10.0
 TARGET_CHARS_MAX = 8192
 FIELDS_MAX = 20
 _STATIC = "/page/"
+_BUSY = "all pages wait for the object store: try again"
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class AdminPages:
         self._is_open = is_loopback(admin.host)
         self._process, self._settings, self._archive = process, settings, archive
         self._started_ms = time.time_ns() // 1_000_000
+        self._admitted = threading.BoundedSemaphore(PAGES_AT_ONCE + PAGES_WAITING)
         self._rendering = threading.BoundedSemaphore(PAGES_AT_ONCE)
         self._searching = threading.BoundedSemaphore(SEARCHES_AT_ONCE)
         self._history = History()
@@ -108,13 +111,13 @@ class AdminPages:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def answer(self, target: str, headers: Headers) -> PageAnswer | None:
-        """The page at ``target``; None if there is none."""
+    def answer(self, target: str, headers: Headers, client: str) -> PageAnswer | None:
+        """See admin.Pages."""
         path, _, query = target.partition("?")
         name = path.removeprefix(_STATIC)
         if path not in self._routes and not (path.startswith(_STATIC) and name in STATIC_TYPES):
             return None
-        refusal = self._refusal(headers)
+        refusal = self._refusal(headers, client)
         if refusal is not None:
             return refusal
         if path.startswith(_STATIC):
@@ -125,19 +128,24 @@ class AdminPages:
             fields = dict(parse_qsl(query, max_num_fields=FIELDS_MAX))
         except ValueError:
             return _text(400, f"more than {FIELDS_MAX} fields")
-        if not self._rendering.acquire(timeout=WAIT_S):
-            return _text(503, "all pages wait for the object store: try again")
+        if not self._admitted.acquire(blocking=False):
+            return _text(503, _BUSY)
         try:
-            return self._rendered(path, fields)
+            if not self._rendering.acquire(timeout=WAIT_S):
+                return _text(503, _BUSY)
+            try:
+                return self._rendered(path, fields)
+            finally:
+                self._rendering.release()
         finally:
-            self._rendering.release()
+            self._admitted.release()
 
-    def _refusal(self, headers: Headers) -> PageAnswer | None:
+    def _refusal(self, headers: Headers, client: str) -> PageAnswer | None:
         """The refusal of requests without the token, and of those that other sites' pages make."""
         if headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
             return _text(403, "pages of other sites may not read this one")
         if self._token is not None:
-            if self._token.is_in(headers.get("Authorization")):
+            if self._token.is_in(headers.get("Authorization"), client):
                 return None
             answer = _text(
                 401, "this page needs the token in admin.token_file as password, with any user name"

@@ -60,7 +60,7 @@ class PageScene:
         given = Headers()
         for name, value in headers.items():
             given[name.replace("_", "-")] = value
-        return self.pages.answer(target, given)
+        return self.pages.answer(target, given, "192.0.2.7")
 
     def html(self, target: str, code: int = 200) -> str:
         """A page that is answered with ``code``."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import logging
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from server.archive_mode.archive_service import ArchiveStatus
 from server.proxy.relay_status import GroupReading, ProxyStatus
+from sidecar.admin import CONNECTIONS_MAX, AdminServer
 from sidecar.page.frame import STATIC_TYPES
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
@@ -206,6 +211,47 @@ def test_long_requests_are_refused(scene: PageScene) -> None:
         assert answer is not None and answer.code == code
 
 
+class Alive:
+    """An AdminSource without content."""
+
+    def health(self) -> tuple[bool, str]:
+        return True, "alive"
+
+    readiness = health
+
+    def status_json(self) -> bytes:
+        return b"{}"
+
+    metrics = status_json
+
+
+def test_pages_that_wait_for_the_store_do_not_hide_the_health_of_the_process(
+    archive: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, released = PageScene(archive), threading.Event()
+    scene.html("/topics")
+    monkeypatch.setattr(scene.view, "access", lambda: released.wait(30))
+    server = AdminServer("127.0.0.1", 0, Alive(), pages=scene.pages)
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+
+    def get(target: str) -> int:
+        with closing(HTTPConnection(host, int(port), timeout=10)) as client:
+            client.request("GET", target)
+            return client.getresponse().status
+
+    try:
+        with ThreadPoolExecutor(2 * CONNECTIONS_MAX) as pool:
+            waiting = [pool.submit(get, "/queues?topic=orders") for _ in range(CONNECTIONS_MAX)]
+            try:
+                refused = next(as_completed(waiting, 5))
+                assert refused.result() == 503
+                assert [get("/health") for _ in range(3)] == [200] * 3
+            finally:
+                released.set()
+    finally:
+        server.close()
+
+
 # -- access ---------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +284,8 @@ def test_with_a_token_every_page_needs_it(
                 answer = scene.answer("/", Authorization=wrong)
                 assert answer is not None and answer.code == 401
         assert caplog.text.count("wrong token") == 1 and TOKEN not in caplog.text
+        (entry,) = [found for found in caplog.records if "wrong token" in found.message]
+        assert vars(entry)["client"] == "192.0.2.7"
         answer = scene.answer("/settings", Authorization=basic(TOKEN))
         assert answer is not None and TOKEN.encode() not in answer.body
     finally:
