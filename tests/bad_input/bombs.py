@@ -12,6 +12,7 @@ import numpy as np
 import zstandard
 
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
+from tiered.catalog.deletions import LIST_KIND, DeletionList, Reason, decode_list
 from tiered.catalog.pages import PAGE_KIND, decode_page
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.formats.container import HEADER, decode_container
@@ -20,10 +21,12 @@ from tiered.formats.state_object import STATE_KIND, decode_state
 from tiered.index.layout import FOOTER_KIND as INDEX_KIND
 
 SOURCE = "an/object"
+_LISTED = DeletionList(SOURCE, Reason.EXPIRED, 3, 1, 0, 0, 0)
 DECODERS: Mapping[bytes, Callable[[bytes], Any]] = {
     COMMIT_KIND: lambda data: decode_commit(data, source=SOURCE),
     PAGE_KIND: lambda data: decode_page(data, source=SOURCE),
     ROOT_KIND: lambda data: decode_root(data, source=SOURCE),
+    LIST_KIND: lambda data: decode_list(data, _LISTED, source=SOURCE),
     STATE_KIND: lambda data: decode_state(data, "topics", source=SOURCE),
     FOOTER_KIND: lambda data: decode_container(data, FOOTER_KIND, source=SOURCE),
     INDEX_KIND: lambda data: decode_container(data, INDEX_KIND, source=SOURCE),

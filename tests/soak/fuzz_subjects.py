@@ -24,6 +24,7 @@ from tests.soak.fuzz_mutations import Mutation, changed, changed_json
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
+from tiered.catalog.deletions import LIST_KIND, DeletionList, Reason, decode_list, read_list
 from tiered.catalog.embedded_pages import (
     EMBEDDED_BEGIN,
     container_in,
@@ -51,8 +52,10 @@ from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
 
 SLOTS, ITEMS = 64, 400
-TABLE_KINDS = (COMMIT_KIND, PAGE_KIND, ROOT_KIND)
+TABLE_KINDS = (COMMIT_KIND, PAGE_KIND, ROOT_KIND, LIST_KIND)
 ARCHIVE = max(GOLDEN.glob("[0-9].[0-9]")) / "archive"
+CATALOG = max(GOLDEN.glob("catalog/page_objects_*"))
+"""Of commits of every kind, with floors, deletion lists and kept roots; without data."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,18 @@ def subjects(store: Path) -> list[Subject]:
     return [
         Subject("container", _containers(), _decode_container, True),
         Subject("container, resealed", _containers(), _decode_container, change=_resealed),
-        Subject("commit", _commit_objects(), _decode_commit, True),
+        Subject("commit", [*_commit_objects(ARCHIVE), *_commit_objects(CATALOG)], _decode_commit, True),
         Subject("commit, resealed", _commits(), _decode_commit, change=_resealed),
         Subject("page, resealed", _pages(PAGE_KIND), _decode_page, change=_resealed),
         Subject("root page, resealed", _pages(ROOT_KIND), _decode_root, change=_resealed),
-        Subject("catalog, resealed", _commit_objects(), _load_catalog, change=_resealed_commit),
+        Subject("deletion list, resealed", _pages(LIST_KIND), _decode_list, change=_resealed),
+        Subject("catalog, resealed", _commit_objects(ARCHIVE), _load_archive, change=_resealed_commit),
+        Subject(
+            "catalog of every commit, resealed",
+            _commit_objects(CATALOG),
+            _load_catalog,
+            change=_resealed_commit,
+        ),
         Subject("segment", segments, _decode_segment, True),
         Subject("index file", [data for _, data in _indexes()], _decode_index, True),
         Subject("RocketMQ index file", _rocketmq_index(records), _decode_rocketmq_index),
@@ -96,30 +106,39 @@ def subjects(store: Path) -> list[Subject]:
 
 
 @cache
-def _commit_objects() -> list[bytes]:
+def _commit_objects(directory: Path) -> list[bytes]:
     """Some carry pages."""
-    store = FileStore(ARCHIVE)
+    store = FileStore(directory)
     return [store.get(info.key) for info in store.list("catalog/")]
 
 
 def _commits() -> list[bytes]:
-    return [container_in(data) for data in _commit_objects()]
+    return [container_in(data) for directory in (ARCHIVE, CATALOG) for data in _commit_objects(directory)]
 
 
 @cache
 def _pages(kind: bytes) -> list[bytes]:
     """All pages of a kind that commits name, objects and parts of commits."""
-    store = FileStore(ARCHIVE)
-    changes = [decode_commit(data, source="sample").draft.pages for data in _commit_objects()]
-    keys = {
-        key for change in changes for key in (change.root.key, *(page.key for page in change.added)) if key
-    }
-    return [data for data in (read_page_bytes(store, key) for key in sorted(keys)) if data[:8] == kind]
+    found: list[bytes] = []
+    for directory in (ARCHIVE, CATALOG):
+        store = FileStore(directory)
+        drafts = [decode_commit(data, source="sample").draft for data in _commit_objects(directory)]
+        keys = {
+            key
+            for draft in drafts
+            for key in (
+                draft.pages.root.key,
+                *(page.key for page in (*draft.pages.added, *draft.deletions.added)),
+            )
+            if key
+        }
+        found += [data for data in (read_page_bytes(store, key) for key in sorted(keys)) if data[:8] == kind]
+    return found
 
 
 @cache
 def _containers() -> list[bytes]:
-    return [*_commits(), *_pages(PAGE_KIND), *_pages(ROOT_KIND)]
+    return [*_commits(), *_pages(PAGE_KIND), *_pages(ROOT_KIND), *_pages(LIST_KIND)]
 
 
 def _comparable(container: Any) -> Any:
@@ -173,9 +192,22 @@ def _decode_root(_: int, data: bytes) -> Any:
     return decode_root(data, source="x")
 
 
+def _decode_list(_: int, data: bytes) -> Any:
+    return decode_list(data, DeletionList("k", Reason.EXPIRED, 3, 1, 0, 0, len(data)), source="x")
+
+
+def _load_archive(number: int, data: bytes) -> Any:
+    return _loaded(ARCHIVE, number, data)
+
+
 def _load_catalog(number: int, data: bytes) -> Any:
-    """The whole catalog with one commit replaced, read as a reader would: every queue's runs and gaps."""
-    whole = FileStore(ARCHIVE)
+    return _loaded(CATALOG, number, data)
+
+
+def _loaded(directory: Path, number: int, data: bytes) -> Any:
+    """The whole catalog with one commit replaced, read as readers and gc do: every queue's runs and gaps, and every
+    deletion list."""
+    whole = FileStore(directory)
     store = MemoryStore()
     for place, info in enumerate(whole.list("catalog/")):
         store.put_if_absent(info.key, [data if place == number else whole.get(info.key)])
@@ -186,6 +218,8 @@ def _load_catalog(number: int, data: bytes) -> Any:
     for key, _ in state.queues():
         state.gaps_of(key)
         RunIndex(store).runs_of(state, key)
+    for listed in state.deletion_lists:
+        read_list(store, listed)
     return state.version
 
 

@@ -83,7 +83,8 @@ class Fuzzer:
 
 NAMES = [
     "container", "container, resealed", "commit", "commit, resealed", "page, resealed", "root page, resealed",
-    "catalog, resealed", "segment", "index file", "RocketMQ index file", "record",
+    "deletion list, resealed", "catalog, resealed", "catalog of every commit, resealed", "segment", "index file",
+    "RocketMQ index file", "record",
     "record of the local log", "fastjson", "remoting frame", "remoting frame, odd header",
 ]  # fmt: skip
 SHARE = -(-CASES // len(NAMES))

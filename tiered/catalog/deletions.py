@@ -105,10 +105,12 @@ def list_of(key: str, entries: Mapping[str, PendingDeletion], size_bytes: int) -
 
 def read_list(store: ObjectStore, listed: DeletionList) -> dict[str, PendingDeletion]:
     """The entries of one list. Raises CorruptionError, NotFoundError, or what the store raises."""
-    source = f"{store.url}/{listed.key}"
-    container = decode_container(
-        read_page_bytes(store, listed.key), LIST_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE
-    )
+    return decode_list(read_page_bytes(store, listed.key), listed, source=f"{store.url}/{listed.key}")
+
+
+def decode_list(data: bytes, listed: DeletionList, *, source: str) -> dict[str, PendingDeletion]:
+    """The entries of ``listed``, whose object is ``data``. Raises CorruptionError that names ``source``."""
+    container = decode_container(data, LIST_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE)
     try:
         keys, table = texts(container.header["keys"]), container.table("entries", ENTRY_DTYPE)
         if not len(keys) == len(table) == listed.entries:
