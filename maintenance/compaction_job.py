@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from maintenance.compaction_due import DEAD_SHARE, IsWanted, gains
 from maintenance.compaction_forecast import CompactionForecast, forecast
 from maintenance.compaction_plan import CompactionLimits
 from maintenance.compaction_round import PlannedRound, plan_rounds, run_round
@@ -83,14 +84,22 @@ def limits_of(settings: Settings) -> CompactionLimits:
     return CompactionLimits(
         memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
         object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
+        dead_share_min=DEAD_SHARE,
     )  # fmt: skip
 
 
-def planned_rounds(store: ObjectStore, state: CatalogState, settings: Settings) -> list[PlannedRound]:
+def planned_rounds(
+    store: ObjectStore,
+    state: CatalogState,
+    settings: Settings,
+    limits: CompactionLimits | None = None,
+    is_wanted: IsWanted = gains,
+) -> list[PlannedRound]:
     """The rounds of ``state`` over commits older than compaction.min_age_ms. Later ones may join their results."""
     before_ms = store.clock_ms() - settings.compaction.min_age_ms
     bound = settled_version(store, state.version, before_ms) + 1
-    return list(plan_rounds(store, state, limits_of(settings), before_version=bound))
+    limits = limits or limits_of(settings)
+    return list(plan_rounds(store, state, limits, before_version=bound, is_wanted=is_wanted))
 
 
 def dry_run(store: ObjectStore, state: CatalogState, settings: Settings, prices: Prices) -> CompactionReport:

@@ -8,6 +8,9 @@ one. An SO ends with its iteration, an SSO continues.
 
 Level 2 joins the SOs of a queue to larger ones, of at most a day each.
 
+What compaction wrote is moved again only as a small part of a round (``growth_min``), so that a byte is written twice
+in years; or when most of its messages are dead.
+
 A plan covers whole versions of one log history, and needs no request: the tables of the catalog are enough. A run below
 the floor of its queue is in no output.
 """
@@ -22,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.formats.keys import is_compacted
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table
 
@@ -43,7 +47,9 @@ class CompactionLimits:
     """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``, ``run_bytes``:
     memory of a row's columns and keys beside its message, and of a run. ``object_rows_max``: a reader fetches the
     columns of all rows of an object before its first message, 3 to 8 bytes each. ``sources_min``: objects that level 2
-    joins at least."""
+    joins at least. ``growth_min``: level 1 moves an object that compaction wrote only among so many times its bytes, and
+    none above half of ``set_bytes_max``; 1: any. ``dead_share_min``: it moves sets of which so much is below floors;
+    above 1: none."""
 
     memory_bytes: int = 128 * MIB
     split_bytes: int = 8 * MIB
@@ -57,6 +63,8 @@ class CompactionLimits:
     set_queues_max: int = 20_000
     joined_bytes_min: int = 64 * MIB
     sources_min: int = 2
+    growth_min: int = 1
+    dead_share_min: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -207,12 +215,47 @@ def _level_1_sources(
     has_runs, has_live = np.zeros(count, bool), np.zeros(count, bool)
     has_runs[runs["object"][is_in]] = True
     live = is_in & _live(candidates) & candidate[runs["object"]]
+    dead_shares = dead_share(candidates)
+    if limits.growth_min > 1:
+        candidate &= _grows(candidates, candidate, sizes, limits) | (dead_shares >= limits.dead_share_min)
+        live &= candidate[runs["object"]]
     has_live[runs["object"][live]] = True
     pairs = np.unique(np.stack([runs["queue"][live], runs["object"][live]], axis=1), axis=0)
     objects_of_queue = np.bincount(pairs[:, 0], minlength=len(candidates.queues))
     shares = np.zeros(count, bool)
     shares[pairs[objects_of_queue[pairs[:, 0]] > 1, 1]] = True
+    shares |= candidates.is_set & candidate & has_live & (dead_shares >= limits.dead_share_min)
     return shares, candidate & has_runs & ~has_live
+
+
+def dead_share(candidates: Candidates) -> NDArray[Any]:
+    """By object: the share of its bytes in runs below the floors of their queues."""
+    runs, count = candidates.runs, len(candidates.objects)
+    dead = runs["end_queue_offset"] <= candidates.floors[runs["queue"]]
+    weight = runs["byte_count"] + 1  # LMQ runs have none
+    found: NDArray[Any] = np.bincount(runs["object"], weights=weight * dead, minlength=count) / np.maximum(
+        np.bincount(runs["object"], weights=weight, minlength=count), 1
+    )
+    return found
+
+
+def _grows(
+    candidates: Candidates, candidate: NDArray[np.bool_], sizes: NDArray[Any], limits: CompactionLimits
+) -> NDArray[np.bool_]:
+    """Objects from a version on, in which none that compaction wrote has more than its share of the bytes. Older ones
+    stay, so that no gap appears between moved runs."""
+    compacted = np.array([is_compacted(key) for key in candidates.object_keys], bool)
+    movable = candidate & ~(compacted & (sizes > limits.set_bytes_max // 2))
+    newest = np.zeros(len(sizes), np.int64)
+    np.maximum.at(newest, candidates.runs["object"], candidates.runs["version"])
+    order = np.argsort(newest, kind="stable")[::-1]
+    total = np.cumsum(np.where(movable, sizes, 0)[order])
+    largest = np.maximum.accumulate(np.where(movable & compacted, sizes, 0)[order])
+    fits = np.flatnonzero(largest * limits.growth_min <= total)
+    found = np.zeros(len(sizes), bool)
+    if len(fits):
+        found[order[: fits[-1] + 1]] = True
+    return found & movable
 
 
 def _plan_of(candidates: Candidates, is_in: NDArray[np.bool_], sources: NDArray[np.bool_]) -> CompactionPlan:

@@ -1,6 +1,6 @@
 """One round of compaction in an archive: choose versions, plan, announce, write, commit.
 
-The keys of the outputs are announced by a commit as pending deletions, so that they are garbage if the compaction
+The keys of outputs and pages are announced by a commit as pending deletions, so that they are garbage if the compaction
 dies. The commit that replaces the pages of the versions takes them back, and makes the sources pending deletions. It
 is refused, and the round has no effect, when the epoch, the pages, the floors or the index files have changed.
 
@@ -11,12 +11,13 @@ that the caller allows, because a log that diverges inside a joined run cannot b
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from maintenance.compaction_due import IsWanted, gains
 from maintenance.compaction_plan import (
     Candidates,
     CompactionLimits,
@@ -50,8 +51,6 @@ from tiered.object_store.own_name import put_own
 
 RUNS_MAX = 1 << 20
 """Limit of one round, unless a single sequence of pages has more. A run takes several times 112 bytes of memory."""
-GAIN_MIN = 2
-"""A plan has at most one output for so many sources, or it is not worth its requests."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,14 @@ class PlannedRound:
 
 
 def plan_rounds(
-    store: ObjectStore, state: CatalogState, limits: CompactionLimits, *, before_version: int
+    store: ObjectStore,
+    state: CatalogState,
+    limits: CompactionLimits,
+    *,
+    before_version: int,
+    is_wanted: IsWanted = gains,
 ) -> Iterator[PlannedRound]:
-    """Rounds that are worth their requests, oldest versions first. Reads pages, and no data.
+    """Rounds that are wanted, oldest versions first. Reads pages, and no data.
 
     Only versions below ``before_version`` take part. Raises UsageError when the archive's owner writes an older format.
     """
@@ -87,7 +91,7 @@ def plan_rounds(
             continue  # a query scans these objects by name
         for level in (plan_level_1, plan_level_2):
             plan = level(candidates, limits)
-            if plan is not None and len(plan.outputs) * GAIN_MIN <= len(plan.sources):
+            if plan is not None and is_wanted(candidates, plan):
                 yield PlannedRound(pages, spilled_version, candidates, plan)
                 break
 
@@ -101,36 +105,62 @@ def run_round(
     clock: Callable[[], int],
     page_runs_max: int = CatalogLimits().page_runs_max,
     write: WriteOutputs = write_outputs,
+    owner: CatalogWriter | None = None,
 ) -> CompactionResult | None:
     """Carry out ``planned``, of ``state``, and commit it; None when the archive has changed, and nothing was
-    replaced. ``write`` puts the outputs."""
-    nonce = random.SystemRandom().getrandbits(40)
-    writer = CatalogWriter(
+    replaced. ``write`` puts the outputs. ``owner``: the archive's writer, if it is in this process: then it loses no
+    version to the round."""
+    nonce = random.SystemRandom().getrandbits(40) | 1 << 39  # attempts from COMPACTION_ATTEMPTS_FROM on
+    writer = owner or CatalogWriter(
         store, cluster=state.cluster, broker=state.broker, instance=f"compact-{nonce:010x}", kind="maintenance",
         clock_ms=clock,
     )  # fmt: skip
     identity = CompactionIdentity(
         state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(), nonce * 10**6
     )
+    with writer.merges_paused():
+        return _run_round(store, state, planned, options, identity, writer, clock, page_runs_max, write)
+
+
+def _run_round(
+    store: ObjectStore,
+    state: CatalogState,
+    planned: PlannedRound,
+    options: CompactionOptions,
+    identity: CompactionIdentity,
+    writer: CatalogWriter,
+    clock: Callable[[], int],
+    page_runs_max: int,
+    write: WriteOutputs,
+) -> CompactionResult | None:
     announced = output_keys(planned.candidates, planned.plan, identity)
+    page_keys = _page_keys(state, planned, identity, page_runs_max)
     is_current = _Unchanged(state, planned)
 
-    def announce(newest: CatalogState) -> CommitDraft | None:
-        if not is_current(newest):
-            return None
-        return CommitDraft(
-            CommitKind.MAINTENANCE,
-            pending_deletions=tuple(announced),
-            reason=Reason.INTENT,
-            created_ms=clock(),
-        )
+    def announce(keys: Sequence[str]) -> bool:
+        def build(newest: CatalogState) -> CommitDraft | None:
+            if not is_current(newest):
+                return None
+            return CommitDraft(
+                CommitKind.MAINTENANCE,
+                pending_deletions=tuple(keys),
+                reason=Reason.INTENT,
+                created_ms=clock(),
+            )
 
-    if announced and not set(announced) <= writer.maintain(announce).pending_deletions.keys():
+        return set(keys) <= writer.maintain(build).pending_deletions.keys()
+
+    def announce_more(key: str) -> None:
+        announce([key])
+        announced.append(key)
+
+    if not announce([*announced, *page_keys]):
         return None
-    result = compact(store, planned.candidates, planned.plan, identity, options, write)
-    pages = _put_pages(store, state, planned, result, f"{nonce:010x}", page_runs_max)
+    announcing = replace(options, announce=announce_more)
+    result = compact(store, planned.candidates, planned.plan, identity, announcing, write)
+    pages = _put_pages(store, state, planned, result, page_keys, page_runs_max)
     sources = {planned.candidates.object_keys[int(number)] for number in planned.plan.sources}
-    taken_back = [key for key in result.object_keys if key in set(announced)]
+    taken_back = [*(key for key in result.object_keys if key in set(announced)), *page_keys]
 
     is_committed = False
 
@@ -157,10 +187,6 @@ def run_round(
     writer.maintain(replace_pages)
     if is_committed:
         return result
-    left = [page.key for page in pages] + result.abandoned
-    writer.maintain(
-        lambda _newest: CommitDraft(CommitKind.MAINTENANCE, pending_deletions=left, created_ms=clock())
-    )
     return None
 
 
@@ -287,10 +313,10 @@ def _put_pages(
     state: CatalogState,
     planned: PlannedRound,
     result: CompactionResult,
-    nonce: str,
+    page_keys: Sequence[str],
     page_runs_max: int,
 ) -> list[PageRef]:
-    """One sequence of pages with the runs that stay and the new ones."""
+    """One sequence of pages with the runs that stay and the new ones, under the first of ``page_keys``."""
     candidates = planned.candidates
     stays = candidates.runs[~np.isin(candidates.runs["object"], planned.plan.sources)]
     new, objects = result.runs.copy(), result.objects.copy()
@@ -301,19 +327,35 @@ def _put_pages(
         np.concatenate([candidates.objects, objects]),
         (*candidates.object_keys, *result.object_keys),
     )
-    made = 0
+    unused = list(reversed(page_keys))
 
-    def put(version: int, data: bytes) -> str:
-        nonlocal made
-        made += 1
-        key = page_key("runs", version, state.epoch, f"{nonce}_{made}")
+    def put(_version: int, data: bytes) -> str:
+        key = unused.pop()
         put_own(store, key, [data])
         return key
 
     if not len(chunk.runs):
         return []
-    first = min([page.from_version for page in planned.pages], default=int(candidates.runs["version"].min()))
-    last = max([planned.spilled_version, *(page.to_version for page in planned.pages)])
     level = max((page.level for page in planned.pages), default=0)
-    versions = (first, last)
-    return write_pages(cut(sorted_page(candidates.queues, chunk), page_runs_max), level, versions, put)
+    pages = cut(sorted_page(candidates.queues, chunk), page_runs_max)
+    return write_pages(pages, level, _versions(planned), put)
+
+
+def _page_keys(
+    state: CatalogState, planned: PlannedRound, identity: CompactionIdentity, page_runs_max: int
+) -> list[str]:
+    """Keys of as many pages as the round may put: each piece becomes at most one run."""
+    stays = int((~np.isin(planned.candidates.runs["object"], planned.plan.sources)).sum())
+    pieces = sum(len(part.pieces) for iteration in planned.plan.iterations for part in iteration)
+    _, last = _versions(planned)
+    return [
+        page_key("runs", last, state.epoch, f"{identity.first_attempt:x}_{number}")
+        for number in range(1, (stays + pieces + page_runs_max - 1) // page_runs_max + 1)
+    ]
+
+
+def _versions(planned: PlannedRound) -> tuple[int, int]:
+    """The first and last version that the pages of the round cover."""
+    runs = planned.candidates.runs
+    first = min([page.from_version for page in planned.pages], default=int(runs["version"].min()))
+    return first, max([planned.spilled_version, *(page.to_version for page in planned.pages)])

@@ -61,13 +61,14 @@ class CompactionIdentity:
 @dataclass(frozen=True)
 class CompactionOptions:
     """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``report`` gets the message bytes that
-    are done."""
+    are done, ``announce`` a key that is not of a first attempt before it is put: it is garbage if the compaction dies."""
 
     spool_directory: Path
     spool_bytes_max: int
     codec: BlockCodec = field(default_factory=BlockCodec)
-    wait: Callable[[float], None] = time.sleep
+    wait: Callable[[float], object] = time.sleep
     report: Callable[[int], None] = lambda done_bytes: None
+    announce: Callable[[str], object] = lambda key: None
 
 
 @dataclass
@@ -336,6 +337,8 @@ class _Compaction:
             segment = writer.finish(self._meta(number))
             stored = blocks.blocks(segment) if isinstance(blocks, _Open) else blocks
             pieces: list[Piece] = [*stored, segment.keys, segment.tail]
+            if again:
+                self._options.announce(key)
             try:
                 compose_own(self._store, key, pieces)
             except ThrottledError:

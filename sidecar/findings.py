@@ -18,8 +18,8 @@ MARGIN_BAD_S, MARGIN_WARN_S = 3600.0, 6 * 3600.0
 GARBAGE_LATE_MS = 86_400_000
 """How long after its grace period garbage counts as late."""
 ABOUT = (
-    "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "pins", "index", "settings",
-    "name-servers", "master", "plain-accounts",
+    "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "compaction", "pins", "index",
+    "settings", "name-servers", "master", "plain-accounts",
 )  # fmt: skip
 
 
@@ -91,6 +91,10 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
         found.append(Finding("garbage", f"garbage is not deleted: {report.gc_problem}", step))
     elif report.garbage_overdue_seconds > GARBAGE_LATE_MS / 1000:
         found.append(_late_garbage(report.garbage_overdue_seconds))
+    if report.compaction is not None and report.compaction.problem:
+        what = f"small objects are not joined: {report.compaction.problem}"
+        step = "correct it, or set compaction.every_ms to 0; until then reading costs more requests"
+        found.append(Finding("compaction", what, step))
     if report.index_problem:
         step = (
             "run tiered doctor ARCHIVE_URL; queries by key read the messages themselves until it is updated"

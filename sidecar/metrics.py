@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from sidecar.findings import ABOUT, of_report
-from sidecar.report import StatusReport
+from sidecar.report import CompactionStatus, StatusReport
 from sidecar.run_state import UP, RunState, word_of
 from tiered.formats.memory_bound import SHORTAGES
 from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
@@ -52,6 +52,8 @@ class StatusCollector(ScrapeCollector):
             yield from _total_families(report)
             yield from _garbage_families(report)
             yield _attention_family(report)
+            if report.compaction is not None:
+                yield from _compaction_families(report.compaction)
 
 
 def _state_family(word: str) -> Metric:
@@ -172,6 +174,43 @@ def _garbage_families(report: StatusReport) -> Iterator[Metric]:
     for name, meaning, value in gauges:
         if value is not None:
             yield _labelled(GaugeMetricFamily, name, meaning, value)
+
+
+def _compaction_families(report: CompactionStatus) -> Iterator[Metric]:
+    gauges: list[tuple[str, str, float | None]] = [
+        ("compaction_interval_seconds", "How often objects are joined.", report.interval_seconds),
+        (
+            "compaction_last_timestamp_seconds",
+            "When a pass of compaction ended well.",
+            _seconds(report.last_ms),
+        ),
+        (
+            "compaction_idle_seconds",
+            "Seconds since a pass of compaction ended well, or the start.",
+            report.idle_seconds,
+        ),
+        ("compaction_backlog_objects", "Objects due to be joined.", report.backlog_objects),
+        ("compaction_backlog_bytes", "Message bytes of objects due to be joined.", report.backlog_bytes),
+        ("compaction_round_seconds", "Duration of the last round of compaction.", report.round_seconds),
+    ]
+    for name, meaning, value in gauges:
+        if value is not None:
+            yield _labelled(GaugeMetricFamily, name, meaning, value)
+    counters = [
+        ("compaction_failures", "Passes of compaction that failed.", report.failures),
+        ("compaction_rounds", "Rounds of compaction.", report.rounds),
+        ("compaction_joined_objects", "Objects that compaction replaced.", report.joined_objects),
+        ("compaction_made_objects", "Objects that compaction wrote.", report.made_objects),
+        ("compaction_read_bytes", "Bytes that compaction read.", report.bytes_read),
+        ("compaction_sent_bytes", "Bytes that compaction wrote.", report.bytes_sent),
+        (
+            "compaction_copied_bytes",
+            "Bytes that the object store copied for compaction.",
+            report.bytes_copied,
+        ),
+    ]
+    for name, meaning, value in counters:
+        yield _labelled(CounterMetricFamily, name, meaning, value)
 
 
 def _seconds(time_ms: int | None) -> float | None:

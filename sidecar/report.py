@@ -24,6 +24,35 @@ class QueueReport:
 
 
 @dataclass(frozen=True)
+class CompactionStatus:
+    """Object compaction of this process since its start."""
+
+    interval_seconds: float = 0.0
+    level: str = ""
+    """How fast a pass is: `full`, `reduced` beside uploads and reads, `paused`, `forced`; empty between passes."""
+    last_ms: int | None = None
+    """When a pass ended well last, ms since the epoch."""
+    idle_seconds: float = 0.0
+    """Since a pass ended well, or since the start."""
+    problem: str = ""
+    """Why the last pass did not."""
+    failures: int = 0
+    rounds: int = 0
+    round_seconds: float = 0.0
+    """Of the last round."""
+    joined_objects: int = 0
+    made_objects: int = 0
+    gets: int = 0
+    bytes_read: int = 0
+    bytes_sent: int = 0
+    bytes_copied: int = 0
+    """Inside the object store."""
+    backlog_objects: int = 0
+    """Due to be joined."""
+    backlog_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class StatusReport:
     """The lag of an archive behind its broker, and its problems."""
 
@@ -95,6 +124,8 @@ class StatusReport:
     """Why changed settings are not in effect; empty if they are."""
     diverged_objects: int = 0
     """Objects of a truncated or replaced log that `gc` deletes after gc.diverged_grace_ms."""
+    compaction: CompactionStatus | None = None
+    """None if compaction.every_ms is 0, or from a catalog."""
     proxy: ProxyStatus | None = None
     """None if proxy mode is off."""
     slave: SlaveStatus | None = None
@@ -120,6 +151,8 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
     """The report of a /status.json body; unknown members are dropped."""
     known = _members(StatusReport, document)
     known["queues"] = tuple(QueueReport(**_members(QueueReport, queue)) for queue in known["queues"])
+    if known.get("compaction") is not None:
+        known["compaction"] = CompactionStatus(**_members(CompactionStatus, known["compaction"]))
     for name, kind in (("proxy", ProxyStatus), ("slave", SlaveStatus)):
         if known.get(name) is not None:
             mode = known[name] = _members(kind, known[name])

@@ -25,6 +25,7 @@ from sidecar.broker_side import (
     store_path,
     topic_filter_of,
 )
+from sidecar.compaction_schedule import CompactionSchedule, Load
 from sidecar.expiry import expire
 from sidecar.gc_schedule import GcSchedule
 from sidecar.report import StatusReport
@@ -98,6 +99,8 @@ class Writer:
     """Whether an archive may begin though this instance has archived to another one."""
     standby: StandbyWatch | None = None
     """None: never takes over without ``take_over``."""
+    reads: Callable[[], int] = lambda: 0
+    """Reads by clients of this process so far."""
 
 
 class UploaderJob:
@@ -148,6 +151,8 @@ class UploaderJob:
         )
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
         self._gc = GcSchedule(own, settings.gc, writer.instance, expire=partial(expire, settings))
+        self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
+        self._compaction = self._compaction_of(settings, writer, metrics, opened)
         head = StatusReport(
             archive_url=settings.archive.url,
             cluster=names.cluster,
@@ -159,9 +164,33 @@ class UploaderJob:
         self._reporter = Reporter(head, view, topic_filter, gc_grace_ms=settings.gc.grace_ms)
         opened.callback(self._reporter.close)
 
+    def _compaction_of(
+        self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack
+    ) -> CompactionSchedule | None:
+        """Over connections of its own, and with a limit of its own: its large requests delay no upload."""
+        if writer.state_dir is None or not settings.compaction.every_ms:
+            return None
+        unlimited = StoreOptions(replace(settings.object_store, upload_bytes_per_s=0))
+        archive = open_store(settings.archive.url, unlimited, metrics=metrics)
+        opened.callback(archive.close)
+        own = PrefixedStore(archive, archive_prefix(self.names.cluster, self.names.broker))
+        spool = writer.state_dir / "compaction"
+        schedule = CompactionSchedule(own, self.offloader.catalog_writer, settings, spool, self._load)
+        opened.callback(schedule.stop)
+        return schedule
+
+    def _load(self) -> Load:
+        status = self.offloader.status()
+        if status is None:
+            return Load(store_problem="starting")
+        lag_bytes = status.bound_phys - status.committed_phys
+        return Load(lag_bytes, self._batch_bytes, status.store_problem, self._reads())
+
     def run(self, stop: threading.Event) -> None:
         """Follow the broker until ``stop``."""
         self._gc.start()
+        if self._compaction is not None:
+            self._compaction.start(stop)
         try:
             self.offload(stop, follow=True)
         finally:
@@ -194,6 +223,7 @@ class UploaderJob:
             last_expire_ms=self._gc.last_expire_ms,
             expire_stopped=self._gc.expire_stopped,
             gc_problem=self._gc.problem,
+            compaction=None if self._compaction is None else self._compaction.report,
         )
         if report.bound_reason != BoundReason.FROZEN.value:
             return report

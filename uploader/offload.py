@@ -23,6 +23,7 @@ from typing import Any
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import TieredError, UnavailableError, UnreadableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
@@ -428,6 +429,11 @@ class Offloader:
         )
 
     # -- status -----------------------------------------------------------------------------------------------
+
+    @property
+    def catalog_writer(self) -> CatalogWriter:
+        """The writer of its commits, for others in this process that commit in its epoch."""
+        return self._writer
 
     @property
     def is_claim_settled(self) -> bool:

@@ -79,7 +79,7 @@ def execute(options: argparse.Namespace) -> int:
             lambda: None if thread is None else thread.access,
             metrics,
         )
-        factory = _Factory(state, metrics, partial(_committed, view, thread))
+        factory = _Factory(state, metrics, partial(_committed, view, thread), partial(_reads, thread))
         on_reload, extended = partial(_reloaded, current, thread), partial(_with_relays, services)
         service = Service(
             loaded, factory=factory, reload=current.reload, on_reload=on_reload, extended=extended
@@ -141,6 +141,13 @@ def _committed(view: ArchiveView, thread: ServingThread | None, state: CatalogSt
         thread.adopt(state)
 
 
+def _reads(thread: ServingThread | None) -> int:
+    if thread is None or thread.access is None:
+        return 0
+    found = thread.access.source.statistics()
+    return found.hits + found.misses
+
+
 def _reloaded(current: CurrentSettings, thread: ServingThread | None, settings: Settings) -> None:
     current.apply(settings)
     if thread is not None:
@@ -184,9 +191,14 @@ class _Factory:
     writer that is fenced later stays fenced."""
 
     def __init__(
-        self, state: StateDirectory, metrics: StoreMetrics, committed: Callable[[CatalogState], None] | None
+        self,
+        state: StateDirectory,
+        metrics: StoreMetrics,
+        committed: Callable[[CatalogState], None] | None,
+        reads: Callable[[], int] = lambda: 0,
     ) -> None:
         self._state = state
+        self._reads = reads
         self._metrics = metrics
         self._committed = committed
         self._took_over_for: Settings | None = None
@@ -200,7 +212,7 @@ class _Factory:
         take_over = settings.archive.take_over and settings is not self._took_over_for
         writer = Writer(
             self._state.identity(), "run", take_over, self._state.path, pins=self._pins, tls=self._tls,
-            standby=self._standby, new_archive=settings.archive.new_archive,
+            standby=self._standby, new_archive=settings.archive.new_archive, reads=self._reads,
         )  # fmt: skip
         self._standby.lag_ms = settings.process.take_over_lag_ms
         if self._committed is not None:

@@ -27,7 +27,7 @@ from sidecar.cli.arguments import (
 from sidecar.findings import of_report
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
-from sidecar.report import StatusReport, decode_report, seconds_since
+from sidecar.report import CompactionStatus, StatusReport, decode_report, seconds_since
 from sidecar.reporter import age_s
 from sidecar.retention_margin import retention_margin_s
 from sidecar.run_state import RunState
@@ -200,6 +200,8 @@ def _print(report: StatusReport) -> None:
         print_lines(
             f"garbage     {report.pending_deletions:,} objects, the oldest {age} old (tiered gc deletes them)"
         )
+    if report.compaction is not None:
+        print_lines(f"compaction  {_compaction(report.compaction)}")
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)
         print_lines(f"memory      {size_text(report.budget_used_bytes)} of {limit}")
@@ -223,6 +225,14 @@ def _print(report: StatusReport) -> None:
         _print_proxy(report.proxy)
     if report.slave is not None:
         _print_slave(report.slave)
+
+
+def _compaction(report: CompactionStatus) -> str:
+    parts = [f"{report.joined_objects:,} objects joined to {report.made_objects:,}"]
+    if report.backlog_objects:
+        due = f"{report.backlog_objects:,} objects, {size_text(report.backlog_bytes)} of messages, due"
+        parts.append(f"{due} ({report.level})" if report.level else due)
+    return ", ".join(parts)
 
 
 def _print_proxy(proxy: ProxyStatus) -> None:

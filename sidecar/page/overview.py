@@ -199,6 +199,7 @@ def _archive_parts(shown: Overview) -> list[Child]:
             *_cost_cards(cost),
             card("Gaps", count_text(len(state.gaps)), "offsets lost for good", level="bad" if len(state.gaps) else ""),
             card("Pending deletions", count_text(garbage), oldest),
+            *_compaction_cards(shown.report),
         ),
         facts([
             *_upkeep(state, shown.report),
@@ -225,6 +226,15 @@ def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str,
             counts[listed.reason] += listed.entries
     reasons = ", ".join(f"{count:,} {reason or 'others'}" for reason, count in sorted(counts.items()))
     return found + ([("To be deleted", reasons)] if reasons else [])
+
+
+def _compaction_cards(report: StatusReport | None) -> list[Html]:
+    found = None if report is None else report.compaction
+    if found is None:
+        return []
+    due = f"{count_text(found.backlog_objects)} objects due" if found.backlog_objects else "nothing is due"
+    note = f"to {count_text(found.made_objects)} since the start; {due}"
+    return [card("Objects joined", count_text(found.joined_objects), note)]
 
 
 def _cost_cards(cost: Reading[Cost]) -> list[Html]:

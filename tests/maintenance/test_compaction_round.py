@@ -2,123 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from maintenance.compaction_plan import CompactionLimits
-from maintenance.compaction_round import PlannedRound, plan_rounds, run_round
-from maintenance.compaction_run import CompactionOptions, CompactionResult
-from maintenance.gc import run_gc
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.flat_file.queue_reader import QueueReader
+from maintenance.compaction_round import plan_rounds
+from tests.flat_file.archive_builder import NOW_MS
+from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
-from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import Reason
-from tiered.catalog.state import CatalogState
-from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UnansweredError, UsageError
-from tiered.flat_file.verify import verify_archive
-from tiered.formats.segment import BlockCodec
-from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.interface import ObjectStore, Piece
-from tiered.object_store.memory import MemoryStore
 from tiered.object_store.wrapper import StoreWrapper
-
-QUEUES = [QueueKey(f"topic{number}", 0, 0) for number in range(5)]
-LMQ = QueueKey("%LMQ%a", 0, 0)
-LIMITS = CompactionLimits(
-    memory_bytes=30_000, split_bytes=20_000, block_bytes=600, object_bytes_max=60_000, set_bytes_max=60_000,
-    row_bytes=8, run_bytes=0,
-)  # fmt: skip
-EVERYTHING = 1 << 40
-
-
-class Scene:
-    """An archive whose owner can write more."""
-
-    def __init__(self, spool: Path, cycles: int = 40, **limits: int) -> None:
-        self.store = MemoryStore()
-        values: dict[str, int] = {"root_every": 4, "spill_runs": 12, "page_runs_max": 9, "merge_sequences": 6}
-        self.owner = ArchiveBuilder(self.store, limits=CatalogLimits(**(values | limits)))
-        self.rng = random.Random(3)
-        self.spool = spool
-        self.append(cycles)
-
-    def append(self, cycles: int) -> None:
-        for _ in range(cycles):
-            sent = [
-                Sent(
-                    queue := self.rng.choice(QUEUES), self.rng.randbytes(60), keys=[str(self.rng.random())],
-                    lmq=[LMQ] if queue == QUEUES[0] else [], inner_num=2 if queue == QUEUES[1] else 1,
-                )
-                for _ in range(self.rng.randint(3, 9))
-            ]  # fmt: skip
-            self.owner.commit(sent)
-
-    @property
-    def state(self) -> CatalogState:
-        return load(self.store)
-
-    def plan(self, **others: Any) -> PlannedRound | None:
-        bounds = {"before_version": EVERYTHING} | others
-        return next(plan_rounds(self.store, self.state, LIMITS, **bounds), None)
-
-    def run(self, store: ObjectStore | None = None) -> CompactionResult | None:
-        """One round, on ``store``."""
-        planned = self.plan()
-        assert planned is not None
-        options = CompactionOptions(
-            self.spool, 10**7, BlockCodec(block_bytes=600), wait=lambda _seconds: None
-        )
-        return run_round(
-            store or self.store, self.state, planned, options, clock=lambda: NOW_MS, page_runs_max=9
-        )
-
-    def check(self) -> None:
-        """The archive is sound, and every row is what was sent."""
-        report = verify_archive(self.store, full=True)
-        assert report.anomalies == [], report.anomalies[:3]
-        state = self.state
-        for queue, truth in self.owner.truth.items():
-            row = state.queue(queue)
-            assert row is not None
-            found, offset = [], int(row["min_queue_offset"])
-            reader = QueueReader(self.store, state, queue)
-            while offset < int(row["end_queue_offset"]):
-                batch = reader.read(offset, max_rows=100, max_bytes=10**6)
-                for at in range(len(batch)):
-                    begin = int(batch.starts[at])
-                    found.append(
-                        (
-                            int(batch.queue_offsets[at]),
-                            batch.data[begin : begin + int(batch.sizes[at])].tobytes(),
-                        )
-                    )
-                offset = batch.next_offset
-            expected = [
-                (row.offset, row.record)
-                for row in truth.rows
-                if row.offset >= int(state.queue(queue)["min_queue_offset"])
-            ]  # type: ignore[index]
-            assert found == expected, queue
-
-    def collect(self) -> list[str]:
-        """Garbage collection without a grace period."""
-        return run_gc(
-            self.store, self.state, apply=True, grace_ms=0, clock=lambda: self.store.clock_ms() + 10
-        ).delete
-
-    def data_objects(self) -> int:
-        return sum(1 for prefix in ("data/", "sets/") for _ in self.store.list(prefix))
 
 
 @pytest.fixture
@@ -277,3 +178,32 @@ def test_planning_reads_pages_and_no_data(scene: Scene) -> None:
     state = scene.state
     assert list(plan_rounds(counting, state, LIMITS, before_version=EVERYTHING))
     assert not any(request.key.startswith(("data/", "sets/")) for request in counting.requests)
+
+
+class Counted(FaultStore):
+    """Counts commits that another actor was faster with."""
+
+    @property
+    def lost(self) -> int:
+        return sum(
+            one.outcome == "AlreadyExistsError" and one.key.startswith("catalog/") for one in self.requests
+        )
+
+
+def test_the_owner_loses_no_version_to_a_round_in_its_process(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    counted = Counted(scene.store)
+    scene.owner.writer._store = counted
+    scene.owner.writer._attempt._store = counted
+
+    def merge_too() -> None:
+        """The owner writes, long enough for merges of pages: they wait for the round."""
+        scene.append(60)
+
+    in_pages = max(page.to_version for page in scene.state.pages) + 1
+    interrupted = Interrupted(scene.store, merge_too)
+    assert scene.run(interrupted, scene.owner.writer, before_version=in_pages) is not None
+    scene.append(60)
+    scene.check()
+    assert counted.lost == 0
+    assert len(scene.state.pages) < 60, "pages are merged again afterwards"

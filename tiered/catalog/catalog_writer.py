@@ -13,6 +13,7 @@ from __future__ import annotations
 import random as random_module
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -163,6 +164,10 @@ class CatalogWriter:
         """Make waiting calls raise UnavailableError, and end a merge of pages; callable from any thread, final."""
         self._retry.abort()
         self._pages.abort()
+
+    def merges_paused(self) -> AbstractContextManager[None]:
+        """Inside it no merge replaces pages, which would make the work of another actor of this process void."""
+        return self._pages.merges_paused()
 
     # -- commits ----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -69,7 +70,7 @@ class PageWriter:
         self._lock = threading.RLock()
         """Guards what ``merge`` shares with commits; never held during a request of a merge."""
         self._merging = threading.Lock()
-        self._is_cancelled = self._is_aborted = False
+        self._is_cancelled = self._is_aborted = self._is_paused = False
         self._merged: _Merged | None = None
         self.index = RunIndex(store)
         self.garbage: list[str] = []
@@ -104,6 +105,7 @@ class PageWriter:
         try:
             with self._lock:
                 is_due = not self._valid_merge(state) and state.version >= self._after_version
+                is_due = is_due and not self._is_paused
             sequences = sequence_to_merge(state.pages, self._limits.merge_sequences) if is_due else []
             if sequences:
                 self._merge(state, sequences)
@@ -116,6 +118,16 @@ class PageWriter:
         with self._merging, self._lock:
             self._is_cancelled = False
             self._forget_merge()
+
+    @contextmanager
+    def merges_paused(self) -> Iterator[None]:
+        """Inside it no merge is made or named: pages stay until commits replace them otherwise."""
+        self._is_paused = True
+        self.cancel_merge()
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def abort(self) -> None:
         """End a merge in progress, and begin no other."""

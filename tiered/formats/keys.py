@@ -25,6 +25,9 @@ SERVE_PREFIX = "state/serve/"
 ESCAPED_CHARACTERS_MAX = 200
 """Longer escapes are cut and end in a digest: file systems allow 255 bytes a path component."""
 
+COMPACTION_ATTEMPTS_FROM = 10**15
+"""The attempts of compaction: no writer counts so far."""
+
 _VERSION_CEILING = 10**20 - 1
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
 _ESCAPED = re.compile(r"(?:[A-Za-z0-9_-]|\.[0-9a-f]{2})+\Z")
@@ -149,6 +152,12 @@ def parse_set_key(key: str) -> SetKeyParts | None:
     """The parts of a stream set object's key; None for other keys."""
     found = _SET_KEY.match(key)
     return None if found is None else SetKeyParts(found["batch"], int(found["epoch"]), int(found["attempt"]))
+
+
+def is_compacted(key: str) -> bool:
+    """Whether compaction wrote the data object."""
+    attempt = key.rpartition("-")[2].partition(".")[0]
+    return attempt.isdecimal() and int(attempt) >= COMPACTION_ATTEMPTS_FROM
 
 
 def catalog_key(version: int) -> str:

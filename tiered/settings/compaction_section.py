@@ -7,21 +7,39 @@ from dataclasses import dataclass
 from tiered.settings.declaration import setting
 
 MIB = 1 << 20
-DAY_MS = 24 * 3_600_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 
 
 @dataclass(frozen=True)
 class CompactionSettings:
-    """Object compaction: `tiered compact` joins small objects to large ones."""
+    """Object compaction: `tiered run`, or `tiered compact`, joins small objects to large ones."""
 
+    every_ms: int = setting(
+        HOUR_MS,
+        "how often `tiered run` looks for objects to join, while it owns the archive; 0: never",
+        minimum=0,
+    )
     min_age_ms: int = setting(
         DAY_MS,
         "younger commits stay as they are: a truncated log is followed back to a commit, not into a joined object",
         minimum=0,
     )
     memory_bytes: int = setting(128 * MIB, "messages in memory at a time", minimum=16 * MIB)
-    spool_bytes: int = setting(4096 * MIB, "disk for objects that are being made", minimum=256 * MIB)
+    spool_bytes: int = setting(
+        4096 * MIB,
+        "disk for objects that are being made; of `tiered run` in its state directory",
+        minimum=256 * MIB,
+    )
+    bytes_per_s: int = setting(
+        32 * MIB,
+        "bytes a second that `tiered run` reads and sends for compaction: a quarter of it while it uploads or clients "
+        "read, none while it is behind",
+        minimum=MIB,
+    )
     split_bytes: int = 8 * MIB
     """Messages of a queue above this size get an object of their own."""
     object_bytes: int = 128 * MIB
     """Messages of the largest object that is made."""
+    requests_per_s: int = 50
+    """Of `tiered run` for compaction, at most."""

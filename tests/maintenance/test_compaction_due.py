@@ -1,0 +1,142 @@
+"""When rounds of compaction are due, and what they write in months."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from maintenance.compaction_due import Due, gains
+from maintenance.compaction_plan import (
+    Candidates,
+    CompactionLimits,
+    CompactionPlan,
+    plan_level_1,
+    plan_level_2,
+)
+from tests.maintenance.candidates import candidates_of
+from tiered.formats.keys import COMPACTION_ATTEMPTS_FROM, data_key, is_compacted, set_key
+from tiered.model.queue import QueueKey
+
+LIMITS = CompactionLimits(
+    memory_bytes=10_000, split_bytes=800, block_bytes=0, object_bytes_max=1000, set_bytes_max=1000, row_bytes=0,
+    run_bytes=0, joined_bytes_min=500, growth_min=32, dead_share_min=0.5,
+)  # fmt: skip
+
+DAYS = 150
+
+
+def planned(candidates: Candidates) -> CompactionPlan:
+    plan = plan_level_1(candidates, LIMITS)
+    assert plan is not None
+    return plan
+
+
+def test_keys_tell_what_compaction_wrote() -> None:
+    for attempt, expected in (
+        (7, False),
+        (10**9, False),
+        (COMPACTION_ATTEMPTS_FROM, True),
+        ((1 << 39) * 10**6, True),
+    ):
+        assert is_compacted(set_key("3_9_0", 1, attempt)) is expected
+        assert is_compacted(data_key(QueueKey("a-b.1", 0, 0), 5, 1, attempt)) is expected
+
+
+def test_small_objects_wait_until_they_are_many_bytes_or_old() -> None:
+    candidates = candidates_of([f"a[{n},{n + 1})10 b[{n},{n + 1})10" for n in range(8)])
+    candidates.runs["min_store_timestamp"] = np.arange(16) // 2 + 100
+    candidates.objects["raw_bytes"] = 20
+    plan = planned(candidates)
+    assert gains(candidates, plan)
+    assert not Due(161, 100)(candidates, plan)
+    assert Due(160, 100)(candidates, plan)
+    assert Due(161, 101)(candidates, plan)
+
+
+def test_mostly_dead_sets_are_rewritten_for_their_space() -> None:
+    candidates = candidates_of(["a[0,5)500 b[0,5)10", "b[5,9)90 a[5,9)4"], {"a": 5})
+    candidates.objects["raw_bytes"] = 510, 94
+    plan = planned(candidates)
+    assert plan.sources.tolist() == [0, 1]
+    assert Due(10**9, 0)(candidates, plan)
+    alone = candidates_of(["a[0,5)500 b[0,5)10", "c[5,9)90"], {"a": 5})
+    alone.objects["raw_bytes"] = 510, 90
+    assert planned(alone).sources.tolist() == [0], "it shares its queues with no other"
+    assert plan_level_1(alone, replace(LIMITS, dead_share_min=2.0)) is None
+
+
+@pytest.mark.parametrize("day_bytes", [48, 480])
+def test_a_byte_is_written_twice_in_months(day_bytes: int) -> None:
+    """Days of 12 cycles with four queues, joined day by day: written bytes, and objects a queue lies in at the end.
+    A full object has 1000 bytes."""
+    objects: list[tuple[str, dict[str, tuple[int, int, int]]]] = []
+    written = archived = ends = 0
+    for day in range(DAYS):
+        for cycle in range(12):
+            size = day_bytes // 48 or 1
+            runs = dict.fromkeys("abcd", (ends, ends + 1, size))
+            objects.append((set_key(f"{day}_{cycle}", 1, 1), runs))
+            ends, archived = ends + 1, archived + 4 * size
+        for level in (plan_level_1, plan_level_2):
+            candidates = _candidates(objects)
+            plan = level(candidates, LIMITS)
+            if plan is None or not Due(16_000, 1)(candidates, plan):
+                continue
+            if not plan.copies:
+                written += sum(int(candidates.objects["raw_bytes"][n]) for n in plan.sources.tolist())
+            objects = _after(objects, candidates, plan, day)
+    holding = max(sum(queue in runs for _, runs in objects) for queue in "abcd")
+    assert written <= 2.1 * archived, written / archived
+    assert holding <= DAYS + archived // 4 // 500
+
+
+def _candidates(objects: list[tuple[str, dict[str, tuple[int, int, int]]]]) -> Candidates:
+    texts = [" ".join(f"{q}[{b},{e}){s}" for q, (b, e, s) in runs.items()) for _, runs in objects]
+    found = candidates_of(texts)
+    found.objects["raw_bytes"] = [sum(size for _, _, size in runs.values()) for _, runs in objects]
+    return replace(
+        found,
+        object_keys=[key for key, _ in objects],
+        is_set=np.array([key.startswith("sets/") for key, _ in objects], bool),
+    )
+
+
+def _after(
+    objects: list[tuple[str, dict[str, tuple[int, int, int]]]],
+    candidates: Candidates,
+    plan: CompactionPlan,
+    day: int,
+) -> list[tuple[str, dict[str, tuple[int, int, int]]]]:
+    """What is left, and the outputs, in the order of their last version."""
+    made: dict[int, dict[str, tuple[int, int, int]]] = {}
+    for iteration in plan.iterations:
+        for part in iteration:
+            runs = made.setdefault(part.output, {})
+            for piece in part.pieces:
+                row = candidates.runs[int(piece["run"])]
+                queue = candidates.queues[int(row["queue"])].topic
+                share = (int(piece["end"]) - int(piece["begin"])) / max(1, int(row["byte_count"]))
+                assert share == 1, "no run is cut at these sizes"
+                base, end, size = (
+                    int(row["base_queue_offset"]),
+                    int(row["end_queue_offset"]),
+                    int(row["byte_count"]),
+                )
+                before = runs.get(queue)
+                assert before is None or before[1] == base
+                runs[queue] = (base, end, size) if before is None else (before[0], end, before[2] + size)
+    gone = set(plan.sources.tolist())
+    kept = [one for number, one in enumerate(objects) if number not in gone]
+    attempt = COMPACTION_ATTEMPTS_FROM + day
+    outputs = [
+        (
+            set_key(f"{day}_{number}", 1, attempt)
+            if plan.outputs[number].is_set
+            else data_key(QueueKey(next(iter(runs)), 0, 0), 0, 1, attempt),
+            runs,
+        )
+        for number, runs in sorted(made.items())
+    ]
+    return kept + outputs
