@@ -47,9 +47,9 @@ class CompactionLimits:
     """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``, ``run_bytes``:
     memory of a row's columns and keys beside its message, and of a run. ``object_rows_max``: a reader fetches the
     columns of all rows of an object before its first message, 3 to 8 bytes each. ``sources_min``: objects that level 2
-    joins at least. ``growth_min``: level 1 moves an object that compaction wrote only among so many times its bytes, and
-    none above half of ``set_bytes_max``; 1: any. ``dead_share_min``: it moves sets of which so much is below floors;
-    above 1: none."""
+    joins at least. ``growth_min``: level 1 moves an object that compaction wrote only among so many times its bytes,
+    and none above half of ``set_bytes_max``; 1: any. ``dead_share_min``: it moves sets of which so much is below
+    floors; above 1: none."""
 
     memory_bytes: int = 128 * MIB
     split_bytes: int = 8 * MIB

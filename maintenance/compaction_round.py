@@ -151,13 +151,17 @@ def _run_round(
         return set(keys) <= writer.maintain(build).pending_deletions.keys()
 
     def announce_more(key: str) -> None:
-        announce([key])
+        if not announce([key]):
+            raise _VoidError
         announced.append(key)
 
     if not announce([*announced, *page_keys]):
         return None
     announcing = replace(options, announce=announce_more)
-    result = compact(store, planned.candidates, planned.plan, identity, announcing, write)
+    try:
+        result = compact(store, planned.candidates, planned.plan, identity, announcing, write)
+    except _VoidError:
+        return None
     pages = _put_pages(store, state, planned, result, page_keys, page_runs_max)
     sources = {planned.candidates.object_keys[int(number)] for number in planned.plan.sources}
     taken_back = [*(key for key in result.object_keys if key in set(announced)), *page_keys]
@@ -188,6 +192,10 @@ def _run_round(
     if is_committed:
         return result
     return None
+
+
+class _VoidError(Exception):
+    """The archive has changed: nothing more is put."""
 
 
 class _Unchanged:

@@ -61,7 +61,7 @@ class CompactionIdentity:
 @dataclass(frozen=True)
 class CompactionOptions:
     """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``report`` gets the message bytes that
-    are done, ``announce`` a key that is not of a first attempt before it is put: it is garbage if the compaction dies."""
+    are done. ``announce`` gets the key of a later attempt before it is put: it is garbage if the compaction dies."""
 
     spool_directory: Path
     spool_bytes_max: int

@@ -30,7 +30,6 @@ from tiered.settings.sections import ObjectStoreSettings
 LIMITS = replace(SCENE_LIMITS, split_bytes=2000)
 """Each queue gets an object."""
 MERGE = "while the owner merges pages"
-DELETE = "between pending deletion and delete"
 MOMENTS: dict[str, tuple[str, str, int, bool]] = {
     "after the intent": ("put", "catalog/", 1, True),
     "amid reading": ("get_range", "sets/", 5, True),
@@ -39,7 +38,6 @@ MOMENTS: dict[str, tuple[str, str, int, bool]] = {
     "before the commit": ("put", "catalog/", 2, False),
     "the commit's reply is lost": ("put", "catalog/", 2, True),
     "after the commit": ("put", "catalog/", 3, False),
-    DELETE: ("delete", "sets/", 1, False),
     MERGE: ("put", "pages/runs", 1, True),
 }
 """Moment -> request, prefix of its key, the how manieth, and whether it takes effect before the process dies."""
@@ -61,10 +59,6 @@ class DyingStore(StoreWrapper):
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         return self._around("get_range", key, lambda: self._store.get_range(key, offset, length))
-
-    def delete(self, keys: Sequence[str]) -> None:
-        key = next((key for key in keys if key.startswith(self._prefix)), "")
-        self._around("delete", key, lambda: self._store.delete(keys))
 
     def _around(self, operation: str, key: str, act: Callable[[], object]) -> object:  # type: ignore[misc]
         is_hit = operation == self._operation and key.startswith(self._prefix)

@@ -1,4 +1,4 @@
-"""kill -9 of a compaction at nine moments, on MinIO: no row changes, leftovers are collected, the next one ends."""
+"""kill -9 of a compaction at eight moments, on MinIO: no row changes, leftovers are collected, the next one ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An archive of many small objects whose owner can write more, rounds of compaction in it, and the check of every row."""
+"""An archive of many small objects whose owner can write more, rounds of compaction in it, and a check of all rows."""
 
 from __future__ import annotations
 
