@@ -114,9 +114,12 @@ def _instance(settings: Settings) -> InstanceDescription:
             hint="give ARCHIVE_URL to read the archive, or --state-dir",
         )
     if len(found) > 1:
-        names = ", ".join(f"{instance.cluster}/{instance.broker}" for instance in found)
+        names = ", ".join(
+            f"{instance.cluster}/{instance.broker} of {instance.store_path}" for instance in found
+        )
         raise UsageError(
-            f"several instances run here: {names}", hint="choose one with --cluster and --broker"
+            f"several instances run here: {names}",
+            hint="choose one with --cluster and --broker, or --state-dir",
         )
     return found[0]
 

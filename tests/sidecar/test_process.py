@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -137,6 +138,9 @@ def test_follow_answer_drain_and_continue(home: Path) -> None:
         metrics = sidecar.get("/metrics")[1]
         assert "rocketmq_tiered_store_messages_dispatch_total{" in metrics and f" {MESSAGES}.0" in metrics
         assert "rocketmq_tiered_store_provider_upload_bytes_sum" in metrics
+        exported = re.findall(r"^# HELP rocketmq_tiered_store_(\w+)", metrics, re.MULTILINE)
+        documented = (Path(__file__).parents[2] / "docs" / "METRICS.md").read_text("utf-8")
+        assert not [name for name in exported if f"| `{name}` |" not in documented]
         asked = _command("status", "--state-dir", sidecar.state_dir)
         assert asked.returncode == 0 and "following" in asked.stdout and "0 messages" in asked.stdout
 
