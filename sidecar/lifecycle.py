@@ -101,6 +101,8 @@ class Service:
         self._logged = self._condition
         self._logged_s = monotonic_s()
         self._failures = 0
+        self._failed_why = ""
+        """The cause of the last failure."""
         self._retry_at_s: float | None = None
         self._started_s = 0.0
         self._job: Job | None = None
@@ -256,7 +258,10 @@ class Service:
         if self._monotonic_s() - self._started_s >= SETTLED_S:
             self._failures = 0
         self._failures += 1
-        plan = after_failure(error, self._settings, self._failures, self._jitter(), has_owned=self._has_owned)
+        lasts, self._failed_why = str(error) == self._failed_why, str(error)
+        plan = after_failure(
+            error, self._settings, self._failures, self._jitter(), has_owned=self._has_owned, lasts=lasts
+        )
         self._log_failure(error, plan)
         self._enter(plan.condition)
         if plan.exit_code is not None:

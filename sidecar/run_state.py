@@ -125,10 +125,17 @@ class RetryPlan:
 
 
 def after_failure(
-    error: BaseException, settings: Settings, failures: int, jitter: float, *, has_owned: bool = False
+    error: BaseException,
+    settings: Settings,
+    failures: int,
+    jitter: float,
+    *,
+    has_owned: bool = False,
+    lasts: bool = False,
 ) -> RetryPlan:
     """The reaction to the ``failures``-th failure in a row (from 1); ``jitter`` in [0, 1). ``has_owned``: whether this
     process has owned the archive: then what the object store refuses is retried, and clients are still served.
+    ``lasts``: whether the failure before had the same cause.
     """
     why = str(error)
     if isinstance(error, FencedError):
@@ -138,17 +145,17 @@ def after_failure(
         return RetryPlan(Condition(state, why), settings.process.standby_retry_ms / 1000)
     if isinstance(error, UnavailableError) or (has_owned and isinstance(error, _STORE_ERRORS)):
         ceiling_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))
-        return RetryPlan(_waiting_for(error, why, failures), ceiling_s * (0.5 + jitter / 2))
+        return RetryPlan(_waiting_for(error, why, lasts=lasts), ceiling_s * (0.5 + jitter / 2))
     exit_code = error.exit_code if isinstance(error, TieredError) else EXIT_INTERNAL
     return RetryPlan(Condition(RunState.STOPPED, why), 0, exit_code)
 
 
-def _waiting_for(error: BaseException, why: str, failures: int) -> Condition:
+def _waiting_for(error: BaseException, why: str, *, lasts: bool) -> Condition:
     if isinstance(error, (*_STORE_ERRORS, StoreFullError)):
         is_local = why.startswith("/")
         return Condition(RunState.BLOCKED, why, LOCAL_DISK if is_local else OBJECT_STORE)
     if isinstance(error, UnreadableError):
         return Condition(RunState.BLOCKED, why, LOCAL_DISK)
-    if failures > 1:
+    if lasts:
         return Condition(RunState.BLOCKED, why, ARCHIVE)
     return Condition(RunState.CONNECTING, why)

@@ -220,6 +220,13 @@ def test_an_uploader_that_lags_is_behind_and_ready(monkeypatch: pytest.MonkeyPat
     assert harness.stop() == 0
 
 
+def test_a_start_that_fails_twice_for_the_same_cause_is_blocked() -> None:
+    error = UnavailableError("the archive is empty, but was archived to before")
+    first, second = (after_failure(error, _loaded().settings, 2, 0.0, lasts=lasts) for lasts in (False, True))
+    assert first.condition.text == "connecting" and second.condition.text == "blocked: archive"
+    assert second.condition.step and second.exit_code is None
+
+
 def test_an_uploader_is_not_ready_before_it_owns_its_archive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeJob, "report", lambda _job: dataclasses.replace(REPORT, epoch=0))
     harness = Harness(_until_stopped)
