@@ -245,8 +245,7 @@ def _cut_log(found: Case) -> None:
 def _gap(found: Case) -> None:
     """The broker deletes its files while the sidecar is down."""
     found.sidecar.start()
-    found.sidecar.wait_until_following(60)
-    time.sleep(3)
+    until(lambda: found.sidecar.status().get("messages", 0) > 0, "nothing is archived")
     found.sidecar.kill()
     shutil.rmtree(found.directory / "state" / "pins", ignore_errors=True)
     log = found.broker.store / "commitlog"
