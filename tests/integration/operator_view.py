@@ -49,11 +49,15 @@ class OperatorView:
         status = _fetched(f"{self.url}/status.json")
         return {
             "status": _of_status(status),
-            "ready": _fetched(f"{self.url}/ready"),
+            "ready": self.ready(),
             "metric": _fetched(f"{self.url}/metrics"),
             "page": _plain(_fetched(f"{self.url}/")),
             "log": self.logged(),
         }
+
+    def ready(self) -> str:
+        """Code and text of /ready."""
+        return _fetched(f"{self.url}/ready")
 
     def logged(self) -> str:
         """The log since the beginning: its lines of level warning and above, and of states."""

@@ -261,8 +261,9 @@ def _gap(found: Case) -> None:
 
 def _one_hour(found: Case) -> None:
     conf = found.directory / "broker.conf"
-    text = re.sub(r"(?m)^fileReservedTime.*$", "", found.broker.broker_conf.read_text())
-    conf.write_text(f"{text}\nfileReservedTime=1\n")
+    text = re.sub(r"(?m)^(fileReservedTime|deleteWhen).*$", "", found.broker.broker_conf.read_text())
+    soon = (time.localtime().tm_hour + 1) % 24
+    conf.write_text(f"{text}\nfileReservedTime=1\ndeleteWhen={soon:02d}\n")
     found.sidecar.arguments = ("--broker-conf", str(conf))
 
 

@@ -110,16 +110,16 @@ def _await_end(row: Row, found: Case, view: OperatorView) -> None:
         elif what == "cause":
             cause = re.search(r'"cause":"((?:[^"\\]|\\.)*)"', line)
             row.said = cause.group(1) if cause else line
-    row.ready = view.texts()["ready"]
+    row.ready = view.ready()
     _status_of_the_host(row, found)
 
 
 def _await_silence(row: Row, found: Case, view: OperatorView) -> None:
     """Nothing answers: a probe and a scrape fail, `tiered status` says so."""
-    while not view.texts()["ready"].startswith("no answer"):
+    while not view.ready().startswith("no answer"):
         assert time.monotonic() - view.began_s < WATCHED_S
     row.after_s = {"ready": time.monotonic() - view.began_s}
-    row.ready = view.texts()["ready"]
+    row.ready = view.ready()
     _status_of_the_host(row, found)
 
 
