@@ -45,6 +45,7 @@ ADMINISTRATION: Final = frozenset({
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, RequestCode.SET_MESSAGE_REQUEST_MODE,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_TOPICS_BY_CLUSTER, RequestCode.GET_KV_CONFIG,
+    RequestCode.GET_BROKER_CONSUME_STATS,
 })  # fmt: skip
 """Not judged by one of them or both, or sent to name servers; without a topic or group in their fields."""
 BY_BODY: Final = frozenset({
