@@ -8,6 +8,7 @@ summary compares the last with the first. Owns the figures and their limits.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -48,17 +49,34 @@ LOCK_S_MAX, MORE_RSS_BYTES_MAX, FOLLOW_MS_MAX = 0.1, 64 * MIB, 1.0
 
 
 class CountingStore(MemoryStore):
-    """Counts requests. Content is in a temporary file, so that the process has the memory of writer and readers; keys
-    are sorted when they are listed."""
+    """Counts requests. Content is in a file, so that the process has the memory of writer and readers; keys are sorted
+    when they are listed. ``directory`` keeps the history for later measurements; default: none does."""
 
-    def __init__(self) -> None:
-        self.reads = self.puts = self.put_bytes = 0
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the store
-        finalize(self, self._file.close)
-        self._commits = array("q")  # where version n ends, at n
+    def __init__(self, directory: Path | None = None) -> None:
+        self.reads = self.puts = self.put_bytes = self.peak_rss_bytes = 0
+        self._commits = array("q")  # bytes of version n + 1, at n
         self._begins = array("q")
         self._others: dict[str, tuple[int, int]] = {}
+        self._names = None if directory is None else directory / "names.json"
+        if directory is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the store
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = (directory / "content").open("a+b")
+        finalize(self, self._file.close)
+        if self._names is not None and self._names.exists():
+            begins, commits, others, self.put_bytes = json.loads(self._names.read_bytes())
+            self._begins.extend(begins)
+            self._commits.extend(commits)
+            self._others = {key: (begin, length) for key, (begin, length) in others.items()}
+        os.ftruncate(self._file.fileno(), self.put_bytes)
         super().__init__()
+
+    def keep(self) -> None:
+        """Write where each object is, if there is a directory for it."""
+        if self._names is not None:
+            places = [self._begins.tolist(), self._commits.tolist(), self._others, self.put_bytes]
+            self._names.write_text(json.dumps(places))
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         content = b"".join(body)
@@ -68,11 +86,12 @@ class CountingStore(MemoryStore):
             raise AlreadyExistsError(f"{key} exists")
         if version is None:
             self._others[key] = begin, len(content)
+            self.peak_rss_bytes = max(self.peak_rss_bytes, _rss_bytes())  # pages are put during merges
         else:
             assert version == len(self._begins) + 1
             self._begins.append(begin)
             self._commits.append(len(content))
-        os.pwrite(self._file.fileno(), content, begin)
+        os.write(self._file.fileno(), content)  # at its end
         self.puts += 1
         self.put_bytes += len(content)
 
@@ -125,18 +144,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--queues", type=int, default=16)
     parser.add_argument("--commits", default="1000,100000", help="numbers of commits, ascending")
     parser.add_argument("--out", type=Path, default=Path("aging.jsonl"))
+    parser.add_argument("--keep", type=Path, help="directory for the history, for later measurements")
     options = parser.parse_args(arguments)
     counts = [int(count) for count in options.commits.split(",")]
-    return record(options.out, measured(options.queues, counts), summarize, _table)
+    return record(options.out, measured(options.queues, counts, options.keep), summarize, _table)
 
 
-def measured(queues: int, counts: Sequence[int]) -> Iterator[Row]:
+def measured(queues: int, counts: Sequence[int], directory: Path | None = None) -> Iterator[Row]:
     """A row for each number of commits of one history."""
-    store = CountingStore()
+    store = CountingStore(directory)
     history = SyntheticHistory(store, queues)
     for count in counts:
         while history.writer.state.version < count - CYCLES:
             history.cycle()
+        store.keep()
         yield {"queues": queues, "commits": count, **_cycles(store, history, count), **_reads(store, history)}
 
 
@@ -152,6 +173,7 @@ def _cycles(store: CountingStore, history: SyntheticHistory, count: int) -> Row:
         "catalog_bytes_a_cycle": store.put_bytes / count,
         "stored_bytes_a_cycle": history.stored_bytes / count,
         "writer_rss_bytes": _rss_bytes(),
+        "peak_rss_bytes": store.peak_rss_bytes,
     }
 
 
@@ -229,7 +251,7 @@ def summarize(rows: Sequence[Row]) -> list[Row]:
         "cycle_ms": (ratio("cycle_ms"), CYCLE_RATIO_MAX),
         "longest_cycle_s": (last["longest_cycle_s"], LOCK_S_MAX),
         "puts_a_cycle": (ratio("puts_a_cycle"), CYCLE_RATIO_MAX),
-        "writer_rss_bytes": (last["writer_rss_bytes"] - first["writer_rss_bytes"], 2 * MORE_RSS_BYTES_MAX),
+        "peak_rss_bytes": (last["peak_rss_bytes"] - first["writer_rss_bytes"], 2 * MORE_RSS_BYTES_MAX),
         "catalog_bytes_a_cycle": (
             last["catalog_bytes_a_cycle"], CATALOG_BYTES_MAX + DATA_SHARE_MAX * last["stored_bytes_a_cycle"],
         ),

@@ -17,6 +17,7 @@ SMALL = CatalogLimits(
     root_runs_max=32,
     page_runs_max=128,
     merge_sequences=4,
+    merge_spills=4,
     spill_deletions=32,
 )
 SHORT, LONG = 500, 4_000

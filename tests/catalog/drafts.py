@@ -34,7 +34,7 @@ def clock_ms() -> int:
 def small_limits(**changes: float) -> CatalogLimits:
     """Pages after a handful of runs, and without waiting."""
     small = CatalogLimits(
-        root_every=5, spill_runs=12, page_runs_max=5, merge_sequences=3, page_retry_commits=2
+        root_every=5, spill_runs=12, page_runs_max=5, merge_sequences=3, merge_spills=3, page_retry_commits=2
     )
     return replace(small, **changes)
 

@@ -19,6 +19,7 @@ from tiered.catalog.pages import (
     write_pages,
 )
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, PageRef, RunChunk
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
@@ -98,7 +99,7 @@ def test_merging_streams_all_living_runs(runs_max: int) -> None:
         directory=state.directory.extended(0, queues), table=np.zeros(1, state.table.dtype),
         tombstones=tombstones, pages=tuple(pages),
     )  # fmt: skip
-    sequences = sequence_to_merge(pages, 4)
+    sequences = sequence_to_merge(pages, merging(4, 4))
     assert [sequence[0].from_version for sequence in sequences] == [1, 2, 3, 4]
     refs = merge(RunIndex(store), state, sequences, runs_max, put)
     assert all(ref.level == 1 and (ref.from_version, ref.to_version) == (1, 4) for ref in refs)
@@ -136,9 +137,14 @@ def test_nothing_is_merged_before_a_level_is_full() -> None:
         return PageRef(f"{level}/{version}", level, version, version, 1, 1, name, name)
 
     pages = [ref(0, 9), ref(0, 8), ref(1, 1), ref(1, 2), ref(1, 3)]
-    assert not sequence_to_merge(pages, 4)
-    assert [s[0].from_version for s in sequence_to_merge(pages, 2)] == [8, 9]
-    assert [s[0].from_version for s in sequence_to_merge(pages, 3)] == [1, 2, 3]
+    assert not sequence_to_merge(pages, merging(4, 4))
+    assert [s[0].from_version for s in sequence_to_merge(pages, merging(2, 2))] == [8, 9]
+    assert [s[0].from_version for s in sequence_to_merge(pages, merging(2, 3))] == [1, 2]
+    assert [s[0].from_version for s in sequence_to_merge(pages, merging(3, 3))] == [1, 2, 3]
+
+
+def merging(sequences: int, spills: int) -> CatalogLimits:
+    return CatalogLimits(merge_sequences=sequences, merge_spills=spills)
 
 
 def test_the_page_cache_is_bounded() -> None:

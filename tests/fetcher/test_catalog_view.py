@@ -186,7 +186,9 @@ def test_runs_come_from_pages_and_memory() -> None:
 
 def test_an_offset_takes_a_page_or_two_whatever_the_history() -> None:
     """Not the whole list of runs: a reader's memory follows what it reads."""
-    limits = CatalogLimits(root_every=8, root_runs_max=16, page_runs_max=64, merge_sequences=4)
+    limits = CatalogLimits(
+        root_every=8, root_runs_max=16, page_runs_max=64, merge_sequences=4, merge_spills=4
+    )
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     for _ in range(400):
         builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))])

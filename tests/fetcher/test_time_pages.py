@@ -41,7 +41,7 @@ class Source:
 
 def built(seed: int, cycles: int, jitter_ms: int) -> ArchiveBuilder:
     rand = random.Random(seed)
-    limits = CatalogLimits(root_every=4, root_runs_max=6, page_runs_max=16, merge_sequences=3)
+    limits = CatalogLimits(root_every=4, root_runs_max=6, page_runs_max=16, merge_sequences=3, merge_spills=3)
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     for cycle in range(cycles):
         now_ms = NOW_MS + cycle * 1_000

@@ -26,7 +26,7 @@ windows of tens of MiB both are nothing. What must not come back took 5 MB."""
 
 
 def _archive(cycles: int) -> ArchiveBuilder:
-    limits = CatalogLimits(root_every=16, spill_runs=PAGE_RUNS, page_runs_max=PAGE_RUNS)
+    limits = CatalogLimits(root_every=16, spill_runs=PAGE_RUNS, page_runs_max=PAGE_RUNS, merge_spills=16)
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     for cycle in range(cycles):
         builder.commit([Sent(queue, b"%d" % cycle) for queue in QUEUES])
@@ -64,6 +64,7 @@ def test_passes_change_nothing_that_is_found(monkeypatch: pytest.MonkeyPatch, da
         spill_runs=20,
         page_runs_max=7,
         merge_sequences=3,
+        merge_spills=3,
         embedded_bytes_max=0,
         pack_bytes_max=1,
     )

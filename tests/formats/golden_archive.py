@@ -54,7 +54,7 @@ def _messages(cycle: int) -> list[Sent]:
 def write(directory: Path) -> None:
     """Build the archive and the file that says what is in it."""
     limits = CatalogLimits(
-        root_every=4, spill_runs=8, page_runs_max=8, merge_sequences=2, embedded_bytes_max=700
+        root_every=4, spill_runs=8, page_runs_max=8, merge_sequences=2, merge_spills=2, embedded_bytes_max=700
     )
     builder = ArchiveBuilder(
         FileStore(directory / "archive"), limits=limits, codec=BlockCodec(block_bytes=900)

@@ -50,7 +50,9 @@ class Scene:
         self, spool: Path, cycles: int = 40, store: ObjectStore | None = None, **limits: int
     ) -> None:
         self.store = store or MemoryStore()
-        values: dict[str, int] = {"root_every": 4, "spill_runs": 12, "page_runs_max": 9, "merge_sequences": 6}
+        values: dict[str, int] = {
+            "root_every": 4, "spill_runs": 12, "page_runs_max": 9, "merge_sequences": 6, "merge_spills": 6,
+        }  # fmt: skip
         self.owner = ArchiveBuilder(self.store, limits=CatalogLimits(**(values | limits)))
         self.rng = random.Random(3)
         self.spool = spool

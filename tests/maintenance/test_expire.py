@@ -33,7 +33,7 @@ from tiered.settings.topic_rules import TopicRule
 HOUR_MS = 3_600_000
 A, B, KEPT, LMQ = QueueKey("a", 0, 0), QueueKey("b", 0, 0), QueueKey("kept", 0, 0), QueueKey("%LMQ%x", 0, 0)
 TTL_HOURS = {"a": 10, "b": 30}
-SMALL_LIMITS = CatalogLimits(root_every=3, spill_runs=6, page_runs_max=4, merge_sequences=3)
+SMALL_LIMITS = CatalogLimits(root_every=3, spill_runs=6, page_runs_max=4, merge_sequences=3, merge_spills=3)
 
 
 class Bucket(MemoryStore):
@@ -141,7 +141,10 @@ def test_objects_without_living_messages_are_deleted_after_the_grace_period() ->
 def test_pages_without_living_runs_leave_the_catalog() -> None:
     store = Bucket()
     made = ArchiveBuilder(
-        store, limits=CatalogLimits(root_every=2, spill_runs=3, page_runs_max=4, merge_sequences=64)
+        store,
+        limits=CatalogLimits(
+            root_every=2, spill_runs=3, page_runs_max=4, merge_sequences=64, merge_spills=64
+        ),
     )
     for hour in range(20):
         store.now_ms = NOW_MS + hour * HOUR_MS

@@ -28,6 +28,7 @@ SOON_PAGES = CatalogLimits(
     spill_runs=6,
     page_runs_max=4,
     merge_sequences=2,
+    merge_spills=2,
     page_retry_commits=1,
     embedded_bytes_max=0,
     pack_bytes_max=1,

@@ -13,11 +13,13 @@ import numpy as np
 
 from tiered.catalog.pages import Page, PutPage, RunIndex, cut, sorted_page, write_pages
 from tiered.catalog.state import CatalogState, PageRef, joined
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey
 
 
-def sequence_to_merge(pages: Sequence[PageRef], merge_sequences: int) -> list[list[PageRef]]:
-    """The oldest ``merge_sequences`` sequences of the lowest level that has so many, or nothing. Pure.
+def sequence_to_merge(pages: Sequence[PageRef], limits: CatalogLimits) -> list[list[PageRef]]:
+    """The oldest ``merge_sequences`` sequences of the lowest level that has so many (``merge_spills`` of level 0), or
+    nothing. Pure.
 
     Pages of one sequence are ordered in ``pages``.
     """
@@ -26,8 +28,9 @@ def sequence_to_merge(pages: Sequence[PageRef], merge_sequences: int) -> list[li
         levels.setdefault(page.level, {}).setdefault((page.from_version, page.to_version), []).append(page)
     for level in sorted(levels):
         sequences = levels[level]
-        if len(sequences) >= merge_sequences:
-            return [sequences[versions] for versions in sorted(sequences)[:merge_sequences]]
+        count = limits.merge_sequences if level else limits.merge_spills
+        if len(sequences) >= count:
+            return [sequences[versions] for versions in sorted(sequences)[:count]]
     return []
 
 

@@ -106,7 +106,7 @@ class PageWriter:
             with self._lock:
                 is_due = not self._valid_merge(state) and state.version >= self._after_version
                 is_due = is_due and not self._is_paused
-            sequences = sequence_to_merge(state.pages, self._limits.merge_sequences) if is_due else []
+            sequences = sequence_to_merge(state.pages, self._limits) if is_due else []
             if sequences:
                 self._merge(state, sequences)
         finally:
@@ -200,7 +200,8 @@ class PageWriter:
         since = state.version - state.root.version
         if state.needs_root or since >= self._limits.root_every_max:
             return True
-        return since >= self._limits.root_every and self._committed_bytes >= self._root_bytes
+        due_bytes = self._limits.root_bytes_factor * self._root_bytes
+        return since >= self._limits.root_every and self._committed_bytes >= due_bytes
 
     def _spilled_deletions(self, state: CatalogState) -> DeletionChange:
         """The lists of pending deletions to be named by the commit after ``state``, which are put."""

@@ -1,7 +1,7 @@
 """Pages: older runs in immutable objects, loaded on demand, so that memory follows live queues, not history.
 
 As in a log-structured merge tree, runs in memory are *spilled* as one sequence sorted by (queue, base offset) and cut
-into pages; when a level has ``merge_sequences`` such sequences they are merged into one of the next level. A queue's
+into pages; when a level has enough sequences they are merged into one of the next level. A queue's
 runs are in the one or two pages of each sequence whose range covers the queue.
 
 Owns the encoding of a page, spilling and lookups. Merging is in page_merge.py, the schedule in page_writer.py.

@@ -12,12 +12,16 @@ class CatalogLimits:
     root_every: int = 64
     """Commits between two roots, at least."""
     root_every_max: int = 256
-    """Commits between two roots, at most. In between, a root is due when as many bytes were committed as it has."""
+    """Commits between two roots, at most."""
+    root_bytes_factor: float = 1.5
+    """In between, a root is due when so many times its bytes were committed."""
     root_runs_max: int = 1024
     """More runs in memory are spilled before a root: roots must not repeat them."""
     spill_runs: int = 65_536
     page_runs_max: int = 16_384
     merge_sequences: int = 16
+    merge_spills: int = 48
+    """As ``merge_sequences``, of level 0: pages of spills name few objects, so that more of them fit in memory."""
     embedded_bytes_max: int = 256 << 10
     """Up to this many bytes of spilled pages are embedded in a commit; more, and merged ones, become objects, which
     are collected when they are replaced."""
