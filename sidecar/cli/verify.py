@@ -6,15 +6,18 @@ import argparse
 import logging
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.logs import log_plain
 from sidecar.progress import LINE_INTERVAL_S, Progress
 from tiered.console import camel_names, print_json, print_lines
-from tiered.errors import UsageError
+from tiered.errors import UnavailableError, UsageError
 from tiered.flat_file.verify import verify_archive
 from tiered.flat_file.verify_names import verify_names
+from tiered.flat_file.verify_progress import VerifyProgress
+from tiered.whole_file import replace_whole
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since-version", type=int, metavar="N",
         help="without --full: follow the chain of commits from version N (default: from the newest root)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--progress", type=Path, metavar="FILE",
+        help="without --full: keep the progress there; an interrupted verification continues, and the next one follows "
+        "the chain from where the last clean one ended",
     )  # fmt: skip
     parser.add_argument("--strict", action="store_true", help="report unreferenced objects as anomalies")
     add_json(parser)
@@ -54,10 +62,35 @@ class _Listed:
         )
 
 
+def _progress_in(path: Path | None, url: str) -> VerifyProgress:
+    if path is None:
+        return VerifyProgress(url)
+
+    def write(document: bytes) -> None:
+        try:
+            replace_whole(path, document)
+        except OSError as error:
+            raise UnavailableError(f"cannot write {path}: {error.strerror}") from error
+
+    try:
+        document = path.read_bytes() if path.exists() else None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return VerifyProgress(url, document, write)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
+
+
 def execute(options: argparse.Namespace) -> int:
     """Print anomalies and leftovers. Exit code 1 for anomalies."""
     if options.full and options.since_version is not None:
         raise UsageError("--full and --since-version exclude each other", hint="--full reads every commit")
+    if options.progress is not None and (options.full or options.since_version is not None):
+        raise UsageError(
+            "--progress excludes --full and --since-version",
+            hint="--full does not continue; the file names the version from which the chain is followed",
+        )
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     with (
@@ -68,7 +101,10 @@ def execute(options: argparse.Namespace) -> int:
             report = verify_archive(archive.store, full=True, progress=progress.update)
         else:
             report = verify_names(
-                archive.store, since_version=options.since_version, progress=_Listed(options.json).update
+                archive.store,
+                since_version=options.since_version,
+                progress=_Listed(options.json).update,
+                saved=_progress_in(options.progress, archive.store.url),
             )
     failed = bool(report.anomalies) or (options.strict and bool(report.leftovers))
     if options.json:

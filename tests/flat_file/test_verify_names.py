@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.formats.golden_archive import GOLDEN
 from tests.object_store.fault_store import FaultStore
 from tiered.catalog.writer_limits import CatalogLimits
-from tiered.errors import NotFoundError
+from tiered.errors import NotFoundError, UnavailableError, UsageError
+from tiered.flat_file import verify_progress
 from tiered.flat_file.verify import verify_archive
 from tiered.flat_file.verify_names import verify_names
+from tiered.flat_file.verify_progress import VerifyProgress
 from tiered.flat_file.verify_segment import AnomalyKind
 from tiered.formats.keys import catalog_key
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import GET_BYTES_MAX, ObjectInfo
 from tiered.object_store.memory import MemoryStore
 
 ONE, TWO = QueueKey("one", 0, 0), QueueKey("two", 1, 0)
 
 
 def built(cycles: int) -> ArchiveBuilder:
-    small = CatalogLimits(root_every=8, root_runs_max=8, page_runs_max=32, merge_sequences=4)
+    small = CatalogLimits(root_every=8, root_runs_max=8, page_runs_max=32, merge_sequences=4, merge_spills=4)
     made = ArchiveBuilder(MemoryStore(), limits=small)
     for cycle in range(cycles):
         made.commit([Sent(ONE), Sent(TWO)], as_set=cycle % 2 == 0)
@@ -117,3 +123,88 @@ def test_a_damaged_root_page_and_a_leftover_are_named() -> None:
     report = verify_names(made.store)
     assert [(anomaly.kind, anomaly.key) for anomaly in report.anomalies] == [(AnomalyKind.ROOT, root)]
     assert "sets/00/9-1-99.sso" in report.leftovers
+
+
+class Interrupted(FaultStore):
+    """Fails after ``left`` listed objects and commits read."""
+
+    left = 0
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        for info in super().list(prefix, start_after=start_after, limit=limit):
+            if limit is None:
+                self._count()
+            yield info
+
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
+        if key.startswith("catalog/") and self.left < 1000:
+            self._count()
+        return super().get(key, max_bytes)
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise UnavailableError("interrupted")
+
+
+def progress_in(path: Path, url: str) -> VerifyProgress:
+    return VerifyProgress(url, path.read_bytes() if path.exists() else None, path.write_bytes)
+
+
+def test_an_interrupted_pass_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_progress, "SAVE_EVERY_S", 0.0)
+    made = built(60)
+    made.store.delete([made.keys[3], catalog_key(20)])
+    made.store.put_if_absent("data/unnamed", [b"x"])
+    whole = verify_names(made.store)
+    store = Interrupted(made.store, (), wait=lambda seconds: None)
+    attempts = 0
+    while True:
+        attempts += 1
+        store.left = 30
+        try:
+            report = verify_names(store, saved=progress_in(tmp_path / "progress", store.url))
+            break
+        except UnavailableError:
+            made.commit([Sent(ONE)])  # the pass stays at its version
+    assert attempts > 4
+    assert sorted(map(str, report.anomalies)) == sorted(map(str, whole.anomalies)) != []
+    assert "data/unnamed" in report.leftovers
+    assert report.counts == whole.counts
+    # Not clean: the next pass follows the chain from where it would have.
+    assert progress_in(tmp_path / "progress", store.url).verified == (0, "")
+
+
+def test_the_chain_is_followed_from_the_last_clean_pass(tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    made = built(20)
+
+    def verified() -> list[str]:
+        report = verify_names(made.store, saved=progress_in(path, made.store.url))
+        return [f"{anomaly.kind} {anomaly.key}" for anomaly in report.anomalies]
+
+    assert verified() == []
+    first = progress_in(path, made.store.url).verified
+    assert first == (made.writer.state.version, made.writer.state.put_id)
+    for _ in range(40):
+        made.commit([Sent(ONE)])
+    # Versions are numbered without a hole, but one of them was replaced.
+    replaced = catalog_key(first[0] + 2)
+    made.store.delete([replaced])
+    made.store.put_if_absent(replaced, [made.store.get(catalog_key(first[0] + 3), GET_BYTES_MAX)])
+    assert f"chain {replaced}" in verified()
+    assert progress_in(path, made.store.url).verified == first
+    with pytest.raises(UsageError, match="is the progress file of"):
+        progress_in(path, "memory://other")
+    path.write_text("[]")
+    with pytest.raises(UsageError, match="no progress file"):
+        progress_in(path, made.store.url)
+
+
+def test_an_old_pass_is_repeated() -> None:
+    now_ms = 0
+    progress = VerifyProgress("u", clock_ms=lambda: now_ms)
+    assert progress.begin(5).version == 5
+    assert progress.begin(9).version == 5
+    now_ms = verify_progress.AGE_MS_MAX + 1
+    assert progress.begin(9).version == 9

@@ -156,7 +156,7 @@ def _commits(store: ObjectStore, head: int) -> Iterator[tuple[int, Future[Commit
     """All commits in order, some at a time."""
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
         versions = range(1, head + 1)
-        yield from _few_at_a_time((version, pool.submit(read_commit, store, version)) for version in versions)
+        yield from few_at_a_time((version, pool.submit(read_commit, store, version)) for version in versions)
 
 
 def _check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
@@ -233,13 +233,14 @@ def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
                 (key, pool.submit(check_segment, store, state, check, full=full))
                 for key, check in ((key, objects[key]) for key in objects)
             )
-            for key, outcome in _few_at_a_time(pending):
+            for key, outcome in few_at_a_time(pending):
                 yield key, outcome.result()
 
     return check
 
 
-def _few_at_a_time(pending: Iterator[tuple[K, Future[T]]]) -> Iterator[tuple[K, Future[T]]]:
+def few_at_a_time(pending: Iterator[tuple[K, Future[T]]]) -> Iterator[tuple[K, Future[T]]]:
+    """``pending`` in order, some of it begun before it is due."""
     window = list(islice(pending, 2 * READ_THREADS))
     while window:
         yield window.pop(0)

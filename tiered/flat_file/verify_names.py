@@ -11,6 +11,7 @@ chain, are found by verify.py. Memory: 17 bytes for each object and what queues 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -22,7 +23,14 @@ from tiered.catalog.garbage import pending_keys
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
-from tiered.flat_file.verify import VerifyReport, check_state_objects, forgive_what_moved
+from tiered.flat_file.verify import (
+    READ_THREADS,
+    VerifyReport,
+    check_state_objects,
+    few_at_a_time,
+    forgive_what_moved,
+)
+from tiered.flat_file.verify_progress import VerifyPass, VerifyProgress
 from tiered.flat_file.verify_queues import check_queues
 from tiered.flat_file.verify_runs import LivingRuns
 from tiered.flat_file.verify_segment import AnomalyKind
@@ -37,7 +45,7 @@ from tiered.formats.keys import (
     catalog_key,
     parse_catalog_key,
 )
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectInfo, ObjectStore
 
 _PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX)
 Progress = Callable[[int, int], object]
@@ -45,61 +53,85 @@ Progress = Callable[[int, int], object]
 
 
 def verify_names(
-    store: ObjectStore, *, since_version: int | None = None, progress: Progress = lambda done, total: None
+    store: ObjectStore,
+    *,
+    since_version: int | None = None,
+    progress: Progress = lambda done, total: None,
+    saved: VerifyProgress | None = None,
 ) -> VerifyReport:
     """Check the archive at ``store``, which is its own prefix. ``since_version``: the chain of put ids is followed from
-    there; by default from the newest root. Raises NotFoundError without an archive, and the store's errors."""
-    report = VerifyReport()
+    there; by default from the version that ``saved`` proved, or from the newest root. Raises NotFoundError without an
+    archive, and what writing ``saved`` or the store raises."""
+    saved = saved or VerifyProgress()
     head = head_version(store)
     if head == 0:
         raise NotFoundError(f"{store.url} holds no archive")
-    _check_versions(store, head, report)
+    current = saved.begin(head)
+    report = VerifyReport(current.anomalies, current.leftovers)
+    _check_versions(store, current, report, saved)
     try:
-        state = load(store, version=head)
+        state = load(store, version=current.version)
     except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
-        report.add(AnomalyKind.CHAIN, catalog_key(head), f"the head cannot be loaded: {error.message}")
+        report.add(
+            AnomalyKind.CHAIN, catalog_key(current.version), f"the head cannot be loaded: {error.message}"
+        )
+        saved.end("", is_clean=False)
         return report
-    _check_root(store, state, report)
-    if since_version is not None:
-        _check_chain(store, state, since_version, report)
+    since = (since_version, "") if since_version is not None else saved.verified
+    if since[0]:
+        _check_chain(store, state, since, current, report, saved)
+    checked = VerifyReport()
+    """Of what every pass does from the beginning, an interrupted one too."""
+    _check_root(store, state, checked)
     named = _Named()
     runs = LivingRuns(store, state, seen=named.add)
     if state.memory_runs:
         named.add(Page(state.directory.keys, state.memory))
-    report.anomalies += check_queues(state, runs.in_order())
+    checked.anomalies += check_queues(state, runs.in_order())
     for key, reason in runs.unreadable.items():
-        report.add(AnomalyKind.PAGE, key, reason)
-    named.close()
-    unlisted = _check_listing(store, state, named, report, progress)
+        checked.add(AnomalyKind.PAGE, key, reason)
+    named.close(current)
+    unlisted = _check_listing(store, state, named, current, report, progress, saved)
     for key in _missing(store, state, named):
-        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist, or has another size")
+        checked.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist, or has another size")
+    checked.anomalies += report.anomalies
+    report = VerifyReport(checked.anomalies, sorted(report.leftovers))
     forgive_what_moved(store, state, report)
     for key in unlisted:
         report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
     check_state_objects(store, state, report)
     report.counts = {
-        "versions": head, "queues": state.queue_count, "objects": len(named),
-        "rows": int(state.table["row_count"].sum()), **report.counts,
+        "versions": current.version, "queues": state.queue_count, "objects": len(named),
+        "rows": int(state.table["row_count"].sum()), "pending_deletions": current.pending_deletions,
     }  # fmt: skip
+    saved.end(state.put_id, is_clean=not report.anomalies)
     return report
 
 
 # -- commits --------------------------------------------------------------------------------------------------
 
 
-def _check_versions(store: ObjectStore, head: int, report: VerifyReport) -> None:
-    expected = head
-    for info in store.list(CATALOG_PREFIX):
+def _check_versions(
+    store: ObjectStore, current: VerifyPass, report: VerifyReport, saved: VerifyProgress
+) -> None:
+    if not current.versions_left:
+        return
+    begun = current.versions_left < current.version
+    after = catalog_key(current.versions_left + 1) if begun else ""
+    for info in store.list(CATALOG_PREFIX, start_after=after):
         version = parse_catalog_key(info.key)
-        if version is None or version > head:  # a folder object, or committed since
+        if version is None or version > current.versions_left:  # a folder object, or committed since
             continue
+        expected = current.versions_left
         if version < expected:
             report.add(
                 AnomalyKind.CHAIN, catalog_key(expected), f"versions {version + 1} to {expected} are missing"
             )
-        expected = version - 1
-    if expected:
+        current.versions_left = version - 1
+        saved.save()
+    if expected := current.versions_left:
         report.add(AnomalyKind.CHAIN, catalog_key(expected), f"versions 1 to {expected} are missing")
+        current.versions_left = 0
 
 
 def _check_root(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
@@ -115,23 +147,37 @@ def _check_root(store: ObjectStore, state: CatalogState, report: VerifyReport) -
         report.add(AnomalyKind.ROOT, root.key, error.message)
 
 
-def _check_chain(store: ObjectStore, state: CatalogState, since: int, report: VerifyReport) -> None:
-    """Put ids from ``since`` to the newest root, after which ``load`` has followed them."""
-    put_id: str | None = None
-    for version in range(max(1, since), state.root.version + 1):
-        try:
-            commit = read_commit(store, version)
-        except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
-            report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
-            put_id = None
-            continue
-        if put_id is not None and commit.place.predecessor_put_id != put_id:
-            report.add(
-                AnomalyKind.CHAIN,
-                catalog_key(version),
-                f"follows {commit.place.predecessor_put_id!r}, but version {version - 1} is {put_id!r}",
-            )
-        put_id = commit.put_id
+def _check_chain(
+    store: ObjectStore,
+    state: CatalogState,
+    since: tuple[int, str],
+    current: VerifyPass,
+    report: VerifyReport,
+    saved: VerifyProgress,
+) -> None:
+    """Put ids from ``since`` (version, put id or empty) to the newest root, after which ``load`` has followed them."""
+    known, expected = max(since, current.chain)
+    if known and expected:
+        known += 1
+    versions = range(max(1, known), state.root.version + 1)
+    with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
+        reads = ((version, pool.submit(read_commit, store, version)) for version in versions)
+        for version, read in few_at_a_time(reads):
+            try:
+                commit = read.result()
+            except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+                report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
+                expected = ""
+                continue
+            if expected and commit.place.predecessor_put_id != expected:
+                report.add(
+                    AnomalyKind.CHAIN,
+                    catalog_key(version),
+                    f"follows {commit.place.predecessor_put_id!r}, but version {version - 1} is {expected!r}",
+                )
+            expected = commit.put_id
+            current.chain = version, expected
+            saved.save()
 
 
 # -- objects --------------------------------------------------------------------------------------------------
@@ -159,10 +205,14 @@ class _Named:
         if len(self._parts) >= 64:
             self._join()
 
-    def close(self) -> None:
-        """All pages were added."""
+    def close(self, current: VerifyPass) -> None:
+        """All pages were added; ``current`` says which objects an interrupted pass found."""
         self._join()
-        self._is_found = np.zeros(len(self._digests), bool)
+        self._is_found = current.unpack(len(self._digests))
+
+    def keep(self, current: VerifyPass) -> None:
+        """Record in ``current`` which objects were found."""
+        current.pack(self._is_found)
 
     def found(self, key: str, size_bytes: int) -> bool:
         """Whether ``key`` is one of them; it exists with this size."""
@@ -177,6 +227,11 @@ class _Named:
         """Whether ``key``, one of them, was not found with its size."""
         at = int(np.searchsorted(self._digests, np.uint64(_digest(key))))
         return not bool(self._is_found[at])
+
+    @property
+    def found_count(self) -> int:
+        """Objects found so far."""
+        return int(self._is_found.sum())
 
     @property
     def are_all_found(self) -> bool:
@@ -196,17 +251,28 @@ def _digest(key: str) -> int:
 
 
 def _check_listing(
-    store: ObjectStore, state: CatalogState, named: _Named, report: VerifyReport, progress: Progress
+    store: ObjectStore,
+    state: CatalogState,
+    named: _Named,
+    current: VerifyPass,
+    report: VerifyReport,
+    progress: Progress,
+    saved: VerifyProgress,
 ) -> list[str]:
     """Compares the listing with what is named; returns objects of the catalog that are not in it."""
     wanted = state.catalog_keys()
-    missing, pending = set(wanted), pending_keys(store, state)
-    pending_deletions = done = 0
-    for info in (info for prefix in _PREFIXES for info in store.list(prefix)):
+    missing, pending = set(current.missing if current.after else wanted), pending_keys(store, state)
+    done = named.found_count
+
+    def keep() -> None:
+        named.keep(current)
+        current.missing = sorted(missing)
+
+    for info in _listed(store, current.after):
         missing.discard(info.key)
         is_named = named.found(info.key, info.size_bytes) or info.key in wanted
         if info.key in pending:
-            pending_deletions += 1
+            current.pending_deletions += 1
             if is_named:
                 report.add(
                     AnomalyKind.PENDING_DELETION, info.key, "is a pending deletion, but still referenced"
@@ -216,9 +282,16 @@ def _check_listing(
         done += is_named
         if done % 1_000 == 0:
             progress(done, len(named))
-    report.counts["pending_deletions"] = pending_deletions
-    report.leftovers.sort()
+        current.after = info.key
+        saved.save(keep)
     return sorted(missing)
+
+
+def _listed(store: ObjectStore, after: str) -> Iterator[ObjectInfo]:
+    """All objects that may be named, in a fixed order; those after the object ``after`` of it."""
+    at = next((number for number, prefix in enumerate(_PREFIXES) if after.startswith(prefix)), 0)
+    for number, prefix in enumerate(_PREFIXES[at:]):
+        yield from store.list(prefix, start_after="" if number else after)
 
 
 def _missing(store: ObjectStore, state: CatalogState, named: _Named) -> Iterator[str]:
