@@ -126,6 +126,12 @@ class StatusReport:
     """Objects of a truncated or replaced log that `gc` deletes after gc.diverged_grace_ms."""
     compaction: CompactionStatus | None = None
     """None if compaction.every_ms is 0, or from a catalog."""
+    commits_a_day: int | None = None
+    """With the next three, of a catalog: growth at the rate of the newest commits; None if unknown."""
+    objects_a_day: int | None = None
+    catalog_bytes_a_day: int | None = None
+    compacted_objects_a_day: int | None = None
+    """Objects that `compact` joins those of a day to, about."""
     proxy: ProxyStatus | None = None
     """None if proxy mode is off."""
     slave: SlaveStatus | None = None

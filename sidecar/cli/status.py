@@ -15,6 +15,7 @@ from fetcher.queries.queue_listing import list_queues
 from server.proxy.relay_status import GroupReading, ProxyStatus, RelayStatus, SlaveStatus
 from sidecar.admin_client import fetch_status
 from sidecar.archive import Archive, open_for_reading
+from sidecar.archive_growth import archive_growth
 from sidecar.broker_side import open_store_of, read_conf, topic_filter_of
 from sidecar.cli.arguments import (
     BROKER_FLAGS,
@@ -143,6 +144,7 @@ def _report(archive: Archive, lag: Lag | None, end_phys: int | None, margin_s: f
     state, owner = archive.state, archive.state.owner
     now_ms = time.time_ns() // 1_000_000
     queues = list_queues(state, hidden=True)
+    growth = archive_growth(archive.store, state)
     return StatusReport(
         source="catalog",
         state="no writer" if owner is None or owner.released else "owned",
@@ -168,6 +170,10 @@ def _report(archive: Archive, lag: Lag | None, end_phys: int | None, margin_s: f
         pending_deletions=state.pending_deletion_count,
         oldest_pending_deletion_seconds=seconds_since(state.oldest_pending_deletion_ms, now_ms),
         diverged_objects=state.diverged_count,
+        commits_a_day=None if growth is None else growth.commits,
+        objects_a_day=None if growth is None else growth.objects,
+        catalog_bytes_a_day=None if growth is None else growth.catalog_bytes,
+        compacted_objects_a_day=None if growth is None else growth.compacted_objects,
     )
 
 
@@ -205,6 +211,11 @@ def _print(report: StatusReport) -> None:
         )
     if report.compaction is not None:
         print_lines(f"compaction  {_compaction(report.compaction)}")
+    if report.commits_a_day is not None:
+        after = f"about {report.compacted_objects_a_day or 0:,} after tiered compact"
+        objects = "" if report.objects_a_day is None else f", {report.objects_a_day:,} objects ({after})"
+        catalog = size_text(report.catalog_bytes_a_day or 0)
+        print_lines(f"a day       {report.commits_a_day:,} commits, {catalog} of catalog{objects}")
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)
         print_lines(f"memory      {size_text(report.budget_used_bytes)} of {limit}")

@@ -157,7 +157,7 @@ def test_a_commit_of_a_new_log_history_carries_no_data(field: str, dtype: np.dty
 def test_tombstones_and_gaps_of_the_first_queue_outlive_a_new_log_history() -> None:
     """Its runs stand in pages: without the tombstone what was removed would be read again."""
     memory = MemoryStore()
-    made = writer(memory, limits=small_limits(merge_sequences=50))
+    made = writer(memory, limits=small_limits(merge_sequences=50, merge_spills=50))
     made.claim()
     made.append(append_draft(made.state, {A: 2}))
     made.append(append_draft(made.state, {A: 2, B: 2}, gap={A: 3}))
@@ -186,7 +186,7 @@ def test_tombstones_and_gaps_of_the_first_queue_outlive_a_new_log_history() -> N
 
 def test_tombstones_of_a_queue_that_a_new_log_history_drops_go_with_it() -> None:
     memory = MemoryStore()
-    made = writer(memory, limits=small_limits(merge_sequences=50))
+    made = writer(memory, limits=small_limits(merge_sequences=50, merge_spills=50))
     made.claim()
     made.append(append_draft(made.state, {A: 2}))
     common = made.state

@@ -137,7 +137,10 @@ class OffloadSettings:
         32 * MIB, "commitlog bytes at which a cycle closes", minimum=64 * KIB, maximum=1 * GIB
     )
     batch_age_ms: int = setting(
-        5_000, "age of the oldest byte at which a cycle closes", minimum=1, maximum=HOUR_MS
+        5_000,
+        "age of the oldest byte at which a cycle closes; what cycles cost: tiered cost in CLI.md",
+        minimum=1,
+        maximum=HOUR_MS,
     )
     split_bytes: int = setting(
         16 * MIB, "a queue's run of at least this size becomes an object of its own", minimum=64 * KIB
