@@ -43,6 +43,8 @@ class SyntheticHistory:
         self.merge_s = self.longest_merge_s = 0.0
         self._active = min(queues, active)
         self._random = np.random.default_rng(1)
+        self._ends = np.zeros((2, queues), np.int64)
+        """Queue offset and byte at which each queue ends."""
         self.writer = CatalogWriter(
             store, cluster="DefaultCluster", broker="broker-a", instance="run-0123456789abcdef", kind="run",
             clock_ms=lambda: self.now_ms, limits=limits, random=random.Random(1), background=self._merge,
@@ -66,26 +68,28 @@ class SyntheticHistory:
 
     def _draft(self) -> CommitDraft:
         state, rand = self.writer.state, self._random
-        if state.queue_count < len(self.keys):  # every queue once, in the first cycles
-            begin = state.queue_count
-            chosen = list(range(begin, min(begin + self._active, len(self.keys))))
+        known = state.queue_count
+        if known < len(self.keys):  # every queue once, in the first cycles
+            chosen = np.arange(known, min(known + self._active, len(self.keys)))
         else:
-            chosen = sorted(rand.choice(len(self.keys), self._active, replace=False).tolist())
-        begin = end = state.cursor.phys
-        runs = np.zeros(len(chosen), RUN_DTYPE)
-        rows = rand.integers(1, 20, len(chosen)).tolist()
-        for index, number in enumerate(chosen):
-            known = state.queue(self.keys[number])
-            offset, byte = (
-                (0, 0) if known is None else (int(known["end_queue_offset"]), int(known["end_byte"]))
-            )
-            size = rows[index] * RECORD_BYTES + int(rand.integers(0, 200))
-            first, early, late = begin + int(rand.integers(0, 500)), *rand.integers(0, 100, 2).tolist()
-            runs[index] = (
-                index, 0, index, RunKind.PLAIN, 0, offset, offset + rows[index], rows[index], byte, size,
-                self.now_ms + early, self.now_ms + CYCLE_MS - late, first, first + size,
-            )  # fmt: skip
-            end = max(end, first + size)
+            chosen = np.sort(rand.choice(len(self.keys), self._active, replace=False))
+        count = len(chosen)
+        begin = state.cursor.phys
+        rows, extra, gap = rand.integers([[1], [0], [0]], [[20], [200], [500]], (3, count))
+        size = rows * RECORD_BYTES + extra
+        early, late = rand.integers(0, 100, (2, count))
+        runs = np.zeros(count, RUN_DTYPE)
+        runs["queue"] = runs["ordinal"] = np.arange(count)
+        runs["kind"] = RunKind.PLAIN
+        runs["base_queue_offset"], runs["base_byte"] = self._ends[:, chosen]
+        runs["end_queue_offset"] = runs["base_queue_offset"] + rows
+        runs["rows"], runs["byte_count"] = rows, size
+        runs["min_store_timestamp"] = self.now_ms + early
+        runs["max_store_timestamp"] = self.now_ms + CYCLE_MS - late
+        runs["min_phys"] = begin + gap
+        runs["end_phys"] = runs["min_phys"] + size
+        self._ends[:, chosen] += rows, size
+        end = int(runs["end_phys"].max())
         raw = int(runs["byte_count"].sum())
         end = max(end, begin + raw)
         stored = raw // 3 + int(rand.integers(0, 500))
@@ -93,11 +97,11 @@ class SyntheticHistory:
         objects = np.zeros(1, OBJECT_DTYPE)
         crcs = rand.integers(0, 1 << 32, 2).tolist()
         objects[0] = (
-            0, sum(rows), stored, 1500 + len(chosen) * 40, crcs[0], state.epoch, begin, end, raw, 0,
+            0, int(rows.sum()), stored, 1500 + count * 40, crcs[0], state.epoch, begin, end, raw, 0,
         )  # fmt: skip
         return CommitDraft(
             CommitKind.APPEND, history=state.cursor.history, from_phys=begin, to_phys=end,
-            check=LogCheck(end - 64, end, crcs[1]), queues=[self.keys[number] for number in chosen],
+            check=LogCheck(end - 64, end, crcs[1]), queues=[self.keys[number] for number in chosen.tolist()],
             runs=runs, objects=objects, object_keys=(set_key(f"{begin:020d}", state.epoch, state.version),),
             created_ms=self.now_ms,
         )  # fmt: skip

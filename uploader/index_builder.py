@@ -162,13 +162,15 @@ class IndexBuilder:
                 stop.wait(self._settings.retry_ms / 1000)
                 self._woken.set()
 
-    def has_unindexed(self) -> bool:
-        """Whether any segment is not covered yet. Sends no request."""
-        return bool(self._unindexed_versions(self._writer.state))
+    def is_due(self, *, is_final: bool) -> bool:
+        """Whether a new file is due; ``is_final``: for any segment that is not covered yet. Sends no request."""
+        state = self._writer.state
+        return self._settings.enabled and state.started and self._is_due(state, is_final=is_final)
 
-    def run_to_end(self, stop: threading.Event) -> None:
-        """Index everything and merge what is worth it, at the end of a backfill. Raises what the store raises."""
-        while not stop.is_set() and self.step(is_final=True):
+    def run_to_end(self, stop: threading.Event, *, is_final: bool = True) -> None:
+        """Build and merge what is due, at the end of a backfill; ``is_final``: index everything and merge what is worth
+        it. Raises what the store raises."""
+        while not stop.is_set() and self.step(is_final=is_final):
             pass
 
     # -- one step -----------------------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ class Offloader:
         self._failure: BaseException | None = None
         self._stop_parts = threading.Event()
         self._stop_metadata = threading.Event()
+        self._stop_index = threading.Event()
         self._behind = threading.Event()
         """Wakes the compensate thread."""
         self._started_s = time.monotonic()
@@ -229,7 +230,8 @@ class Offloader:
                 ("compensate", self._compensate_loop),
                 ("builder", self._build_loop),
                 ("committer", self._commit_loop),
-                *((("index", self._index_loop), ("metadata", self._metadata_loop)) if follow else ()),
+                ("index", self._index_loop),
+                *((("metadata", self._metadata_loop),) if follow else ()),
             )
         ]
         for thread in threads:
@@ -250,12 +252,13 @@ class Offloader:
                 self._bound_source.refuse_silent_broker()
                 if not stop.is_set():
                     self._finish_backfill()
-                    self._finish_index(stop)
+                    self._finish_index(stop, threads[-1])
             if self._writer.is_claimed:
                 self._writer.release(pending_deletions=self._uploader.pending_deletions)
         finally:
             self._stop_parts.set()
             self._stop_metadata.set()
+            self._stop_index.set()
             self._behind.set()
             self._index_builder.committed()
             self._uploader.close()
@@ -337,13 +340,16 @@ class Offloader:
     def _await_metadata(self, thread: threading.Thread) -> None:
         """No metadata is committed once the epoch is released."""
         self._stop_metadata.set()
+        self._join(thread)
+
+    def _join(self, thread: threading.Thread) -> None:
         while thread.is_alive():
             self._check_failure()
             thread.join(SHORT_WAIT_S)
 
     def _index_loop(self) -> None:
         self._index_builder.committed()  # an earlier process may have left work
-        self._index_builder.run(self._stop_parts)
+        self._index_builder.run(self._stop_index)
 
     def _read_to_the_end(self, stop: threading.Event) -> None:
         self._bound_source.ask_early(self._dispatcher.cursor)
@@ -402,13 +408,16 @@ class Offloader:
                 },
             )
 
-    def _finish_index(self, stop: threading.Event) -> None:
-        """Cover every key by index files, if configured: few segments are searched as fast without."""
-        settings = self._index_settings
-        if not settings.enabled or not settings.after_backfill or not self._index_builder.has_unindexed():
-            return
-        self._owner.claim()  # so that index objects left by a killed process carry an older epoch
-        self._index_builder.run_to_end(stop)
+    def _finish_index(self, stop: threading.Event, thread: threading.Thread) -> None:
+        """Build the index files that are due: the thread may be behind, or an earlier process was killed. If
+        configured, cover every key: few segments are searched as fast without."""
+        self._stop_index.set()
+        self._index_builder.committed()
+        self._join(thread)
+        is_final = self._index_settings.after_backfill
+        if self._index_builder.is_due(is_final=is_final):
+            self._owner.claim()  # so that index objects left by a killed process carry an older epoch
+            self._index_builder.run_to_end(stop, is_final=is_final)
 
     def _result(self, from_phys: int) -> OffloadResult:
         counters = self._uploader.counters

@@ -204,7 +204,7 @@ def test_idle_asks_nothing() -> None:
     asked = store.requests
     for _ in range(5):
         assert not builder.step()
-        assert not builder.has_unindexed()
+        assert not builder.is_due(is_final=True)
     assert store.requests == asked
 
 
@@ -223,7 +223,7 @@ def test_a_crash_at_each_request_leaves_a_whole_archive() -> None:
             )  # fmt: skip
             writer.claim()
             builder_of(memory, writer).run_to_end(threading.Event())
-            assert not builder_of(memory, writer).has_unindexed()
+            assert not builder_of(memory, writer).is_due(is_final=True)
             check(memory, 6)
 
 
@@ -411,7 +411,7 @@ def test_a_damaged_segment_is_skipped_and_all_others_are_indexed(damaged: Damage
     before = load(damaged.store).version
     builder = damaged.builder()
     builder.run_to_end(threading.Event())
-    assert not builder.has_unindexed() and not damaged.builder().has_unindexed()
+    assert not builder.is_due(is_final=True) and not damaged.builder().is_due(is_final=True)
     state = load(damaged.store)
     assert state.indexed_version >= before - 1 and list(state.unindexed) == [damaged.key]
     assert [fields["segment"] for fields in damaged.said] == [damaged.key] and "error" in damaged.said[0]
