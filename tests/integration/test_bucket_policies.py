@@ -58,6 +58,8 @@ class Bucket:
     name: str
     store: Path
     certificate: Path | None
+    archives: int = 0
+    """With small objects."""
     _orphans: int = field(default=0)
 
     @property
@@ -183,6 +185,27 @@ def reset(url: str) -> tuple[str, ...]:
     return ("reset-offset", url, *NAMES, "--group", GROUP, "--topic", TOPIC, "--earliest")
 
 
+def compact(url: str, spool: Path) -> tuple[object, ...]:
+    """A command that joins objects."""
+    return ("compact", url, "--apply", "--older-than", "0s", "--spool", spool)
+
+
+def erase(url: str) -> tuple[str, ...]:
+    """A command that changes the catalog only."""
+    return ("expire", url, "--topic", TOPIC, "--all", "--apply")
+
+
+def small_objects(bucket: Bucket, use: Use, run: Run) -> str:
+    """An archive of small objects, by the writer's account: its URL."""
+    bucket.archives += 1
+    url = f"{bucket.url}/small{bucket.archives}"
+    use(bucket.account(bucket.policy("writer")))
+    code, _, err = run("backfill", bucket.store, url, *NAMES, "--set", "offload.batch_bytes=512KiB")
+    assert code == 0, err
+    time.sleep(1.1)  # timestamps are whole seconds
+    return url
+
+
 # -- each policy is enough ----------------------------------------------------
 
 
@@ -271,6 +294,29 @@ def test_the_collectors_policy_suffices(archived: Bucket, use: Use, run: Run) ->
     assert garbage in set(json.loads(out)["delete"])
 
 
+def test_the_writers_policy_suffices_to_compact(archived: Bucket, use: Use, run: Run, tmp_path: Path) -> None:
+    url = small_objects(archived, use, run)
+    code, out, err = run(*compact(url, tmp_path), "--json")
+    assert code == 0, err
+    done = json.loads(out)
+    assert done["objects"] > done["newObjects"] > 0
+    code, out, err = run("verify", url)
+    assert code == 0, out + err
+
+
+def test_the_collectors_policy_suffices_to_expire(archived: Bucket, use: Use, run: Run) -> None:
+    url = small_objects(archived, use, run)
+    use(archived.account(archived.policy("collector")))
+    code, out, err = run(*erase(url), "--json")
+    assert code == 0, err
+    erased = json.loads(out)
+    assert erased["applied"] and erased["rows"] > 0
+    code, out, err = run("verify", url)
+    assert code == 0, out + err
+    listed = json.loads(run("ls", url, "--json")[1])["queues"]
+    assert not sum(queue["messages"] for queue in listed if queue["topic"] == TOPIC)
+
+
 # -- and nothing else --------------------------------------------------------------
 
 
@@ -351,6 +397,20 @@ def test_an_action_taken_away_is_one_line_with_action_and_key(
     assert f": {action}: AccessDenied" in line
     assert line.split("s3://")[1].startswith(f"{archived.name}/{PREFIX}"), line
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("action", ["s3:PutObject", "s3:ListBucket", "s3:GetObject"])
+def test_compact_and_expire_name_an_action_taken_away(
+    archived: Bucket, use: Use, run: Run, tmp_path: Path, action: str
+) -> None:
+    url = small_objects(archived, use, run)
+    for role, command in (("writer", compact(url, tmp_path)), ("collector", erase(url))):
+        use(archived.account(without(archived.policy(role), action)))
+        code, _, err = run(*command)
+        (line,) = [line for line in err.splitlines() if line.startswith("tiered: ")]
+        assert code == AccessDeniedError.exit_code, err
+        assert f": {action}: AccessDenied" in line and f"s3://{archived.name}/{PREFIX}" in line, line
+        assert "Traceback" not in err
 
 
 def test_the_writer_may_copy_parts_and_a_denied_copy_names_both_actions(archived: Bucket) -> None:
