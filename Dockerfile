@@ -7,6 +7,10 @@
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
+# Kernels are compiled for this processor, or the build machine's. On another one the first start compiles them once more.
+# "generic" runs everywhere, with slower checksums; give containers the same values.
+ARG NUMBA_CPU_NAME=
+ARG NUMBA_CPU_FEATURES=
 WORKDIR /src
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_REQUIRE_VIRTUALENV=1
 COPY requirements-build.lock requirements-runtime.lock ./
@@ -25,7 +29,8 @@ COPY pipeline pipeline
 COPY rocketmq_tiered rocketmq_tiered
 # Nothing is downloaded here: the locked hatchling builds the wheel, whose dependencies are installed.
 RUN /opt/build/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /src/dist . \
- && /opt/tiered/bin/pip install --no-index --no-deps --compile /src/dist/*.whl
+ && /opt/tiered/bin/pip install --no-index --no-deps --compile /src/dist/*.whl \
+ && /opt/tiered/bin/tiered compile
 
 FROM ${BASE_IMAGE}
 # uid 3000, as in the broker's images: it can read the store and create pins beside its files.

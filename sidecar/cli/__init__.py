@@ -50,6 +50,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "gc": ("sidecar.cli.gc", "delete garbage from an archive (dry run by default)"),
     "compact": ("sidecar.cli.compact", "join small objects of an archive to large ones (dry run by default)"),
     "cost": ("sidecar.cli.cost", "estimate what an archive costs a month, and what settings would change"),
+    "compile": ("sidecar.cli.compile", "compile the kernels into the installation, so that starts are quick"),
     "config": ("sidecar.cli.config_check", "check settings and print the effective values"),
 }
 """Verb -> (module with `add_arguments` and `execute`, one-line help)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import platform
 import re
@@ -59,6 +60,13 @@ PROMTOOL = GoTool(
     "v0.55.1",
     "5f99ac1902a1cd73825780f13edd23c64e8b90bc0ea17da3f089cad1b8dd46b1",
 )
+HELM = GoTool(
+    "helm.sh/helm/v3/cmd/helm",
+    "v3.22.0",
+    "bbcc3214d9e0107dc86e787c5e90067c46ea7b5173d1317fca4bf3e86e579650",
+)
+KUBERNETES_API = ("k8s.io/client-go", "v0.37.0", "h1:nsN31fy8wBySuZ+QRnKmrjRSQLOG2rvoGN0tKd12zhQ=")
+"""A module with the OpenAPI documents of Kubernetes 1.37: its name, version and checksum."""
 DIGESTS_FOR = ("linux", "x86_64")
 """Elsewhere the programs have other modules."""
 
@@ -86,6 +94,32 @@ def minio_binary(timeout_s: float = TIMEOUT_S) -> Path:
 def mc_binary(timeout_s: float = TIMEOUT_S) -> Path:
     """MinIO's client, which also manages accounts; built now when missing."""
     return _built(MC, cache_directory() / "bin" / "mc", timeout_s)
+
+
+def helm_binary(timeout_s: float = TIMEOUT_S) -> Path:
+    """Helm, which renders and lints charts; built now when missing (two minutes)."""
+    return _built(HELM, cache_directory() / "bin" / "helm", timeout_s)
+
+
+def kubernetes_api(timeout_s: float = TIMEOUT_S) -> Path:
+    """The directory of Kubernetes' OpenAPI documents, fetched now when missing."""
+    name, version, checksum = KUBERNETES_API
+    directory = cache_directory() / f"kubernetes-api-{version}"
+    if directory.exists():
+        return directory
+    with only_once("kubernetes-api"):
+        if shutil.which("go") is None:
+            raise NotInstallableError(f"{name} is fetched by go, which is not on PATH")
+        module = json.loads(run_installer(["go", "mod", "download", "-json", f"{name}@{version}"], timeout_s))
+        if module["Sum"] != checksum:
+            raise NotInstallableError(f"{name}@{version} has checksum {module['Sum']}, not the pinned one")
+        unfinished = directory.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        documents = Path(module["Dir"], "openapi", "openapitest", "testdata")
+        shutil.copytree(documents, unfinished, copy_function=shutil.copyfile)
+        unfinished.chmod(0o755)  # modules are read-only
+        unfinished.rename(directory)
+    return directory
 
 
 def compose_validator(timeout_s: float = TIMEOUT_S) -> Path:
@@ -215,8 +249,8 @@ def modules_digest(program: Path) -> str:
     return hashlib.sha256("\n".join(line for line in lines if "h1:" in line).encode()).hexdigest()
 
 
-def run_installer(command: list[str], timeout_s: float = TIMEOUT_S, **environment: str) -> None:
-    """Run to success; anything else is a NotInstallableError with its last line."""
+def run_installer(command: list[str], timeout_s: float = TIMEOUT_S, **environment: str) -> str:
+    """Run to success and return the output; anything else is a NotInstallableError with its last line."""
     try:
         done = subprocess.run(
             command,
@@ -232,6 +266,7 @@ def run_installer(command: list[str], timeout_s: float = TIMEOUT_S, **environmen
         raise NotInstallableError(f"{command[0]} took longer than {timeout_s:.0f} s") from None
     if done.returncode != 0:
         raise NotInstallableError(f"{' '.join(command[:3])} failed: {_reason(done.stdout)[:200]}")
+    return done.stdout
 
 
 def _reason(output: str) -> str:

@@ -18,6 +18,8 @@ from tests.servers.install import (
     build_promtool,
     compose_validator,
     forget_failures,
+    helm_binary,
+    kubernetes_api,
     localstack_python,
     mc_binary,
     minio_binary,
@@ -37,6 +39,8 @@ LINES: tuple[tuple[tuple[str, Installer], ...], ...] = (
         ("MinIO's client", mc_binary),
         ("compose-go", compose_validator),
         ("RocketMQ's Go client", go_consumer),
+        ("Helm", helm_binary),
+        ("Kubernetes' API", kubernetes_api),
         ("promtool", build_promtool),
     ),
     (

@@ -42,11 +42,12 @@ class PageDecoder:
             self._left -= 1
             if self.loading is None and (self._left < 0 or "numba" in sys.modules):
                 # Not a daemon: an interpreter that ends would take LLVM down while it compiles.
-                self.loading = threading.Thread(target=self._load, name="load-page-kernel", daemon=False)
+                self.loading = threading.Thread(target=self.load, name="load-page-kernel", daemon=False)
                 self.loading.start()
         return decode_by_numpy(data, *arguments)
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Compile the kernel or load it from the cache. Logs a failure."""
         columns: list[Any] = [np.empty(0, kind) for kind in COLUMN_KINDS]
         no_ints, no_longs = np.zeros(0, np.int32), np.zeros(0, np.int64)
         # numba compiles for types, and what was read is read-only.

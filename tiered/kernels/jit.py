@@ -2,6 +2,8 @@
 
 A command that runs no kernel never imports numba, which takes a quarter of a second. The cache directory is named by
 the contents of this package: numba itself only notices changes in the file of the outermost function.
+
+Kernels that ``compiled_ahead`` has compiled into the package are found first, also where nothing is writable.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, update_wrapper
 from pathlib import Path
 from threading import RLock
 from typing import Any, TypeAlias, TypeVar, cast
 
 from tiered.errors import AccessDeniedError
-from tiered.private_directory import check_files, exposed_parent, make_private
+from tiered.private_directory import check_files, check_private, exposed_parent, make_private
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ Int: TypeAlias = Any
 _PACKAGE = Path(__file__).parent
 _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_PACKAGE.glob("*.py")))).hexdigest()
 """Taken at import: a process that runs on while its files are replaced must not cache old code as new."""
+AHEAD = _PACKAGE / "__pycache__" / f"ahead-{_SOURCES[:16]}"
+"""Kernels compiled at the installation. All users read them; only who owns the installation writes them."""
 _lock = RLock()
 _compiling: list[str] = []
 """Names of the kernels that are being compiled, innermost last."""
@@ -101,11 +106,76 @@ def _njit(function: Callable[..., Any]) -> Any:
 
     _observe_compilation()
     configured = numba.config.CACHE_DIR
-    directory = numba.config.CACHE_DIR = _cache_directory(configured)
+    directory = numba.config.CACHE_DIR = _writes_ahead or _cache_directory(configured)
     try:
-        return numba.njit(function, nogil=True, cache=directory != "", error_model="numpy")
+        dispatcher = numba.njit(function, nogil=True, cache=directory != "", error_model="numpy")
+        if not _writes_ahead and _has_ahead():
+            numba.config.CACHE_DIR = str(AHEAD)
+            dispatcher._cache = _reading_ahead(function, dispatcher._cache)
+        return dispatcher
     finally:
         numba.config.CACHE_DIR = configured
+
+
+_writes_ahead = ""
+
+
+@contextmanager
+def compiled_ahead() -> Iterator[Path]:
+    """Kernels that are first used within this context are compiled into ``AHEAD``, which is yielded and left readable
+    for all users. For a process of its own. Raises AccessDeniedError, and OSError where it cannot be written."""
+    global _writes_ahead  # noqa: PLW0603
+    AHEAD.mkdir(mode=0o755, parents=True, exist_ok=True)
+    check_private(AHEAD, "NUMBA_CACHE_DIR")
+    _writes_ahead = str(AHEAD)
+    try:
+        yield AHEAD
+    finally:
+        _writes_ahead = ""
+        for path in (AHEAD.parent, AHEAD, *AHEAD.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@cache
+def _has_ahead() -> bool:
+    """Whether there are kernels compiled ahead that only this user or root can have written."""
+    try:
+        if not AHEAD.exists():
+            return False
+        check_private(AHEAD, "NUMBA_CACHE_DIR")
+        _refuse_exposed(AHEAD)
+        check_files(AHEAD, "NUMBA_CACHE_DIR")
+    except AccessDeniedError as error:
+        logger.warning("kernels compiled ahead are not used: %s", error)
+        return False
+    except OSError:
+        return False
+    return True
+
+
+def _reading_ahead(function: Callable[..., Any], own: Any) -> Any:
+    """numba's cache ``own`` of a function behind a read-only one in numba's configured directory. numba's alone must be
+    writable."""
+    from numba.core import caching
+
+    class Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc, unused-ignore]
+        def ensure_cache_path(self) -> None:
+            return
+
+    class Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc, unused-ignore]
+        _locator_classes = (Locator,)
+
+    class ReadingAhead(caching.FunctionCache):  # type: ignore[misc, unused-ignore]
+        _impl_class = Implementation
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            found = super().load_overload(sig, target_context)
+            return own.load_overload(sig, target_context) if found is None else found
+
+        def save_overload(self, sig: Any, data: Any) -> None:
+            own.save_overload(sig, data)
+
+    return ReadingAhead(function)
 
 
 @cache

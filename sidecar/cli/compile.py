@@ -1,0 +1,65 @@
+"""`tiered compile`: compile the kernels of all verbs into the installation, so that no process has to.
+
+Run by its owner after an installation or upgrade, and when an image is built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tiered.console import print_lines
+from tiered.errors import AccessDeniedError
+from tiered.formats import segment
+from tiered.formats.page_decoder import PageDecoder
+from tiered.kernels import jit, scan
+from tiered.kernels.queue_table import QUEUES_FULL, QueueTable
+from tiered.kernels.record_columns import RecordColumns
+from tiered.kernels.rescan import rescan
+from tiered.kernels.split import SplitScratch, split_by_queue
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None: the kernels belong to the installation that runs."""
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the directory and the time."""
+    began = time.monotonic()
+    try:
+        with jit.compiled_ahead() as directory:
+            for use in _uses():
+                use()
+    except OSError as error:
+        raise AccessDeniedError(
+            f"cannot write {error.filename}: {error.strerror}",
+            hint="run `tiered compile` as the owner of the installation",
+        ) from error
+    print_lines(f"compiled into {directory} in {time.monotonic() - began:.0f} s, {_bytes(directory):,} bytes")
+    return 0
+
+
+def _uses() -> Iterator[Callable[[], object]]:
+    yield scan.warm_up
+    yield segment.warm_up
+    yield lambda: split_by_queue(np.zeros(1, np.int32), 1, 1, SplitScratch())
+    yield lambda: QueueTable().grow(QUEUES_FULL)
+    yield PageDecoder().load
+    yield _rescan
+
+
+def _rescan() -> None:
+    """Of arrays that may be written, and that may not."""
+    data = np.zeros(8, np.uint8)
+    for is_writable in (True, False):
+        sizes, phys = np.full(1, 8, np.int32), np.zeros(1, np.int64)
+        sizes.flags.writeable = phys.flags.writeable = is_writable
+        rescan(data, np.zeros(1, np.int64), sizes, phys, QueueTable(), RecordColumns(1, 1, 1))
+
+
+def _bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
