@@ -44,6 +44,8 @@ lint: install ## style
 audit: build/audit-venv/.installed ## unsafe calls in the sources, known vulnerabilities of locked versions
 	build/audit-venv/bin/bandit --quiet --configfile pyproject.toml --recursive $(SHIPPED)
 	build/audit-venv/bin/python .ci/audit.py $(AUDIT_OPTIONS)
+	build/audit-venv/bin/cyclonedx-py requirements requirements-runtime.lock --pyproject pyproject.toml \
+	    --mc-type application --output-reproducible --of JSON -o build/sbom.json
 
 types: install ## static types
 	$(BIN)/mypy
@@ -69,8 +71,9 @@ format: install ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-settings-doc: install ## write docs/SETTINGS.md from the declarations
+settings-doc: install ## write docs/SETTINGS.md from the declarations, share/ from the command line
 	$(BIN)/python -m tiered.settings.document > docs/SETTINGS.md
+	$(BIN)/python -m tests.shared_files
 
 package: install ## wheel and sdist in dist/, and a check of the wheel in a clean environment
 	$(BIN)/python .ci/package.py

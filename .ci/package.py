@@ -1,5 +1,7 @@
 """Build wheel and sdist, install the wheel in a clean environment, and archive the example store with it.
 
+Fails above the sizes below. The steps are those of the image: without a compiler run at the first start.
+
 The locked `build` and `hatchling` build both files, the wheel from the sdist. The environment gets the locked runtime
 dependencies, checked by hash, without Spark and development tools. Exits non-zero on any failure.
 """
@@ -7,11 +9,13 @@ dependencies, checked by hash, without Spark and development tools. Exits non-ze
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -21,6 +25,10 @@ ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 STORE = "F-533-sigkill"
 MESSAGES = 18_004
+WHEEL_BYTES_MAX = 2 << 20
+INSTALLED_BYTES_MAX = 400 << 20
+READY_S_MAX = 5.0
+SHARED = ("man/man1/tiered.1", "bash-completion/completions/tiered", "zsh/site-functions/_tiered")
 PACKAGES = (
     "tiered",
     "uploader",
@@ -39,6 +47,8 @@ def main() -> int:
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT)
     (wheel,), (sdist,) = list(DIST.glob("*.whl")), list(DIST.glob("*.tar.gz"))
     check_contents(wheel, sdist)
+    if wheel.stat().st_size > WHEEL_BYTES_MAX:
+        sys.exit(f"{wheel.name} has {wheel.stat().st_size:,} bytes, more than {WHEEL_BYTES_MAX:,}")
     with tempfile.TemporaryDirectory(prefix="tiered-package-") as directory:
         check_installed(wheel, Path(directory))
     print(f"{wheel.name} and {sdist.name}: built, installed, {MESSAGES} messages archived and read back")
@@ -68,6 +78,9 @@ def check_installed(wheel: Path, directory: Path) -> None:
     run(*pip, "--require-hashes", "-r", ROOT / "requirements-runtime.lock")
     run(*pip, "--no-index", "--no-deps", wheel)
     run(environment / "bin" / "pip", "check")
+    print_sizes(wheel, environment)
+    if missing := [name for name in SHARED if not (environment / "share" / name).exists()]:
+        sys.exit(f"the installation lacks {missing}")
     imports = "; ".join(f"import {package}" for package in PACKAGES)
     run(environment / "bin" / "python", "-c", imports, cwd=directory)
 
@@ -75,26 +88,91 @@ def check_installed(wheel: Path, directory: Path) -> None:
     version = run(tiered, "--version", cwd=directory)
     if wheel.name.split("-")[1] not in version:
         sys.exit(f"tiered --version prints {version.strip()}, the wheel is {wheel.name}")
+    began = time.monotonic()
+    run(tiered, "compile", cwd=directory)
+    print(f"tiered compile: {time.monotonic() - began:.0f} s")
     with (ROOT / "examples" / f"{STORE}.tar.zst").open("rb") as packed:
         stream = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(packed)
         with tarfile.open(fileobj=io.BufferedReader(stream), mode="r|") as pack:  # type: ignore[type-var]
             pack.extractall(directory, filter="data")
     home, archive = directory / STORE, f"file://{directory / 'archive'}"
-    run(tiered, "backfill", home / "store", archive, "--broker-conf", home / "broker.conf", cwd=directory)
+    commands = (
+        ("backfill", home / "store", archive, "--broker-conf", home / "broker.conf"),
+        ("verify", archive, "--full"),
+        ("index", "export", archive, directory / "index"),
+    )
+    for words in commands:
+        said = run(tiered, *words, cwd=directory, **NO_CACHE)
+        if "compil" in said:
+            sys.exit(f"tiered {words[0]} compiles kernels after tiered compile:\n{said}")
+    check_start(tiered, home, directory)
     messages = run(tiered, "cat", archive, "--all", cwd=directory).count("\n")
     if messages != MESSAGES:
         sys.exit(f"tiered cat prints {messages} messages, the store has {MESSAGES}")
 
 
-def run(*command: object, cwd: Path = ROOT) -> str:
-    """Run a command and return its output; exits with its error output if it fails."""
+NO_CACHE = {"NUMBA_CACHE_DIR": "/dev/null"}
+"""As with a read-only file system: only what is compiled ahead is there."""
+
+
+def print_sizes(wheel: Path, environment: Path) -> None:
+    """Of wheel and environment, with its largest packages; exits if the environment is too large."""
+    site = next((environment / "lib").glob("python*/site-packages"))
+    sizes = {path.name: tree_bytes(path) for path in site.iterdir()}
+    whole = tree_bytes(environment)
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:8]
+    print(f"wheel {wheel.stat().st_size / 1e6:.2f} MB, installed {whole / 1e6:.0f} MB: ", end="")
+    print(", ".join(f"{name} {sizes[name] / 1e6:.0f}" for name in largest))
+    if whole > INSTALLED_BYTES_MAX:
+        sys.exit(f"the installation has {whole:,} bytes, more than {INSTALLED_BYTES_MAX:,}")
+
+
+def tree_bytes(path: Path) -> int:
+    """Of all files below."""
+    files = (
+        [path]
+        if path.is_file()
+        else [one for one in path.rglob("*") if one.is_file() and not one.is_symlink()]
+    )
+    return sum(one.stat().st_size for one in files)
+
+
+def check_start(tiered: Path, home: Path, directory: Path) -> None:
+    """`tiered run` is ready soon after its start, with nothing cached but what is compiled ahead."""
+    command = [
+        tiered, "run", "--store", home / "store", "--broker-conf", home / "broker.conf", "--url",
+        f"file://{directory / 'started'}", "--state-dir", directory / "state", "--set", "admin.port=0",
+    ]  # fmt: skip
+    began = time.monotonic()
+    with (directory / "run.log").open("w+") as log:
+        process = subprocess.Popen(
+            list(map(str, command)), stderr=log, env={**os.environ, **NO_CACHE}, cwd=directory
+        )
+        try:
+            while "state following" not in (text := (directory / "run.log").read_text("utf-8")):
+                if process.poll() is not None or time.monotonic() - began > 60:
+                    sys.exit(f"tiered run did not begin to archive:\n{text}")
+                time.sleep(0.02)
+            took_s = time.monotonic() - began
+        finally:
+            process.terminate()
+            process.wait()
+    print(f"tiered run: following after {took_s:.1f} s")
+    if took_s > READY_S_MAX or "compiling" in text:
+        sys.exit(f"the first start took {took_s:.1f} s, more than {READY_S_MAX} s:\n{text}")
+
+
+def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
+    """Run a command and return its output; exits with its error output if it fails. With ``variables`` of the
+    environment the error output is returned too."""
     print("$", *command, flush=True)
     done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, capture_output=True, text=True, check=False
-    )
+        [str(word) for word in command], cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}\n{command[0]}: exit code {done.returncode}")
-    return done.stdout
+    return done.stdout + (done.stderr if variables else "")
 
 
 if __name__ == "__main__":
