@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_compose_accounts import URL, minio
+from tests.integration.compose_accounts import URL, minio
 from tests.servers.child import free_port
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import BROKER, CLUSTER, MQADMIN, RocketMq

@@ -1,7 +1,7 @@
 """The processes of docker-compose.yml, started without Docker: each with its files of deploy/.
 
 MinIO with the sandbox's accounts, name server and broker, the sidecar and gc with their own keys, Prometheus with its
-configuration and alerts. Grafana cannot be installed here: what it asks Prometheus is asked instead.
+configuration and alerts. Grafana cannot be installed here; its queries are sent to Prometheus.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.test_compose_accounts import COMPOSE, URL, minio, tiered
+from tests.integration.compose_accounts import COMPOSE, URL, minio, tiered
 from tests.servers.child import ChildServer, answers, free_port
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import BROKER, MQADMIN, RocketMq

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.test_jit import CALL, package_copy, run
+from tests.kernels.kernel_package import CALL, package_copy, run
 
 __all__ = ["package_copy"]
 

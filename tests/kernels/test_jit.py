@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,17 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.broker_store.unprivileged import run_unprivileged
+from tests.kernels.kernel_package import CALL, HITS, ROOT, package_copy, run
 from tiered.kernels import jit
 
-ROOT = Path(__file__).parent.parent.parent
-
-
-def run(code: str, *, cwd: Path, cache: Path, **environment: str) -> str:
-    variables = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(cwd), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=variables, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+__all__ = ["package_copy"]
 
 
 def test_crc32_without_carryless_multiplication(tmp_path: Path) -> None:
@@ -38,29 +30,6 @@ print("same")
 """
     environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     assert run(code, cwd=ROOT, cache=tmp_path, **environment) == "same"
-
-
-@pytest.fixture
-def package_copy(tmp_path: Path) -> Path:
-    """A package of two kernels, one of which calls the other in another file."""
-    kernels = tmp_path / "tiered" / "kernels"
-    kernels.mkdir(parents=True)
-    (kernels / "__init__.py").touch()
-    (kernels.parent / "__init__.py").touch()
-    for name in ("kernels/jit.py", "errors.py", "private_directory.py"):
-        shutil.copy(ROOT / "tiered" / name, tmp_path / "tiered" / name)
-    (kernels / "callee.py").write_text(
-        "from tiered.kernels.jit import kernel\n@kernel\ndef one(x):\n    return x + 1\n"
-    )
-    (kernels / "caller.py").write_text(
-        "from tiered.kernels.jit import kernel\nfrom tiered.kernels.callee import one\n"
-        "@kernel\ndef twice(x):\n    return one(one(x))\n"
-    )
-    return tmp_path
-
-
-CALL = "from tiered.kernels.caller import twice; print(twice(1))"
-HITS = "; print(sum(twice.wrapped().stats.cache_hits.values()))"
 
 
 def test_a_change_in_another_kernel_file_voids_the_cache(package_copy: Path, tmp_path: Path) -> None:

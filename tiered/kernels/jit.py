@@ -111,7 +111,7 @@ def _njit(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(function, nogil=True, cache=directory != "", error_model="numpy")
         if not _writes_ahead and _has_ahead():
             numba.config.CACHE_DIR = str(AHEAD)
-            dispatcher._cache = _reading_ahead(function, dispatcher._cache)
+            dispatcher._cache = _compiled_first(function, dispatcher._cache)
         return dispatcher
     finally:
         numba.config.CACHE_DIR = configured
@@ -153,7 +153,7 @@ def _has_ahead() -> bool:
     return True
 
 
-def _reading_ahead(function: Callable[..., Any], own: Any) -> Any:
+def _compiled_first(function: Callable[..., Any], own: Any) -> Any:
     """numba's cache ``own`` of a function behind a read-only one in numba's configured directory. numba's alone must be
     writable."""
     from numba.core import caching
@@ -165,7 +165,7 @@ def _reading_ahead(function: Callable[..., Any], own: Any) -> Any:
     class Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc, unused-ignore]
         _locator_classes = (Locator,)
 
-    class ReadingAhead(caching.FunctionCache):  # type: ignore[misc, unused-ignore]
+    class CompiledFirst(caching.FunctionCache):  # type: ignore[misc, unused-ignore]
         _impl_class = Implementation
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -175,7 +175,7 @@ def _reading_ahead(function: Callable[..., Any], own: Any) -> Any:
         def save_overload(self, sig: Any, data: Any) -> None:
             own.save_overload(sig, data)
 
-    return ReadingAhead(function)
+    return CompiledFirst(function)
 
 
 @cache
