@@ -166,6 +166,9 @@ def test_alerts_behave() -> None:
 def test_every_alert_and_state_is_explained() -> None:
     page = (ROOT / "docs" / "OPERATING.md").read_text("utf-8")
     alerts = re.findall(r"alert: (\w+)", (DEPLOY / "prometheus" / "alerts.yml").read_text("utf-8"))
+    (group,) = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text("utf-8"))["groups"]
+    linked = {rule["alert"]: rule["annotations"]["runbook"] for rule in group["rules"]}
+    assert linked == {alert: f"docs/OPERATING.md#{alert.lower()}" for alert in alerts}
     assert re.findall(r"^### (\w+)", page, re.MULTILINE) == alerts
     states = set(re.findall(r"^\| `(\w+)", page.partition("## Alerts")[0], re.MULTILINE))
     assert states == {state.value for state in RunState}
