@@ -15,6 +15,7 @@ from functools import partial
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import history_spans, newest_log_check
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
@@ -177,7 +178,10 @@ class ArchiveOwner:
 
     def _start_history(self, divergence: Divergence) -> int:
         lost_bytes = self._lost_bytes(divergence)
-        self.writer.append_history(common_version=divergence.version, phys=divergence.phys)
+        try:
+            self.writer.append_history(common_version=divergence.version, phys=divergence.phys)
+        except CommitInvalidError as error:
+            raise UnavailableError(error.message, hint=error.hint) from error
         logger.error(
             "the broker's log diverged from the archive at %d: %d archived bytes are superseded, and kept for "
             "gc.diverged_grace_ms (version %d of the catalog has them)",

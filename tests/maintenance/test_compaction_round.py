@@ -13,8 +13,9 @@ from maintenance.compaction_round import plan_rounds
 from tests.flat_file.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.deletions import Reason
 from tiered.errors import UnansweredError, UsageError
 from tiered.model.tables import FLOOR_DTYPE
@@ -207,3 +208,16 @@ def test_the_owner_loses_no_version_to_a_round_in_its_process(tmp_path: Path) ->
     scene.check()
     assert counted.lost == 0
     assert len(scene.state.pages) < 60, "pages are merged again afterwards"
+
+
+def test_a_log_that_diverges_inside_joined_runs_is_refused(scene: Scene) -> None:
+    planned = scene.plan()
+    assert planned is not None
+    common = load(scene.store, version=planned.plan.last_version // 2)
+    scene.run()
+    writer = scene.owner.writer
+    before = writer.refresh()
+    with pytest.raises(CommitInvalidError, match="inside runs that compaction joined"):
+        writer.append_history(common_version=common.version, phys=common.cursor.phys)
+    assert load(scene.store).version == before.version
+    scene.check()

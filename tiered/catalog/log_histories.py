@@ -50,7 +50,7 @@ def begin_history(
 ) -> CatalogState:
     """The first state of the new log history, one version after ``state``; its put id is not known yet.
 
-    Raises CommitInvalidError when ``start`` is not on the current log history.
+    Raises CommitInvalidError when ``start`` is not on the current log history, or inside a run that compaction joined.
     """
     version = state.version + 1
     common_version = 0 if start.common is None else start.common.version
@@ -142,7 +142,10 @@ def _above(runs: Table, phys: int, ended: Ints) -> Ints:
     """Which runs are above the cut; never those of queues that ``ended`` with an earlier log history."""
     straddling = ~ended & (runs["min_phys"] < phys) & (runs["end_phys"] > phys)
     if straddling.any():
-        raise CommitInvalidError(f"a run spans {phys}")
+        raise CommitInvalidError(
+            f"the broker's log diverges at {phys} from the archive, inside runs that compaction joined",
+            hint="start the broker with its newer log, or archive to another archive.url; this archive stays readable",
+        )
     above: Ints = ~ended & (runs["min_phys"] >= phys)
     return above
 
