@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -115,13 +114,26 @@ class Sidecar:
     def status(self) -> dict[str, Any]:
         """The admin server's status document; empty while it does not answer."""
         try:
-            instance = json.loads((self.directory / "state" / "instance.json").read_text())
-            address = instance.get("admin_url") or instance.get("adminUrl") or instance["admin"]
-            with urllib.request.urlopen(f"{address}/status.json", timeout=5) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
-        except (OSError, ValueError, KeyError, urllib.error.URLError):
+            found: dict[str, Any] = json.loads(self._admin("/status.json"))
+        except (OSError, ValueError, KeyError):
             return {}
+        return found
+
+    def metric(self, name: str) -> float | None:
+        """A value as Prometheus reads it; None if there is none, or the admin server does not answer."""
+        try:
+            lines = self._admin("/metrics").decode().splitlines()
+        except (OSError, ValueError, KeyError):
+            return None
+        values = [line.split()[-1] for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        return float(values[0]) if values else None
+
+    def _admin(self, path: str) -> bytes:
+        instance = json.loads((self.directory / "state" / "instance.json").read_text())
+        address = instance.get("admin_url") or instance.get("adminUrl") or instance["admin"]
+        with urllib.request.urlopen(f"{address}{path}", timeout=5) as answer:
+            data: bytes = answer.read()
+            return data
 
     def wait_until_following(self, timeout_s: float) -> None:
         """Wait until it owns the archive."""

@@ -5,8 +5,10 @@ Owns the order of events. Does not own the end of a story (live_scene.finish) no
 
 from __future__ import annotations
 
+import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Load, Producer, Scene, cut_tail
@@ -73,3 +75,29 @@ def lose_the_tail(sidecar: Sidecar, byte_count: int) -> None:
     sidecar.broker.broker.kill()
     cut_tail(sidecar.broker.store, byte_count)
     sidecar.broker.broker.start()
+
+
+def send(sidecar: Sidecar, scene: Scene, load: Load) -> int:
+    """Messages acknowledged by the end of a whole load."""
+    with Producer(sidecar.broker, scene, load, sidecar.directory / "producer.out") as producer:
+        return producer.finish(240).acked
+
+
+def restore_older_copy(sidecar: Sidecar, scene: Scene, load: Load, lost: Load) -> Path:
+    """Archive ``load`` and ``lost``, then start the broker again on a copy of its store without ``lost``. The sidecar
+    runs all the time. Returns the store as it was."""
+    store = sidecar.broker.store
+    older, newer = (store.with_name(f"{store.name}-{name}") for name in ("older", "newer"))
+    sidecar.start()
+    send(sidecar, scene, load)
+    sidecar.wait_until_archived(120)
+    sidecar.broker.broker.stop(timeout_s=40)
+    subprocess.run(["cp", "-r", "--sparse=always", store, older], check=True)
+    sidecar.broker.broker.start()
+    send(sidecar, scene, lost)
+    sidecar.wait_until_archived(120)
+    sidecar.broker.broker.stop(timeout_s=40)
+    store.rename(newer)
+    older.rename(store)
+    sidecar.broker.broker.start()
+    return newer
