@@ -19,6 +19,7 @@ from sidecar.archive_rules import rules_of
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from tiered.catalog.deletions import KEPT_MS
 from tiered.catalog.pages import RunIndex
+from tiered.catalog.state import CatalogState
 from tiered.console import print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
 from tiered.model.tables import QUEUE_BATCH
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--due",
         action="store_true",
-        help="also what expires now, and when the next message does",
+        help="also the oldest message, what expires now, and when the next message does",
     )
     add_json(parser)
 
@@ -118,23 +119,33 @@ Listing = QueueListing | TopicListing
 
 @dataclass(frozen=True)
 class Due:
-    """What the next pass of expiry takes, and when the next message after it expires (None: unknown or never)."""
+    """What the next pass of expiry takes, when the next message after it expires (None: unknown or never), and when the
+    oldest message was stored (None: no message)."""
 
     messages: int = 0
     bytes: int = 0
     next_ms: int | None = None
+    oldest_ms: int | None = None
 
     def __add__(self, other: Due) -> Due:
-        times = [time for time in (self.next_ms, other.next_ms) if time is not None]
-        return Due(self.messages + other.messages, self.bytes + other.bytes, min(times, default=None))
+        return Due(
+            self.messages + other.messages,
+            self.bytes + other.bytes,
+            _earlier(self.next_ms, other.next_ms),
+            _earlier(self.oldest_ms, other.oldest_ms),
+        )
+
+
+def _earlier(*times_ms: int | None) -> int | None:
+    return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
 Dues = Callable[[Listing], Due]
 
 
 def _due(archive: Archive, rules: Callable[[str], TopicRule]) -> Dues:
-    """Reads every page of the catalog once, as `tiered expire` does."""
-    state = archive.state
+    """Reads every page of the catalog once, as `tiered expire` does, and those with the oldest messages once more."""
+    state, index = archive.state, RunIndex(archive.store)
     plan = plan_pass(archive.store, state, rules, clock=lambda: time.time_ns() // 1_000_000).plan
     times = plan.next_due_ms.tolist()
     found = {
@@ -147,9 +158,22 @@ def _due(archive: Archive, rules: Callable[[str], TopicRule]) -> Dues:
         found[state.key_of(row)] += Due(messages, size)
 
     def due(row: Listing) -> Due:
-        return sum((found[queue.key] for queue in _queues_of(row)), Due())
+        parts = (
+            found[queue.key] + Due(oldest_ms=_oldest_ms(state, index, queue)) for queue in _queues_of(row)
+        )
+        return sum(parts, Due())
 
     return due
+
+
+def _oldest_ms(state: CatalogState, index: RunIndex, queue: QueueListing) -> int | None:
+    row = state.row_of(queue.key)
+    if row is None or not queue.messages:
+        return None
+    window = index.window(state, queue.key, queue.min_offset)
+    runs = (state.memory_chunk_of(row) if window is None else window[1]).runs
+    first = runs[runs["end_queue_offset"] > queue.min_offset]
+    return int(first["min_store_timestamp"][first["base_queue_offset"].argmin()]) if len(first) else None
 
 
 def _queues_of(row: Listing) -> list[QueueListing]:
@@ -167,6 +191,7 @@ def _document(row: Listing, rules: Callable[[str], TopicRule], due: Dues | None)
     if due is not None:
         what = due(row)
         found |= {"dueMessages": what.messages, "dueBytes": what.bytes, "nextDueMs": what.next_ms}
+        found["oldestStoreTimestamp"] = what.oldest_ms
     return found
 
 
@@ -245,7 +270,7 @@ def _print_rows(rows: Sequence[Listing], rules: Callable[[str], TopicRule], due:
     if header[1] == "queue":
         header += ["generation", "min", "max"]
     header += ["messages", "bytes", "newest"] + ([] if header[1] == "queues" else ["kind"])
-    header += [] if due is None else ["due", "due bytes", "next due"]
+    header += [] if due is None else ["oldest", "due", "due bytes", "next due"]
     print_table([*header, "ttl", "policy"], [_cells(row, rules, due) for row in rows])
 
 
@@ -259,8 +284,8 @@ def _cells(row: Listing, rules: Callable[[str], TopicRule], due: Dues | None) ->
     found += [] if isinstance(row, TopicListing) else [row.kind]
     if due is not None:
         what = due(row)
-        when = "" if what.next_ms is None else time_text(what.next_ms)
-        found += [what.messages, size_text(what.bytes), when]
+        oldest, when = ("" if ms is None else time_text(ms) for ms in (what.oldest_ms, what.next_ms))
+        found += [oldest, what.messages, size_text(what.bytes), when]
     return [*found, *_rule_cells(rules(row.topic))]
 
 

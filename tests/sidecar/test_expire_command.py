@@ -113,11 +113,13 @@ def test_ls_shows_what_is_due_and_what_is_left(
     }
     parts = 0
     with rocketmq_tiered.open(url) as archive:
-        for row in listed():
+        for row in listed("--due"):
             before = due[row["topic"], row["queueId"]]
             left = list(archive.queue(row["topic"], row["queueId"]).messages())
             assert row["bytes"] == sum(len(message.record.data) for message in left)
             assert (row["messages"], row["bytes"]) == (len(left), before["bytes"] - before["dueBytes"])
+            stored_ms = [message.record.store_timestamp for message in left]
+            assert row["oldestStoreTimestamp"] == min(stored_ms, default=None)
             parts += bool(left) and before["dueMessages"] > 0
     assert parts > 0
     by_topic = json.loads(run("ls", url, "--by-topic", "--due", "--json")[1])["topics"]
