@@ -19,9 +19,18 @@ from typing import Protocol
 from sidecar.event_queue import EventQueue
 from sidecar.findings import Finding, of_report
 from sidecar.report import StatusReport
-from sidecar.run_state import ARCHIVING, TROUBLE, Condition, RetryPlan, RunState, after_failure, while_running
+from sidecar.run_state import (
+    ARCHIVING,
+    STARTING,
+    TROUBLE,
+    Condition,
+    RetryPlan,
+    RunState,
+    after_failure,
+    while_running,
+)
 from sidecar.sighup import was_received
-from tiered.errors import TieredError
+from tiered.errors import FencedError, TieredError
 from tiered.kernels.jit import compiling
 from tiered.settings.load import FIELDS, LoadedSettings, changed_keys, value_of
 from tiered.settings.sections import Settings
@@ -31,6 +40,8 @@ logger = logging.getLogger(__name__)
 EXIT_NOT_DRAINED = 4
 OBSERVE_S = 5.0
 """Within this time a changed state is logged."""
+OBSERVE_START_S = 0.5
+"""The same while a start is not finished."""
 SETTLED_S = 60.0
 """After a job has run this long, the next outage starts with the shortest wait."""
 
@@ -181,7 +192,7 @@ class Service:
 
     def _observed(self) -> tuple[Condition, StatusReport | None]:
         job, now = self._job, self._condition
-        if now.state in (RunState.STARTING, RunState.CONNECTING) and (kernel := compiling()):
+        if now.state in STARTING and (kernel := compiling()):
             now = Condition(RunState.STARTING, f"compiling {kernel}")
         report = None if job is None else job.report()
         if report is None:
@@ -196,7 +207,9 @@ class Service:
     def _next_event(self) -> tuple[Event, int]:
         self._log_changes()
         due_at_s = self._late_at_s if self._retry_at_s is None else self._retry_at_s
-        wait_s = OBSERVE_S if due_at_s is None else min(OBSERVE_S, max(0.0, due_at_s - self._monotonic_s()))
+        wait_s = OBSERVE_START_S if self._logged.state in STARTING else OBSERVE_S
+        if due_at_s is not None:
+            wait_s = min(wait_s, max(0.0, due_at_s - self._monotonic_s()))
         return self._events.get(wait_s) or (Event.TIMEOUT, 0)
 
     def _due(self) -> None:
@@ -330,12 +343,16 @@ class Service:
             self._late_at_s = self._monotonic_s() + self._settings.process.drain_timeout_ms / 1000
 
     def _drain(self) -> int:
+        before = self.condition.state
         self._enter(Condition(RunState.STOPPING, "finishing uploads in flight"))
         was_running = self._thread is not None
         drained = self._stop_job()
         why = "drained" if drained else "stopped before all uploads in flight were finished"
         self._enter(Condition(RunState.STOPPED, why))
-        if drained and was_running and isinstance(self._job_error, TieredError):
+        is_standby = before in (RunState.STANDBY, RunState.FENCED) and isinstance(
+            self._job_error, FencedError
+        )
+        if drained and was_running and isinstance(self._job_error, TieredError) and not is_standby:
             logger.error("the uploader failed while draining", exc_info=self._job_error)
             return self._job_error.exit_code
         return 0 if drained else EXIT_NOT_DRAINED

@@ -47,6 +47,7 @@ class RunState(Enum):
     STOPPED = "stopped"
 
 
+STARTING: Final = frozenset({RunState.STARTING, RunState.CONNECTING})
 ARCHIVING: Final = frozenset({RunState.FOLLOWING, RunState.BEHIND})
 UP: Final = ARCHIVING | {RunState.STANDBY, RunState.FENCED, RunState.STOPPING}
 TROUBLE: Final = frozenset({RunState.BLOCKED, RunState.FROZEN, RunState.FENCED})

@@ -244,6 +244,34 @@ def test_a_standby_stays_one_while_it_tries_again(caplog: pytest.LogCaptureFixtu
     assert caplog.messages.count("state standby") == 1 and "state following" not in caplog.messages
 
 
+def test_a_standby_that_is_stopped_while_it_tries_again_ends_well() -> None:
+    def fenced_at_the_end(stop: threading.Event) -> None:
+        stop.wait()
+        raise FencedError("epoch 4 is owned by b")
+
+    NEVER_OWNERS.append(fenced_at_the_end)
+    harness = Harness(
+        _raising(FencedError("epoch 4 is owned by b")), fenced_at_the_end, process__standby_retry_ms=100
+    )
+    harness.wait_for(lambda: len(harness.seen) == 2)
+    assert harness.service.condition.state is RunState.STANDBY
+    assert harness.stop() == 0
+
+
+def test_the_end_of_a_start_is_logged_soon(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(FakeJob, "report", lambda _job: dataclasses.replace(REPORT, epoch=0))
+    harness = Harness(_until_stopped)
+    harness.wait_for(lambda: "state connecting" in caplog.messages)
+    monkeypatch.setattr(FakeJob, "report", lambda _job: REPORT)
+    began_s = time.monotonic()
+    harness.wait_for(lambda: "state following" in caplog.messages)
+    assert time.monotonic() - began_s < 3
+    assert harness.stop() == 0
+
+
 def test_a_writer_that_lost_its_archive_is_fenced() -> None:
     harness = Harness(
         _raising(FencedError("epoch 5 is owned by b"), owned=True), process__standby_retry_ms=60_000
