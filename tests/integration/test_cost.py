@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.servers.running_store import RunningStore
+from tiered.catalog.catalog_reader import load
+from tiered.errors import NotFoundError
+from tiered.formats.keys import archive_prefix
 from tiered.object_store.open_store import open_store
+from tiered.object_store.prefixed import PrefixedStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -59,12 +63,13 @@ def test_counters_of_a_run_and_prices_of_its_bucket(
 
 
 def _await_data(server: RunningStore, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    store = open_store(url, server.options())
+    root = open_store(url, server.options())
+    store = PrefixedStore(root, archive_prefix("FxCluster", "fx-a"))
     until_s = time.monotonic() + 60
     while time.monotonic() < until_s and process.poll() is None:
-        keys = [info.key for info in store.list("")]
-        if any("/sets/" in key for key in keys) and sum("/catalog/" in key for key in keys) >= 2:
-            store.close()
-            return
+        with suppress(NotFoundError):
+            if int(load(store).table["row_count"].sum()) == MESSAGES:
+                root.close()
+                return
         time.sleep(0.1)
     raise AssertionError(log.read_text())

@@ -114,8 +114,8 @@ def test_a_plain_bucket_is_empty_of_what_expired(
 ) -> None:
     server: RunningStore = request.getfixturevalue(fixture)
     url = archived(server, server.fresh_bucket(), real_store("F"))
-    erased, collected = expired_and_collected(command, server, url)
-    assert erased["stays"] == collected["stays"] == []
+    _, collected = expired_and_collected(command, server, url)
+    assert collected["stays"] == []
     listed = server.client().list_objects_v2(Bucket=bucket_of(url))["Contents"]
     assert not [found["Key"] for found in listed if found["Key"].endswith((".so", ".sso"))]
 

@@ -1,7 +1,4 @@
-"""A broker that was restored from an older copy of its store: nothing that it lost is lost to the archive.
-
-Full sizes: tests/soak/test_restored_broker.py.
-"""
+"""A broker that was restored from an older copy of its store: nothing that it lost is lost to the archive."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from tests.integration.live_scene import Load, Scene, beside_broker
 from tests.integration.restored_scene import a_broker_is_restored
 from tests.servers.running_store import RunningStore
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 LIMIT_BYTES = 8 << 20
 
