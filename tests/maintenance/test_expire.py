@@ -295,7 +295,12 @@ class World:
         self.hours[self.rand.choice("ab")] = self.rand.choice([1, 10, 30, 100, None])
 
     def recreate(self) -> None:
-        self.generation[self.rand.choice(list(self.hours))] += 1
+        """Of a topic that has messages: a generation begins with its first one."""
+        there = [
+            name for name, number in self.generation.items() if QueueKey(name, 0, number) in self.messages
+        ]
+        if there:
+            self.generation[self.rand.choice(there)] += 1
 
     def take_over(self) -> None:
         made = self.made
