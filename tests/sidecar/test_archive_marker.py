@@ -25,6 +25,8 @@ from tiered.object_store.request_metrics import StoreMetrics
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 
+pytestmark = pytest.mark.integration  # whole uploaders and processes
+
 
 class Host:
     """A broker's store, a state directory, and a disk mounted at ``mount``."""

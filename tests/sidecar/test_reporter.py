@@ -19,6 +19,8 @@ from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.memory import MemoryStore
 
+pytestmark = pytest.mark.integration  # whole uploaders and processes
+
 MESSAGES, CONFIRMED = 2_000, 1_500
 SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
 RECORD = SPEC.record_bytes
