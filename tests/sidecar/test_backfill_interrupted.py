@@ -20,8 +20,6 @@ RUN = """
 import signal, sys, threading, time
 from sidecar.cli import main
 from sidecar.uploader_job import UploaderJob
-
-pytestmark = pytest.mark.integration  # whole uploaders and processes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent process may ignore it
 offload = UploaderJob.offload
 def held(job, stop, *, follow):
