@@ -45,9 +45,9 @@ class OffloadStatus:
     gaps: int = 0
     """Gaps in the archive."""
     unindexed_objects: int = 0
+    """Damaged data objects excluded from the message index."""
     index_problem: str = ""
     """Why the message index is not updated; empty if it is."""
-    """Damaged data objects excluded from the message index."""
     pending_deletions: int = 0
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_ms: int | None = None
