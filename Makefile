@@ -53,8 +53,10 @@ types: install ## static types
 servers: install ## install the servers of integration tests; report those that cannot be installed
 	$(BIN)/python -m tests.servers.prepare
 
+# Of these, `.ci/run` has time for a slice: SLICE="and not extended".
+SLICE ?=
 integration: install ## tests against real servers; unavailable ones are skipped by name
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "integration and not soak"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "integration and not soak $(SLICE)"
 
 soak: install ## the long tests behind published results; figures go to $RESULTS_DIR (build/soak)
 	mkdir -p "$(RESULTS_DIR)"
@@ -71,7 +73,7 @@ format: install ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-settings-doc: install ## write docs/SETTINGS.md from the declarations, share/ from the command line
+settings-doc: install ## write docs/SETTINGS.md from the declarations, docs/OPTIONS.md and share/ from the command line
 	$(BIN)/python -m tiered.settings.document > docs/SETTINGS.md
 	$(BIN)/python -m tests.shared_files
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import tarfile
 from collections.abc import Callable, Iterator
@@ -13,13 +14,16 @@ import zstandard
 from hypothesis import settings
 from xdist.remote import Producer
 
+from sidecar.cli import main
+from tests.extended import is_extended
 from tests.shared_out import LongestFirst, longest_first
+from tests.sweeps import examples
 from tiered.formats.memory_bound import LIMIT
 
 pytest_plugins = ["tests.servers.fixtures"]
 
 # The first example of a test may compile a kernel, and machines are shared: time is not what properties test.
-settings.register_profile("tiered", deadline=None)
+settings.register_profile("tiered", deadline=None, max_examples=examples(100))
 settings.load_profile("tiered")
 
 STORE_PACKS = Path(__file__).parent / "data" / "stores"
@@ -30,10 +34,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Longest
     return LongestFirst(config, log) if config.option.dist == "loadfile" else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker process: the order in which tests are given out."""
+    """Mark what `.ci/run` excludes. In a worker process: the order in which tests are given out."""
+    for item in items:
+        if is_extended(item.nodeid) and item.get_closest_marker("integration"):
+            item.add_marker("extended")
     if hasattr(config, "workerinput"):
         items[:] = longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live to the end: garbage collection does not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +90,22 @@ def real_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return unpacked[name]
 
     return unpack
+
+
+@pytest.fixture
+def run(
+    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs one command line in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg-state"))
+
+    def execute(*arguments: object) -> tuple[int, str, str]:
+        capsysbinary.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        output = capsysbinary.readouterr()
+        return code, output.out.decode(), output.err.decode()
+
+    return execute

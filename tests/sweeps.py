@@ -1,11 +1,20 @@
-"""Long parametrizations: a sample runs with the fast tests, the rest where there is time."""
+"""Long parametrizations and many examples: a sample runs with the fast tests, the rest where there is time."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+
+EXAMPLES_SHARE = float(os.environ.get("EXAMPLES_SHARE", "0.3"))
+"""Each run draws other examples, so that many short runs try as many as a long one."""
+
+
+def examples(count: int) -> int:
+    """Examples of a property in this run: EXAMPLES_SHARE of ``count``."""
+    return max(5, round(count * EXAMPLES_SHARE))
 
 
 def sweep(values: Iterable[Any], *, fast: Collection[Any], rest: str = "soak") -> list[Any]:

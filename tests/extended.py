@@ -1,0 +1,74 @@
+"""Which integration tests `.ci/run` excludes, because a slow machine has no time for them: other versions, stores and
+servers than those that it runs, and scenes that take minutes. `make integration` runs all.
+
+Owns the list.
+"""
+
+from __future__ import annotations
+
+import re
+
+ALL = ""
+EXTENDED = {
+    "benchmarks/test_aging.py": r"test_everything",
+    "broker_store/test_real_stores.py": ALL,
+    "end_to_end/test_ground_truth.py": r".*\[[ADG]",
+    "end_to_end/test_read_truth.py": r".*\[[AGH]",
+    "faults/test_kill_compaction.py": r".*\[(a|before sources)",
+    "faults/test_kill_maintenance.py": ALL,
+    "faults/test_kill_nine.py": r".*\[(commit sent|data put|index build|reply lost|scan)",
+    "faults/test_non_stop_write.py": ALL,
+    "fetcher/queries/test_both_sides.py": ALL,
+    "fetcher/queries/test_ground_truth.py": r".*\[A",
+    "fetcher/test_read_router.py": r".*\[[ADGH]",
+    "fetcher/test_sql92_java.py": r".*\[5\.5",
+    "integration/test_access.py": r".*\[(4|archive 1)",
+    "integration/test_admin_page.py": ALL,
+    "integration/test_bucket_policies.py": r"test_(an_action_taken_away|no_role|compact_and_expire|plain_http)",
+    "integration/test_compaction.py": r"test_rows_of_real_stores.*\[[ACDE]",
+    "integration/test_compaction_live.py": ALL,
+    "integration/test_compaction_topics.py": r".*\[H2",
+    "integration/test_compose_accounts.py": ALL,
+    "integration/test_cost.py": ALL,
+    "integration/test_dashboard.py": ALL,
+    "integration/test_doctor.py": r"test_a_missing_permission|test_emulators",
+    "integration/test_doctor_live.py": ALL,
+    "integration/test_exported_index.py": r"test_(after_a_crash|mqadmin_finds|time_ranges)",
+    "integration/test_ground_truth_servers.py": r".*(localstack\[[A-EGH]|minio\[[ACDEGH])",
+    "integration/test_hostile.py": ALL,
+    "integration/test_install_and_run_pages.py": ALL,
+    "integration/test_live_broker.py": r".*\[(4|5\.5)|test_restarts",
+    "integration/test_live_lmq.py": r".*\[(4|5\.5\.0-False)",
+    "integration/test_proxy_clients.py": r".*\[(4|5\.5)|test_mqadmin",
+    "integration/test_proxy_wire.py": r".*\[4",
+    "integration/test_reserve_time.py": r".*\[5\.5",
+    "integration/test_sandbox.py": ALL,
+    "integration/test_serving.py": r"test_a_consumer_of_each_kind.*\[(4|5\.5)|test_the_binary_header.*\[5"
+    r"|test_(mqadmin|the_server_ends|a_group_continues)",
+    "integration/test_serving_go.py": r".*\[t_order",
+    "integration/test_serving_grpc.py": r"test_(a_group_continues|a_grpc_client_gets_the_tag|a_remoting)",
+    "integration/test_serving_security.py": r".*\[(4|5\.5)",
+    "integration/test_slave.py": r"test_(it_is_listed|name_server)",
+    "integration/test_slave_guarded.py": ALL,
+    "integration/test_troubles.py": ALL,
+    "kernels/test_scan_real_stores.py": r".*\[(A|C|G|H2)",
+    "pipeline/jobs/test_backfill.py": r"test_archive_equals.*\[[FGK]|test_lmqs_equal.*\[(L|M-1|N)|.*killed_anywhere\[1",
+    "pipeline/jobs/test_backfill_outage.py": r".*\[(/catalog/-[-04]|/sets/-1)",
+    "pipeline/jobs/test_notebook.py": ALL,
+    "pipeline/jobs/test_over_s3.py": ALL,
+    "pipeline/jobs/test_reading_jobs.py": r"test_(verbs|a_message_with_other)",
+    "pipeline/test_cluster.py": ALL,
+    "pipeline/test_ground_truth.py": r"test_every_field.*\[[ACDEFGH]|test_the_dataframe.*\[spark",
+    "pipeline/test_minio.py": r"test_every_store",
+    "pipeline/test_stream.py": r"test_a_replaced_log.*\[steps[02]",
+    "server/proxy/test_pull_real_stores.py": r".*\[D",
+    "sidecar/test_s3_commands.py": r"test_a_whole_cycle_on_(localstack|moto)",
+    "upgrade/test_golden_archives.py": r".*\[2",
+}
+"""File below tests/ to a regular expression of its tests."""
+
+
+def is_extended(node_id: str) -> bool:
+    """Whether `.ci/run` excludes this integration test."""
+    file, _, test = node_id.removeprefix("tests/").partition("::")
+    return file in EXTENDED and re.match(EXTENDED[file], test) is not None
