@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.machine import drop_from_page_cache
-from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, settings_of
+from sidecar.loaded_archive import open_for_reading
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.flat_file.segment_reader import SegmentCache

@@ -16,11 +16,14 @@ from dataclasses import replace
 import numpy as np
 
 from maintenance.compaction_forecast import CompactionForecast, forecast
+from maintenance.compaction_job import limits_of
 from maintenance.compaction_plan import Candidates, CompactionLimits, plan_level_1, plan_level_2
-from maintenance.compaction_round import RUNS_MAX, PlannedRound
+from maintenance.compaction_round import PlannedRound
 from maintenance.prices import Prices
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
+from tiered.settings.compaction_section import CompactionSettings
+from tiered.settings.sections import Settings
 
 DAY_S = 86_400
 CYCLE_S = 5
@@ -39,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", type=int, default=128, help="compaction.memory_bytes in MiB")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    limits = CompactionLimits(memory_bytes=options.memory << 20)
+    limits = limits_of(Settings(compaction=CompactionSettings(memory_bytes=options.memory << 20)))
     rows = priced(options.queues, options.rate, options.ratio, limits, Prices())
     if options.json:
         print(json.dumps(rows))
@@ -75,9 +78,9 @@ def day(queues: int, rate: int, ratio: float, first_cycle: int, cycles: int) -> 
 
 
 def compacted(queues: int, rate: int, ratio: float, limits: CompactionLimits) -> CompactionForecast:
-    """Level 1 of a day, in rounds of at most RUNS_MAX runs, and level 2 of its results."""
+    """Level 1 of a day, in rounds of at most ``limits.runs_max`` runs, and level 2 of its results."""
     found = CompactionForecast()
-    cycles, step = DAY_S // CYCLE_S, max(1, RUNS_MAX // queues)
+    cycles, step = DAY_S // CYCLE_S, max(1, limits.runs_max // queues)
     for first in range(0, cycles, step):
         candidates = day(queues, rate, ratio, first, min(step, cycles - first))
         for level in (plan_level_1, plan_level_2):

@@ -23,11 +23,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.hostile_load import TOPIC
-from benchmarks.hostile_server import BATCH_AGE_MS, BODY_BYTES, RATE
+from benchmarks.hostile_server import BODY_BYTES, RATE
 from benchmarks.publish_latency import read_ready
 from benchmarks.report import MIB, Row
 from tiered.remoting.command import RemotingCommand, encode
-from tiered.settings.sections import Settings
+from tiered.settings.sections import OffloadSettings, Settings
 
 PULL_EVERY_S = 0.01
 PULLED_OFFSETS = 256
@@ -41,11 +41,12 @@ def main() -> int:
     """Measure; returns 1 when a limit is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=main.__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="with and without load, for each server")
+    parser.add_argument("--batch-age-ms", type=int, default=OffloadSettings().batch_age_ms)
     parser.add_argument("--out", type=Path, default=Path("hostile.jsonl"))
     options = parser.parse_args()
     rows: list[Row] = []
     for kind in ("constant", "tiered"):
-        rows += measure(kind, options.seconds)
+        rows += measure(kind, options.seconds, options.batch_age_ms)
     summary = summarize(rows)
     with options.out.open("a", encoding="utf-8") as out:
         out.writelines(json.dumps(row) + "\n" for row in [*rows, summary])
@@ -54,9 +55,12 @@ def main() -> int:
     return int(not summary["ok"])
 
 
-def measure(kind: str, seconds: float) -> Iterator[Row]:
+def measure(kind: str, seconds: float, batch_age_ms: int) -> Iterator[Row]:
     """A row without load and one under it."""
-    with tempfile.TemporaryDirectory() as name, _Server(Path(name), kind, 2 * seconds + START_S) as server:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        _Server(Path(name), kind, 2 * seconds + START_S, batch_age_ms) as server,
+    ):
         time.sleep(SETTLE_S)
         quiet_rss = server.memory_bytes("VmRSS")
         for is_loaded in (False, True):
@@ -71,7 +75,7 @@ def measure(kind: str, seconds: float) -> Iterator[Row]:
                 "pull_p50_ms": _percentile(pulls_ms, 50), "pull_p99_ms": _percentile(pulls_ms, 99),
                 "pull_worst_ms": round(max(pulls_ms), 1), "commits": len(published),
                 "publish_median_ms": round(statistics.median(published), 1),
-                "publish_worst_ms": round(max(published), 1), "batch_age_ms": BATCH_AGE_MS,
+                "publish_worst_ms": round(max(published), 1), "batch_age_ms": batch_age_ms,
                 "uploader_wait_ratio": round(waited_s * 1000 / (ended_ms - begun_ms), 3),
                 "rss_growth_mib": round((server.memory_bytes("VmHWM") - quiet_rss) / MIB, 1),
                 "load_average": round(os.getloadavg()[0], 1), "rates_per_s": load,
@@ -100,16 +104,15 @@ def summarize(rows: list[Row]) -> Row:
 class _Server:
     """A live store and the server over it, both processes of their own."""
 
-    def __init__(self, directory: Path, kind: str, seconds: float) -> None:
+    def __init__(self, directory: Path, kind: str, seconds: float, batch_age_ms: int) -> None:
         start_ms = time.time_ns() // 1_000_000 + LEAD_IN_MS
         flags = {"--rate": RATE, "--seconds": seconds, "--start-ms": start_ms, "--body-bytes": BODY_BYTES}
         words = [str(word) for pair in flags.items() for word in pair]
         self._writer = _python("benchmarks.live_store", str(directory / "store"), *words)
         while not read_ready(directory / "store"):
             time.sleep(0.05)
-        self._server = _python(
-            "benchmarks.hostile_server", str(directory), "--kind", kind, "--start-ms", str(start_ms)
-        )
+        times = ["--start-ms", str(start_ms), "--batch-age-ms", str(batch_age_ms)]
+        self._server = _python("benchmarks.hostile_server", str(directory), "--kind", kind, *times)
         self._lines: list[Row] = []
         self._has_address = threading.Event()
         self.address = ""

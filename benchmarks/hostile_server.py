@@ -38,7 +38,6 @@ from uploader.offload import Offloader, OffloadIdentity
 
 CLUSTER, BROKER = "BenchCluster", "bench-a"
 RATE, BODY_BYTES = 5_000, 256
-BATCH_AGE_MS = 500
 POLL_S = 0.002
 CONSTANT = encode(RemotingCommand(19, 1, flag=1))
 
@@ -49,10 +48,11 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--kind", choices=["tiered", "constant"], required=True)
     parser.add_argument("--start-ms", type=int, required=True)
+    parser.add_argument("--batch-age-ms", type=int, required=True)
     options = parser.parse_args()
     stop, visible = threading.Event(), threading.Event()
     warm_up()
-    uploader = threading.Thread(target=_upload, args=(options.directory, options.start_ms, stop, visible))
+    uploader = threading.Thread(target=_upload, args=(options, stop, visible))
     uploader.start()
     try:
         asyncio.run(_serve(options.directory, options.kind, visible))
@@ -67,18 +67,19 @@ def _say(**line: object) -> None:
     sys.stdout.flush()
 
 
-def _upload(directory: Path, start_ms: int, stop: threading.Event, visible: threading.Event) -> None:
+def _upload(options: argparse.Namespace, stop: threading.Event, visible: threading.Event) -> None:
+    directory: Path = options.directory
     store = open_broker_store(directory / "store")
     archive = open_store(f"file://{directory / 'archive'}", StoreOptions(Settings().object_store))
     offloader = Offloader(
         store,
         archive,
         OffloadIdentity(CLUSTER, BROKER, "hostile", "run"),
-        OffloadSettings(batch_age_ms=BATCH_AGE_MS),
+        OffloadSettings(batch_age_ms=options.batch_age_ms),
         topic_filter=TopicFilter(),
         offsets_source=lambda: BrokerOffsets(max_phys=read_word(directory / "store")),
     )
-    watching = threading.Thread(target=_watch, args=(offloader, start_ms, stop, visible))
+    watching = threading.Thread(target=_watch, args=(offloader, options.start_ms, stop, visible))
     watching.start()
     try:
         offloader.run(stop, follow=True)

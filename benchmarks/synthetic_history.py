@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -40,7 +41,10 @@ class SyntheticHistory:
         self.now_ms = START_MS
         self.stored_bytes = 0
         """Of the data objects that were not written."""
-        self.merge_s = self.longest_merge_s = 0.0
+        self.merge_s = self.longest_merge_s = self._merge_cpu_s = 0.0
+        self.merge_peak_bytes = 0
+        """Of memory allocated by a merge, while ``is_traced``."""
+        self.is_traced = False
         self._active = min(queues, active)
         self._random = np.random.default_rng(1)
         self._ends = np.zeros((2, queues), np.int64)
@@ -49,21 +53,32 @@ class SyntheticHistory:
             store, cluster="DefaultCluster", broker="broker-a", instance="run-0123456789abcdef", kind="run",
             clock_ms=lambda: self.now_ms, limits=limits, random=random.Random(1), background=self._merge,
         )  # fmt: skip
-        self.writer.claim()
+        state = self.writer.claim()
+        known = state.queue_count  # of a history that was kept
+        self._ends[:, :known] = state.table["end_queue_offset"], state.table["end_byte"]
+        self.now_ms = max(self.now_ms, state.created_ms)
 
-    def cycle(self) -> float:
-        """One commit; returns its seconds, without those of a merge that began after it."""
+    def cycle(self) -> tuple[float, float]:
+        """One commit; returns its seconds and those of the processor, without those of a merge that began after it."""
         self.now_ms += CYCLE_MS
         draft = self._draft()
-        before_s, start_s = self.merge_s, time.perf_counter()
+        before_s, before_cpu_s = self.merge_s, self._merge_cpu_s
+        start_s, start_cpu_s = time.perf_counter(), time.thread_time()
         self.writer.append(draft)
-        return time.perf_counter() - start_s - (self.merge_s - before_s)
+        spent_s = time.perf_counter() - start_s - (self.merge_s - before_s)
+        return spent_s, time.thread_time() - start_cpu_s - (self._merge_cpu_s - before_cpu_s)
 
     def _merge(self, work: Callable[[], None]) -> None:
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.thread_time()
+        if self.is_traced:
+            tracemalloc.start()
         work()
+        if self.is_traced:
+            self.merge_peak_bytes = max(self.merge_peak_bytes, tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
         spent_s = time.perf_counter() - start_s
         self.merge_s += spent_s
+        self._merge_cpu_s += time.thread_time() - start_cpu_s
         self.longest_merge_s = max(self.longest_merge_s, spent_s)
 
     def _draft(self) -> CommitDraft:

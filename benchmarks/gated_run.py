@@ -1,0 +1,79 @@
+"""`tiered run` that compacts on command and records it: ``python -m benchmarks.gated_run GATE EVENTS run …``.
+
+While the file GATE is absent, compaction waits as it does beside uploads that are behind. EVENTS gets a JSON line for
+each commit of messages, each version that was lost to another writer, and each round. Owns what is added to the
+process, by replacing methods; the rest is `tiered run` itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from sidecar.cli import main as tiered
+from sidecar.compaction_schedule import CompactionSchedule
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import CommitKind
+from tiered.catalog.commit_attempt import CommitAttempt
+
+
+class Events:
+    """Lines of a file, from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._lock = threading.Lock()
+
+    def add(self, what: str, **values: object) -> None:
+        """One line, with the time."""
+        with self._lock:
+            self._file.write(
+                json.dumps({"what": what, "at_ms": time.time_ns() // 1_000_000, **values}) + "\n"
+            )
+
+
+def report_commits(events: Events) -> None:
+    """Commits of messages, when they have become visible, and commits that another writer was faster with."""
+    append, is_won = CatalogWriter.append, CommitAttempt.is_won
+
+    def appending(self: CatalogWriter, draft: Any) -> Any:
+        state = append(self, draft)
+        if draft.kind == CommitKind.APPEND and len(draft.runs):
+            oldest_ms = int(draft.runs["min_store_timestamp"].min())
+            events.add("commit", publish_ms=time.time_ns() // 1_000_000 - oldest_ms)
+        return state
+
+    def winning(self: CommitAttempt, commit: Any, body: Any) -> bool:
+        if won := is_won(self, commit, body):
+            return won
+        events.add("lost", kind=commit.draft.kind)
+        return won
+
+    CatalogWriter.append, CommitAttempt.is_won = appending, winning  # type: ignore[method-assign]
+
+
+def gate_compaction(gate: Path, events: Events) -> None:
+    """Compaction, only while the gate is open; its rounds."""
+    share, run_round = CompactionSchedule._share, CompactionSchedule._round
+
+    def gated(self: CompactionSchedule) -> float:
+        return share(self) if gate.exists() else 0.0
+
+    def running(self: CompactionSchedule, state: Any, planned: Any) -> Any:
+        result = run_round(self, state, planned)
+        moved = 0 if result is None else result.cost.bytes_read + result.cost.bytes_sent
+        events.add("round", sources=len(planned.plan.sources), bytes=moved, is_void=result is None)
+        return result
+
+    CompactionSchedule._share, CompactionSchedule._round = gated, running  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    events = Events(Path(sys.argv[2]))
+    report_commits(events)
+    gate_compaction(Path(sys.argv[1]), events)
+    sys.exit(tiered(sys.argv[3:]))
