@@ -44,7 +44,7 @@ from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.memory_bound import limit_decoding
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_BATCH
+from tiered.model.tables import QUEUE_BATCH, QUEUE_EXPIRED
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_async_store, open_store, parse_url
 from tiered.object_store.store_options import StoreOptions
@@ -259,6 +259,11 @@ class ArchiveAccess:
             raise NotFoundError(f"{queue} is no longer in {self.title}")
         return view.min_offset, view.max_offset
 
+    def has_expired(self, queue: QueueKey) -> bool:
+        """Whether messages before its minimum offset have expired, at the version read last."""
+        row = self.state.queue(queue)
+        return row is not None and bool(int(row["flags"]) & QUEUE_EXPIRED)
+
     def is_batch(self, queue: QueueKey) -> bool:
         """Whether it is a queue of batches (BatchCQ), at the version read last."""
         row = self.state.queue(queue)
@@ -305,7 +310,10 @@ class ArchiveAccess:
                 find_start = partial(self._times.first_at_or_after, queue, span.since_ms)
         if start is None:
             start = self.bounds(queue)[0]
-        return Walk(self.fetcher, queue, start, span, message_filter, find_start, self.while_open)
+        has_expired = partial(self.has_expired, queue)
+        return Walk(
+            self.fetcher, queue, start, span, message_filter, find_start, self.while_open, has_expired
+        )
 
     async def find_by_key(
         self,

@@ -48,5 +48,10 @@ class QueueHandle:
         """One past the last archived offset."""
         return self._access.bounds(self.key)[1]
 
+    @property
+    def has_expired(self) -> bool:
+        """Whether messages before ``min_offset`` have expired."""
+        return self._access.has_expired(self.key)
+
     def _messages_of(self, batch: MessageBatch) -> Iterator[Message]:
         return messages_of(batch, self.key, is_batch=self._access.is_batch(self.key))

@@ -55,9 +55,10 @@ class Walk:
         message_filter: MessageFilter | None = None,
         find_start: Callable[[], Coroutine[Any, Any, int | None]] | None = None,
         reading: Reading | None = None,
+        has_expired: Callable[[], bool] = lambda: False,
     ) -> None:
         """``find_start``: the first offset of a walk from a time; while it is None, nothing is read. ``reading``: wraps
-        every read of the next batch."""
+        every read of the next batch. ``has_expired``: whether messages below the minimum offset have expired."""
         self._puller = puller
         self._reading = reading
         self._queue = queue
@@ -69,6 +70,7 @@ class Walk:
         self.offset = start
         """The next offset to read."""
         self._find_start = find_start
+        self._has_expired = has_expired
         self._reported_end: int | None = None
 
     def __repr__(self) -> str:
@@ -110,12 +112,13 @@ class Walk:
                     raise
                 self._batch_bytes = max(self._batch_bytes // _SMALLER, BATCH_BYTES_MIN)
                 continue
-            gap = result.gap
+            gap, why = result.gap, "are missing"
             if result.status is PullStatus.OFFSET_TOO_SMALL:
                 gap = self.offset, result.next_offset
+                why = "have expired" if self._has_expired() else "were never archived"
             if gap is not None:
                 begin, end = gap
-                logger.warning("%s queue %d: offsets %d to %d are missing", *self._queue[:2], begin, end - 1)
+                logger.warning("%s queue %d: offsets %d to %d %s", *self._queue[:2], begin, end - 1, why)
             if result.status is PullStatus.FOUND:
                 batch = self._until_time(result.batch)
                 self.offset = result.next_offset

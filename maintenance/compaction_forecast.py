@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from maintenance.compaction_plan import CompactionPlan
 from maintenance.compaction_round import PlannedRound
-from maintenance.compaction_sources import WHOLE_BYTES_MAX
+from maintenance.compaction_sources import WHOLE_BYTES_MAX, windows_of
 from maintenance.prices import Prices
 from tiered.model.tables import Table
 
 MIB = 1 << 20
 READ_BYTES = 4 * MIB
 SOURCE_READ_BYTES = 16 * MIB
-WINDOW_BYTES = 2048 * MIB
-"""Half of the default of compaction.spool_bytes."""
+WINDOW_BYTES = 3584 * MIB
+"""The default of compaction.spool_bytes without outputs."""
 PART_BYTES = 16 * MIB
 COMMIT_PUTS = 3
 """Of a round: its intent, its pages, its commit."""
@@ -88,11 +88,9 @@ def _of_round(planned: PlannedRound) -> CompactionForecast:
     if plan.copies:
         gets = len(plan.sources)  # tails and key sections
     else:
-        windows = max(1, -(-read_bytes // WINDOW_BYTES))
-        passes = (
-            min(windows, len(plan.iterations)) if source_bytes > WHOLE_BYTES_MAX * len(plan.sources) else 0
-        )
-        gets = len(plan.sources) * (1 + passes) + read_bytes // SOURCE_READ_BYTES
+        passes = len(windows_of(candidates, plan.iterations, WINDOW_BYTES)[0])
+        is_whole = source_bytes <= WHOLE_BYTES_MAX * len(plan.sources)
+        gets = len(plan.sources) * passes * (1 if is_whole else 2) + read_bytes // SOURCE_READ_BYTES
     return CompactionForecast(
         rounds=1, objects=len(plan.sources), new_objects=len(plan.outputs),
         message_bytes=int(objects["raw_bytes"][plan.sources].sum()), source_bytes=source_bytes,
@@ -121,9 +119,9 @@ def _reads(queue: NDArray[np.uint32], place: NDArray[np.int64], stored: NDArray[
     """GETs of reading each queue from the objects ``place`` once."""
     if not len(queue):
         return 0
-    pairs, number = np.unique(np.stack([queue.astype(np.int64), place]), axis=1, return_inverse=True)
-    sizes = np.bincount(number.reshape(-1), weights=stored)
-    return int(pairs.shape[1] + np.ceil(np.maximum(sizes, 1) / READ_BYTES).sum())
+    pairs, number = np.unique(queue.astype(np.int64) << 32 | place, return_inverse=True)
+    sizes = np.bincount(number, weights=stored)
+    return int(len(pairs) + np.ceil(np.maximum(sizes, 1) / READ_BYTES).sum())
 
 
 def _puts(size_bytes: float) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,16 +13,21 @@ from maintenance.compaction_forecast import CompactionForecast, forecast
 from maintenance.compaction_plan import CompactionLimits
 from maintenance.compaction_round import PlannedRound, plan_rounds, run_round
 from maintenance.compaction_run import CompactionCost, CompactionOptions, WriteOutputs, write_outputs
+from maintenance.compaction_sources import IN_FLIGHT_BYTES
 from maintenance.prices import Prices
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.garbage import settled_version
 from tiered.catalog.state import CatalogState
-from tiered.console import camel_names, size_text
+from tiered.console import camel_names, counted, size_text
 from tiered.errors import UnavailableError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
 
 DAY_MS = 24 * 3_600_000
+TABLE_BYTES = 160
+"""Memory of a run in the tables of a round and its plan."""
+RUNS_MAX = 1 << 20
+"""Of a round, and no more than take two thirds of the memory."""
 CHANGED_MAX = 5
 """Rounds in a row without effect, because a merge of pages or another compaction has changed the archive."""
 
@@ -58,12 +64,12 @@ class CompactionReport:
         rounds, cost, currency = self.rounds, self.cost, self.prices.currency
         verb = "joined" if self.is_applied else "dry run, add --apply to join:"
         moved = size_text(rounds.message_bytes)
-        first = f"{title}: {verb} {rounds.objects:,} objects, {moved} of messages, to {rounds.new_objects:,}"
+        first = f"{title}: {verb} {counted(rounds.objects, 'object')}, {moved} of messages, to {rounds.new_objects:,}"
         if not rounds.rounds:
             return [first]
         if self.is_applied:
-            read, sent = size_text(cost.bytes_read), size_text(cost.bytes_sent)
-            move = f"moved: {cost.gets:,} GETs, {read} read, {sent} written, {size_text(cost.bytes_copied)} copied"
+            read, sent, copied = map(size_text, (cost.bytes_read, cost.bytes_sent, cost.bytes_copied))
+            move = f"moved: {counted(cost.gets, 'GET')}, {read} read, {sent} written, {copied} copied"
         else:
             again = f"{size_text(rounds.read_bytes)} to read and write again"
             move = f"to move: {again}, {size_text(rounds.copied_bytes)} to copy"
@@ -71,11 +77,16 @@ class CompactionReport:
         return [
             first,
             f"{move} inside the store",
-            f"reading every queue once: {rounds.reader_gets:,} GETs before, {rounds.new_reader_gets:,} after, "
+            f"reading every queue once: {counted(rounds.reader_gets, 'GET')} before, {rounds.new_reader_gets:,} after, "
             f"{currency} {saving:.4f} saved each time",
-            f"cost: {currency} {price:.4f}, for about {rounds.gets:,} GETs, {rounds.puts:,} PUTs, and "
-            f"{self.grace_days:g} days of {size_text(rounds.source_bytes)} that gc deletes then",
+            f"cost: {currency} {price:.4f}, for about {counted(rounds.gets, 'GET')}, {counted(rounds.puts, 'PUT')}, "
+            f"and {self.grace_days:g} days of {size_text(rounds.source_bytes)} that gc deletes then",
         ]
+
+
+def in_flight_bytes(settings: Settings) -> int:
+    """Of reads in progress: a part of the memory."""
+    return min(IN_FLIGHT_BYTES, settings.compaction.memory_bytes // 4)
 
 
 def limits_of(settings: Settings) -> CompactionLimits:
@@ -84,7 +95,8 @@ def limits_of(settings: Settings) -> CompactionLimits:
     return CompactionLimits(
         memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
         object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
-        dead_share_min=DEAD_SHARE,
+        dead_share_min=DEAD_SHARE, table_bytes=TABLE_BYTES, in_flight_bytes=in_flight_bytes(settings),
+        runs_max=min(RUNS_MAX, 2 * own.memory_bytes // (3 * TABLE_BYTES)),
     )  # fmt: skip
 
 
@@ -94,12 +106,13 @@ def planned_rounds(
     settings: Settings,
     limits: CompactionLimits | None = None,
     is_wanted: IsWanted = gains,
-) -> list[PlannedRound]:
-    """The rounds of ``state`` over commits older than compaction.min_age_ms. Later ones may join their results."""
+) -> Iterator[PlannedRound]:
+    """The rounds of ``state`` over commits older than compaction.min_age_ms, one in memory at a time. Later ones may
+    join their results."""
     before_ms = store.clock_ms() - settings.compaction.min_age_ms
     bound = settled_version(store, state.version, before_ms) + 1
     limits = limits or limits_of(settings)
-    return list(plan_rounds(store, state, limits, before_version=bound, is_wanted=is_wanted))
+    return plan_rounds(store, state, limits, before_version=bound, is_wanted=is_wanted)
 
 
 def dry_run(store: ObjectStore, state: CatalogState, settings: Settings, prices: Prices) -> CompactionReport:
@@ -121,12 +134,19 @@ def compact_archive(
     """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
     was committed stays."""
     done, cost, changed = CompactionForecast(), CompactionCost(), 0
-    while rounds := planned_rounds(store, state, settings):
-        of_rounds = _of_rounds(report, done.message_bytes, forecast(rounds).message_bytes)
+    while True:
+        rounds = planned_rounds(store, state, settings)
+        planned = next(rounds, None)
+        if planned is None:
+            break
+        mine = forecast([planned])
+        of_rounds = _of_rounds(report, done.message_bytes, (mine + forecast(rounds)).message_bytes)
         of_rounds(0)
         result = run_round(
-            store, state, rounds[0], replace(options, report=of_rounds), clock=_now_ms, write=write
+            store, state, planned, replace(options, report=of_rounds), clock=_now_ms, write=write
         )
+        del planned
+        gc.collect()  # its tables may be in a cycle, and not beside those of the next one
         state = load(store)
         if result is None:
             changed += 1
@@ -136,7 +156,7 @@ def compact_archive(
                 )
             continue
         changed = 0
-        done += forecast(rounds[:1])
+        done += mine
         cost += result.cost
     return CompactionReport(True, done, cost, prices, settings.gc.grace_ms / DAY_MS)
 

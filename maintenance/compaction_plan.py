@@ -31,6 +31,8 @@ from tiered.model.tables import RunKind, Table
 
 MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
+READERS_MAX = 8
+"""Sources that are read at a time."""
 LMQ_ROWS_PER_CUT = 4096
 """LMQ rows have no bytes: their runs are cut at multiples of a column page."""
 
@@ -42,14 +44,21 @@ PIECE_DTYPE = np.dtype([
 """A part of a run that one iteration moves to one output. The blocks that begin inside it belong to it."""
 
 
+_SEQUENCE_COLUMNS = (
+    "queue", "kind", "base_queue_offset", "end_queue_offset", "base_byte", "byte_count", "version",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class CompactionLimits:
     """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``, ``run_bytes``:
-    memory of a row's columns and keys beside its message, and of a run. ``object_rows_max``: a reader fetches the
-    columns of all rows of an object before its first message, 3 to 8 bytes each. ``sources_min``: objects that level 2
-    joins at least. ``growth_min``: level 1 moves an object that compaction wrote only among so many times its bytes,
-    and none above half of ``set_bytes_max``; 1: any. ``dead_share_min``: it moves sets of which so much is below
-    floors; above 1: none."""
+    memory of a row's columns and keys beside its message, and of a run. ``table_bytes``: memory of a run of the round,
+    whether its messages are in memory or not; ``in_flight_bytes``: of reads in progress, at most. ``runs_max``: of a
+    round, unless one sequence of pages has more. ``object_rows_max``: a reader fetches the columns of all rows of an
+    object before its first message, 3 to 8 bytes each. ``sources_min``: objects that level 2 joins at least.
+    ``growth_min``: level 1 moves an object that compaction wrote only among so many times its bytes, and none above
+    half of ``set_bytes_max``; 1: any. ``dead_share_min``: it moves sets of which so much is below floors; above 1:
+    none."""
 
     memory_bytes: int = 128 * MIB
     split_bytes: int = 8 * MIB
@@ -59,6 +68,9 @@ class CompactionLimits:
     set_bytes_max: int = 128 * MIB
     row_bytes: int = 64
     run_bytes: int = 2048
+    table_bytes: int = 0
+    in_flight_bytes: int = 0
+    runs_max: int = 1 << 20
     outputs_max: int = 10_000
     set_queues_max: int = 20_000
     joined_bytes_min: int = 64 * MIB
@@ -105,6 +117,11 @@ class OutputPart:
 
     output: int
     pieces: Table
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of its messages; of LMQs, which have none, rows."""
+        return int((self.pieces["end"] - self.pieces["begin"]).sum())
 
 
 @dataclass(frozen=True)
@@ -270,12 +287,14 @@ def _sequences(candidates: Candidates, moved: NDArray[Any]) -> _Sequences:
     keys = sorted(range(len(candidates.queues)), key=lambda number: candidates.queues[number])
     rank = np.empty(len(keys), np.int64)
     rank[keys] = np.arange(len(keys))
-    runs = candidates.runs[moved]
-    ttl_class = candidates.objects["ttl_class_days"][runs["object"]]
-    cover = candidates.cover(runs["version"])
-    order = np.lexsort((runs["base_queue_offset"], rank[runs["queue"]], ttl_class, cover))
-    runs, ttl_class, cover = runs[order], ttl_class[order], cover[order]
-    before, after = runs[:-1], runs[1:]
+    table = candidates.runs
+    ttl_class = candidates.objects["ttl_class_days"][table["object"][moved]]
+    cover = candidates.cover(table["version"][moved])
+    order = np.lexsort((table["base_queue_offset"][moved], rank[table["queue"][moved]], ttl_class, cover))
+    moved, ttl_class, cover = moved[order], ttl_class[order], cover[order]
+    runs = {name: table[name][moved] for name in _SEQUENCE_COLUMNS}  # not all of a row's bytes
+    before = {name: column[:-1] for name, column in runs.items()}
+    after = {name: column[1:] for name, column in runs.items()}
     same = (before["queue"] == after["queue"]) & (ttl_class[:-1] == ttl_class[1:]) & (cover[:-1] == cover[1:])
     newest = np.zeros(len(candidates.covers) + 1, np.int64)
     np.maximum.at(newest, cover, runs["version"])
@@ -287,13 +306,13 @@ def _sequences(candidates: Candidates, moved: NDArray[Any]) -> _Sequences:
         )
     has_gap = same & (after["base_queue_offset"] > before["end_queue_offset"])
     cuts = np.flatnonzero(~(same & _continues(before, after))) + 1
-    first = np.concatenate([[0], cuts, [len(runs)]]) if len(runs) else np.zeros(1, np.int64)
+    first = np.concatenate([[0], cuts, [len(moved)]]) if len(moved) else np.zeros(1, np.int64)
     ends = first[1:] - 1
     gap_behind = np.append(has_gap, False)
     return _Sequences(
-        order=moved[order],
+        order=moved,
         first=first,
-        byte_count=np.add.reduceat(runs["byte_count"], first[:-1]) if len(runs) else np.zeros(0, np.int64),
+        byte_count=np.add.reduceat(runs["byte_count"], first[:-1]) if len(moved) else np.zeros(0, np.int64),
         has_gap_behind=gap_behind[ends],
         queue=runs["queue"][first[:-1]],
         ttl_class=ttl_class[first[:-1]],
@@ -309,7 +328,10 @@ def sequence_bounds(runs: Table) -> list[tuple[int, int]]:
     return [(first, last) for first, last in pairwise(bounds) if first < last]
 
 
-def _continues(before: Table, after: Table) -> NDArray[np.bool_]:
+_Columns = Table | dict[str, NDArray[Any]]
+
+
+def _continues(before: _Columns, after: _Columns) -> NDArray[np.bool_]:
     """Whether each run continues the one before it, of the same queue."""
     continues = (after["base_queue_offset"] == before["end_queue_offset"]) & (before["kind"] == after["kind"])
     is_lmq = before["kind"] == RunKind.LMQ
@@ -324,18 +346,24 @@ class _Filling:
 
     def __init__(self, candidates: Candidates, limits: CompactionLimits, sequences: _Sequences) -> None:
         self._limits = limits
+        tables = len(candidates.runs) * limits.table_bytes
+        largest = int(candidates.objects["size_bytes"].max(initial=0))
+        in_flight = min(limits.in_flight_bytes, READERS_MAX * largest)
+        self._memory_bytes = max(limits.memory_bytes // 4, limits.memory_bytes - tables - in_flight)
         self._sequences = sequences
         self._candidates = candidates
-        runs = candidates.runs[sequences.order]
-        self._length = length_of(runs)
-        memory = runs["byte_count"] + runs["rows"] * limits.row_bytes + limits.run_bytes
+        size, rows, kind = (candidates.runs[name][sequences.order] for name in ("byte_count", "rows", "kind"))
+        is_lmq = kind == RunKind.LMQ
+        self._length = np.where(is_lmq, rows, size)
+        memory = size + rows * limits.row_bytes + limits.run_bytes
         self._cost = memory / np.maximum(self._length, 1)
         """Memory for each byte of a run, or row of an LMQ."""
-        self._memory = np.concatenate([[0], np.cumsum(memory)])
-        self._size = np.concatenate([[0], np.cumsum(runs["byte_count"])])
-        self._rows = np.concatenate([[0], np.cumsum(runs["rows"])])
-        self._run_rows = runs["rows"] / np.maximum(self._length, 1)
-        self._cut_unit = np.where(runs["kind"] == RunKind.LMQ, LMQ_ROWS_PER_CUT, limits.block_bytes)
+        # Sums are floats: numpy would convert whole arrays of integers at each search.
+        self._memory, self._size, self._rows = (
+            np.concatenate([[0.0], np.cumsum(column, dtype=np.float64)]) for column in (memory, size, rows)
+        )
+        self._run_rows = rows / np.maximum(self._length, 1)
+        self._cut_unit = np.where(is_lmq, LMQ_ROWS_PER_CUT, limits.block_bytes)
         self._outputs: list[PlannedOutput] = []
         self._iterations: list[list[OutputPart]] = []
         self._alone: list[OutputPart] = []
@@ -394,7 +422,7 @@ class _Filling:
 
     def _fitting(self, at: int, begin: int, last: int, *, is_set: bool) -> tuple[int, int]:
         """Where the runs from ``at``, ``begin`` on no longer fit: whole runs, then a cut inside one."""
-        room = self._limits.memory_bytes - self._used_bytes
+        room = self._memory_bytes - self._used_bytes
         end_at = self._whole_runs(self._memory, at, begin * self._cost[at], room, last)
         if not is_set:
             size_room = self._limits.object_bytes_max
@@ -404,7 +432,7 @@ class _Filling:
                 end_at, self._whole_runs(self._rows, at, rows_before, self._limits.object_rows_max, last)
             )
         else:
-            size_room = self._limits.memory_bytes
+            size_room = self._memory_bytes
         if end_at > at:
             begin, room = 0, room - self._cost_of(at, begin, end_at, 0)
             size_room -= int(self._size[end_at] - self._size[at])
@@ -423,7 +451,7 @@ class _Filling:
         if end_at == at and self._used_bytes == 0:
             if not unit:
                 raise ValueError(
-                    f"a run of {int(self._length[at])} bytes exceeds the memory of {self._limits.memory_bytes} bytes"
+                    f"a run of {int(self._length[at])} bytes exceeds the memory of {self._memory_bytes} bytes"
                 )
             forced = begin // unit * unit + unit
             return (at, forced) if forced < self._length[at] else (at + 1, 0)

@@ -4,16 +4,16 @@ The keys of outputs and pages are announced by a commit as pending deletions, so
 dies. The commit that replaces the pages of the versions takes them back, and makes the sources pending deletions. It
 is refused, and the round has no effect, when the epoch, the pages, the floors or the index files have changed.
 
-Runs are joined where the log history and the index cannot cut them: inside one history, and only below the versions
-that the caller allows, because a log that diverges inside a joined run cannot be followed.
+Runs are joined inside one log history and one index file's versions, and only below the versions that the caller
+allows: where a log diverges inside joined objects, their first rows are copied (uploader/common_rows.py).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -45,12 +45,9 @@ from tiered.errors import UsageError
 from tiered.formats.container import CATALOG_MAJOR
 from tiered.formats.keys import SETS_PREFIX, page_key
 from tiered.model.queue import QueueKey
-from tiered.model.tables import Table
+from tiered.model.tables import RUN_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
-
-RUNS_MAX = 1 << 20
-"""Limit of one round, unless a single sequence of pages has more. A run takes several times 112 bytes of memory."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +78,13 @@ def plan_rounds(
             "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
         )
     index = RunIndex(store)
-    for pages, spilled_version in _ranges(state, before_version):
-        found = [index.living(state, index.read_page(ref)) for ref in pages]
+    for pages, spilled_version in _ranges(state, before_version, limits.runs_max):
         memory = _older_memory(state, spilled_version)
+        in_memory = []
         if len(memory.runs):
-            found.append(sorted_page(state.directory.roster.first(len(state.table)), memory))
-        candidates = _candidates(state, found)
+            in_memory.append(sorted_page(state.directory.roster.first(len(state.table)), memory))
+        found = chain((index.living(state, index.read_page(ref)) for ref in pages), in_memory)
+        candidates = _candidates(state, found, sum(page.runs for page in pages) + len(memory.runs))
         if any(key in state.unindexed for key in candidates.object_keys):
             continue  # a query scans these objects by name
         for level in (plan_level_1, plan_level_2):
@@ -231,7 +229,7 @@ class _Unchanged:
         return {begin for begin in begins if begin <= self._last_version} <= self._covers
 
 
-def _ranges(state: CatalogState, before_version: int) -> Iterator[tuple[list[PageRef], int]]:
+def _ranges(state: CatalogState, before_version: int, runs_max: int) -> Iterator[tuple[list[PageRef], int]]:
     """Consecutive versions inside one log history, oldest first: whole sequences of pages, and at the end the runs in
     memory up to a version, or 0."""
     sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
@@ -243,7 +241,7 @@ def _ranges(state: CatalogState, before_version: int) -> Iterator[tuple[list[Pag
     for sequence in sequences:
         here = _histories(state, sequence[0].from_version)
         is_inside = here == _histories(state, sequence[0].to_version) and sequence[0].to_version <= last
-        is_full = sum(page.runs for page in (*pages, *sequence)) > RUNS_MAX
+        is_full = sum(page.runs for page in (*pages, *sequence)) > runs_max
         if pages and (here != where or not is_inside or is_full):
             yield pages, 0
             pages = []
@@ -274,36 +272,42 @@ def _older_memory(state: CatalogState, version: int) -> RunChunk:
     return selected(state.memory, state.memory.runs["version"] <= version)
 
 
-def _candidates(state: CatalogState, pages: list[Page]) -> Candidates:
-    """The runs of ``pages`` with each object once."""
-    queues = sorted({queue for page in pages for queue in page.queues})
-    queue_numbers = {queue: number for number, queue in enumerate(queues)}
+def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Candidates:
+    """The runs of ``pages``, at most ``runs_max``, with each object once. One page is in memory at a time."""
+    queue_numbers: dict[QueueKey, int] = {}
     numbers: dict[str, int] = {}
     objects: list[Table] = []
-    runs: list[Table] = []
+    runs = np.empty(runs_max, RUN_DTYPE)
+    count = 0
     for page in pages:
         chunk = page.chunk
-        place = np.zeros(len(chunk.objects), np.uint32)
-        for at, row in enumerate(chunk.objects):
-            key = chunk.object_keys[int(row["key"])]
-            number = numbers.setdefault(key, len(numbers))
-            if number == len(objects):
-                objects.append(chunk.objects[at : at + 1].copy())
-                objects[-1]["key"] = number
-            place[at] = number
-        mine = chunk.runs.copy()
-        mine["queue"] = np.array([queue_numbers[queue] for queue in page.queues], np.uint32)[mine["queue"]]
+        keys = [chunk.object_keys[number] for number in chunk.objects["key"].tolist()]
+        known = len(numbers)
+        place = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.uint32)
+        which, first = np.unique(place, return_index=True)  # pages may repeat an object
+        found = chunk.objects[first[which >= known]].copy()
+        found["key"] = which[which >= known]
+        objects.append(found)
+        queues = [queue_numbers.setdefault(queue, len(queue_numbers)) for queue in page.queues]
+        mine = runs[count : count + len(chunk.runs)]
+        mine[:] = chunk.runs
+        mine["queue"] = np.array(queues, np.uint32)[mine["queue"]]
         mine["object"] = place[mine["object"]]
-        runs.append(mine)
-    keys = list(numbers)
+        count += len(chunk.runs)
+    queues_in_order = sorted(queue_numbers)
+    rank = np.empty(len(queue_numbers), np.uint32)
+    rank[[queue_numbers[queue] for queue in queues_in_order]] = np.arange(len(rank), dtype=np.uint32)
+    runs = runs[:count]
+    runs["queue"] = rank[runs["queue"]]
+    object_keys = list(numbers)
     return Candidates(
-        queues=queues,
-        runs=np.concatenate(runs),
+        queues=queues_in_order,
+        runs=runs,
         objects=np.concatenate(objects),
-        object_keys=keys,
-        is_set=np.array([key.startswith(SETS_PREFIX) for key in keys], bool),
-        floors=_floors(state, queues),
-        is_pending=np.array([key in state.pending_deletions for key in keys], bool),
+        object_keys=object_keys,
+        is_set=np.array([key.startswith(SETS_PREFIX) for key in object_keys], bool),
+        floors=_floors(state, queues_in_order),
+        is_pending=np.array([key in state.pending_deletions for key in object_keys], bool),
         covers=tuple(sorted(index.from_version for index in state.indexes)),
     )
 

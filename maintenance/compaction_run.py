@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maintenance.compaction_plan import Candidates, CompactionPlan, OutputPart, sequence_bounds
-from maintenance.compaction_sources import CompactionSources, PieceName, PieceRecords, PieceRows, joined_rows
+from maintenance.compaction_sources import IN_FLIGHT_BYTES, CompactionSources
+from maintenance.iteration_spool import FoundPieces
 from tiered.errors import CorruptionError, ThrottledError, UnansweredError, UsageError
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec, SegmentMeta
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 ATTEMPTS_MAX = 5
 WAIT_S = 1.0
 BATCH_BYTES = 1024 * 1024
-"""Message bytes of pieces that are added to an output together."""
+"""Records that are added to an output together."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,16 @@ class CompactionIdentity:
 
 @dataclass(frozen=True)
 class CompactionOptions:
-    """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``report`` gets the message bytes that
-    are done. ``announce`` gets the key of a later attempt before it is put: it is garbage if the compaction dies."""
+    """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``in_flight_bytes``: of reads in
+    progress. ``report`` gets the message bytes that are done; ``release`` is called after each iteration, when its
+    memory is free. ``announce`` gets the key of a later attempt before it is put: it is garbage if the compaction
+    dies."""
 
     spool_directory: Path
     spool_bytes_max: int
     codec: BlockCodec = field(default_factory=BlockCodec)
+    in_flight_bytes: int = IN_FLIGHT_BYTES
+    release: Callable[[], object] = lambda: None
     wait: Callable[[float], object] = time.sleep
     report: Callable[[int], None] = lambda done_bytes: None
     announce: Callable[[str], object] = lambda key: None
@@ -149,8 +153,9 @@ def write_outputs(
     with tempfile.TemporaryDirectory(prefix="compaction-", dir=options.spool_directory) as directory:
         spool = Path(directory)
         sources = CompactionSources(
-            store, candidates, spool / "sources", max(0, options.spool_bytes_max - needed)
-        )
+            store, candidates, spool / "sources", max(0, options.spool_bytes_max - needed),
+            options.in_flight_bytes,
+        )  # fmt: skip
         try:
             run = _Compaction(store, candidates, plan, identity, options, sources, spool)
             return run.join() if plan.copies else run.rewrite()
@@ -214,6 +219,7 @@ class _Compaction:
             part.output: number for number, iteration in enumerate(plan.iterations) for part in iteration
         }
         self._heads = _sequence_heads(candidates, plan)
+        self._head_runs = np.array(list(self._heads), np.int64)
         from_phys, to_phys = candidates.objects["min_phys"], candidates.objects["end_phys"]
         self._phys = int(from_phys[plan.sources].min()), int(to_phys[plan.sources].max())
         self._queue_numbers = {queue: number for number, queue in enumerate(candidates.queues)}
@@ -225,13 +231,13 @@ class _Compaction:
 
     def rewrite(self) -> CompactionResult:
         """Level 1: iteration by iteration."""
-        self._sources.expect(self._plan.iterations)
         done_bytes = 0
         shared: dict[int, _Open] = {}
         with ExitStack() as files:
+            reads = self._sources.read(self._plan.iterations)
             for number, iteration in enumerate(self._plan.iterations):
-                pieces = self._sources.read(iteration)
-                for part in iteration:
+                found = next(reads)
+                for part, pieces in zip(iteration, _by_part(iteration, found), strict=True):
                     is_set = self._plan.outputs[part.output].is_set
                     output = shared.pop(part.output, None) or self._open(part.output, files)
                     self._append(output, part, pieces)
@@ -239,9 +245,10 @@ class _Compaction:
                         shared[part.output] = output
                     else:
                         self._close(output, part)
-                    done_bytes += int((part.pieces["end"] - part.pieces["begin"]).sum())
+                    done_bytes += part.message_bytes
                     self._options.report(done_bytes)
-                del pieces
+                del found, pieces
+                self._options.release()
         return self._result()
 
     def join(self) -> CompactionResult:
@@ -257,11 +264,11 @@ class _Compaction:
                 if not ranges:
                     queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
                     writer.begin_run(queue, self._heads[int(piece["run"])])
-                writer.add_rows(joined_rows([rows]), self._sources.parents)
+                writer.add_rows(rows, self._sources.parents)
                 writer.add_stored(index.blocks, None)
                 ranges += _copied(index, is_first=not ranges)
             self._put(writer, part, ranges)
-            done_bytes += int((part.pieces["end"] - part.pieces["begin"]).sum())
+            done_bytes += part.message_bytes
             self._options.report(done_bytes)
         return self._result()
 
@@ -272,51 +279,45 @@ class _Compaction:
         file = files.enter_context(path.open("wb", buffering=1 << 20))
         return _Open(file, path, SegmentWriter(file, self._options.codec))
 
-    def _append(self, output: _Open, part: OutputPart, found: dict[PieceName, PieceRows]) -> None:
-        """Add what the iteration has for the output, in batches of pieces of one run."""
-        writer, runs = output.writer, self._candidates.runs
-        is_set = self._plan.outputs[part.output].is_set
-        batch: list[PieceRows] = []
-        batch_bytes = 0
-        for run, begin, end in part.pieces.tolist():
-            piece = found.pop((run, begin), None)
-            if piece is None:
-                continue  # no block begins in it
-            begins_run = (begin == 0 and run in self._heads) if is_set else not output.has_rows
-            if begins_run or batch_bytes >= BATCH_BYTES:
-                self._add(writer, batch)
-                batch, batch_bytes = [], 0
-            if begins_run:
-                queue = self._candidates.queues[int(runs["queue"][run])]
-                if is_set:
-                    head = self._heads[run]
-                else:
-                    rest = [piece, *(found[name] for name in _names(part.pieces) if name in found)]
-                    head = _head_of(runs[run], rest)
-                writer.begin_run(queue, head)
-            output.has_rows = True
-            batch.append(piece)
-            batch_bytes += end - begin
-        self._add(writer, batch)
-
-    def _add(self, writer: SegmentWriter, batch: Sequence[PieceRows]) -> None:
-        """Rows and blocks of consecutive pieces of the current run."""
-        if not batch:
+    def _append(self, output: _Open, part: OutputPart, found: FoundPieces) -> None:
+        """Add the pieces of ``part`` that have rows."""
+        if not len(found.pieces):
             return
-        for before, after in pairwise(batch):
-            if before.end_queue_offset != after.base_queue_offset:
-                raise ValueError(f"pieces do not continue at {before.end_queue_offset}")
-        writer.add_rows(joined_rows(batch), self._sources.parents)
-        records: list[PieceRecords] = []
-        for piece in batch:
-            for chunk in piece.chunks:
-                if isinstance(chunk, PieceRecords):
-                    records.append(chunk)
+        runs = self._candidates.runs
+        pieces = part.pieces[found.pieces["ordinal"]]
+        if self._plan.outputs[part.output].is_set:
+            begins = (pieces["begin"] == 0) & np.isin(pieces["run"], self._head_runs)
+        else:
+            begins = np.zeros(len(pieces), bool)
+            begins[0] = not output.has_rows
+        bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)]).tolist()
+        for first, one in zip(bounds, found.cut(bounds), strict=False):
+            if begins[first]:
+                run = int(pieces["run"][first])
+                is_set = self._plan.outputs[part.output].is_set
+                head = self._heads[run] if is_set else _head_of(runs[run], one)
+                output.writer.begin_run(self._candidates.queues[int(runs["queue"][run])], head)
+            self._add(output.writer, one)
+        output.has_rows = True
+
+    def _add(self, writer: SegmentWriter, found: FoundPieces) -> None:
+        """Rows and blocks of consecutive pieces of the current run."""
+        rows = found.row_table()
+        writer.add_rows(rows, self._sources.parents)
+        records: list[bytes | memoryview] = []
+        size = begin = end = 0  # rows that ``records`` hold
+        for count, blocks, data in found.chunk_blocks():
+            if not len(blocks):
+                records.append(data)
+                end, size = end + count, size + len(data)
+                if size < BATCH_BYTES:
                     continue
-                _add_records(writer, records)
-                records = []
-                writer.add_stored(chunk.blocks, chunk.data)
-        _add_records(writer, records)
+            _add_records(writer, records, rows.size[begin:end])
+            if len(blocks):
+                writer.add_stored(blocks, data)
+                end += count
+            records, size, begin = [], 0, end
+        _add_records(writer, records, rows.size[begin:end])
 
     def _close(self, output: _Open, part: OutputPart) -> None:
         """Put a complete output; one without rows is none."""
@@ -392,32 +393,33 @@ class _Compaction:
 def check_totals(candidates: Candidates, plan: CompactionPlan, new: Table) -> None:
     """Raises CorruptionError unless every queue has the same begin, end, offsets, rows and bytes in ``new`` as in the
     runs that the plan moves."""
-    moved = np.unique(
-        np.concatenate(
-            [np.zeros(0, np.int64), *(part.pieces["run"] for step in plan.iterations for part in step)]
+    moved = np.zeros(len(candidates.runs), bool)
+    for step in plan.iterations:
+        for part in step:
+            moved[part.pieces["run"]] = True
+    queues = len(candidates.queues)
+    before, after = _totals(candidates.runs, moved, queues), _totals(new, np.ones(len(new), bool), queues)
+    changed = np.flatnonzero((before != after).any(axis=1))
+    if len(changed):
+        number = int(changed[0])
+        raise CorruptionError(
+            f"compaction would change {candidates.queues[number]} from {before[number].tolist()} to "
+            f"{after[number].tolist()} (begin, end, offsets, rows, bytes)"
         )
-    )
-    before, after = _totals(candidates.runs[moved]), _totals(new)
-    for number in sorted(before.keys() | after.keys()):
-        if before.get(number) != after.get(number):
-            raise CorruptionError(
-                f"compaction would change {candidates.queues[number]} from {before.get(number)} to {after.get(number)} "
-                "(begin, end, offsets, rows, bytes)"
-            )
 
 
-def _totals(runs: Table) -> dict[int, tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {}
-    order = np.argsort(runs["queue"], kind="stable")
-    for mine in np.split(order, np.flatnonzero(np.diff(runs["queue"][order].astype(np.int64))) + 1):
-        if not len(mine):
-            continue
-        some = runs[mine]
-        base, end = some["base_queue_offset"], some["end_queue_offset"]
-        found[int(some["queue"][0])] = (
-            int(base.min()), int(end.max()), int((end - base).sum()), int(some["rows"].sum()),
-            int(some["byte_count"].sum()),
-        )  # fmt: skip
+def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.int64]:
+    """A row of totals for each queue; zeros where nothing moved."""
+    queue = runs["queue"][moved]
+    found = np.zeros((queues, 5), np.int64)
+    base = runs["base_queue_offset"][moved]
+    found[queue, 0] = np.iinfo(np.int64).max
+    np.minimum.at(found[:, 0], queue, base)
+    end = runs["end_queue_offset"][moved]
+    np.maximum.at(found[:, 1], queue, end)
+    np.add.at(found[:, 2], queue, end - base)
+    np.add.at(found[:, 3], queue, runs["rows"][moved].astype(np.int64))
+    np.add.at(found[:, 4], queue, runs["byte_count"][moved].astype(np.int64))
     return found
 
 
@@ -462,25 +464,34 @@ def _head(runs: Table) -> Any:
     return head
 
 
-def _head_of(run: Any, pieces: Sequence[PieceRows]) -> Any:
+def _head_of(run: Any, found: FoundPieces) -> Any:
     """The head of an SO that begins in ``run``: its pieces may end or begin inside runs."""
     head = run.copy()
-    head["base_queue_offset"] = pieces[0].base_queue_offset
+    head["base_queue_offset"] = found.pieces["base_queue_offset"][0]
     if int(head["kind"]) != RunKind.LMQ:
-        head["base_byte"] += pieces[0].begin_byte
-    for name, column in (("min_store_timestamp", "store_timestamp"), ("min_phys", "phys")):
-        head[name] = min(int(getattr(one.columns, column)[one.begin : one.end].min()) for one in pieces)
+        head["base_byte"] += found.pieces["begin_byte"][0]
+    head["min_store_timestamp"] = found.rows["store_timestamp"].min()
+    head["min_phys"] = found.rows["phys"].min()
     return head
 
 
-def _add_records(writer: SegmentWriter, records: list[PieceRecords]) -> None:
-    if records:
-        sizes = np.concatenate([chunk.sizes for chunk in records])
-        writer.add_records(memoryview(b"".join([chunk.data for chunk in records])), sizes)
+def _add_records(writer: SegmentWriter, records: list[bytes | memoryview], sizes: NDArray[Any]) -> None:
+    if not records:
+        return
+    data = b"".join(records)
+    if len(data) != int(sizes.sum(dtype=np.int64)):
+        raise CorruptionError(f"{len(data)} bytes of records, and {int(sizes.sum(dtype=np.int64))} of rows")
+    writer.add_records(memoryview(data), sizes)
 
 
-def _names(pieces: Table) -> list[PieceName]:
-    return list(zip(pieces["run"].tolist(), pieces["begin"].tolist(), strict=True))
+def _by_part(iteration: Sequence[OutputPart], found: FoundPieces) -> Iterator[FoundPieces]:
+    """What was found of each part; ordinals begin at 0 again."""
+    ends = np.cumsum([0, *(len(part.pieces) for part in iteration)])
+    bounds = np.searchsorted(found.pieces["ordinal"], ends).tolist()
+    for begin, one in zip(ends.tolist(), found.cut(bounds), strict=False):
+        pieces = one.pieces.copy()
+        pieces["ordinal"] -= begin
+        yield replace(one, pieces=pieces)
 
 
 def _copied(index: SegmentIndex, *, is_first: bool) -> list[Piece]:

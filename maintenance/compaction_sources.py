@@ -1,19 +1,20 @@
-"""Reads what one iteration of a compaction needs: rows, keys, stored blocks and records of pieces of runs.
+"""Reads what the iterations of a compaction need: rows, keys, stored blocks and records of pieces of runs.
 
 A block that only one piece uses stays as it is stored. Any other one is decoded, one at a time, and its records are
-distributed over the pieces. Sources are opened by one GET, whose bytes a file keeps for later iterations.
+distributed over the pieces.
 
-Iterations are as large as memory, and a source has a few kilobytes for each. So its bytes for many iterations, a
-*window* as large as the disk allows, are read together and kept in another file.
+Iterations are as large as memory, and a source has a few kilobytes for each. So a source is read and opened once for a
+*window*, as many iterations as the disk has room for, and a spool keeps what each of them gets.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +23,27 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from maintenance.compaction_plan import Candidates, OutputPart
+from maintenance.compaction_plan import (
+    PIECE_DTYPE,
+    READERS_MAX,
+    Candidates,
+    OutputPart,
+    length_of,
+)
+from maintenance.iteration_spool import (
+    CHUNK_DTYPE,
+    FOUND_DTYPE,
+    ROW_DTYPE,
+    FoundPieces,
+    IterationSpool,
+)
 from tiered.errors import CorruptionError
 from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.segment import SHARED_BLOCK_BYTES, RowTable
-from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex, expand_block
+from tiered.formats.segment_index import KeySection, SegmentIndex, expand_block
 from tiered.formats.segment_layout import check_tail_length
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table
+from tiered.model.tables import RunKind, Table, positions
 from tiered.object_store.interface import ObjectStore
 
 MIB = 1024 * 1024
@@ -40,104 +54,46 @@ HOLE_BYTES_MAX = MIB
 WHOLE_BYTES_MAX = MIB
 """Sources up to this size are read by one GET as a whole."""
 IN_FLIGHT_BYTES = 24 * MIB
-READERS_MAX = 8
+"""Limit of reads in progress."""
 COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
 """Smaller blocks are packed again, except at an object's end: an object of many small blocks is slow to read."""
+BATCH_BYTES = 4 * MIB
+"""Messages of a source that are taken out of it together, unless a piece has more."""
+SPOOLED_BYTES_MAX = 8 * MIB
+"""What the spool keeps in memory, and not more than an iteration has."""
+ROW_BYTES, PIECE_BYTES = 64, 64
+"""In the spool, beside messages."""
 
-
-@dataclass(frozen=True)
-class StoredBlocks:
-    """Blocks (BLOCK_DTYPE) that one piece alone uses, as they are stored."""
-
-    blocks: Table
-    data: bytes
-
-
-@dataclass(frozen=True)
-class PieceRecords:
-    """Records of a piece, back to back."""
-
-    data: bytes
-    sizes: NDArray[Any]
-
-
-@dataclass(frozen=True)
-class SourceColumns:
-    """Columns of neighbouring rows of one source, across runs, in the order of ROW_COLUMNS; then parents and keys.
-
-    ``hash_ends`` has one entry more than there are rows.
-    """
-
-    size: NDArray[Any]
-    tags_code: NDArray[Any]
-    store_timestamp: NDArray[Any]
-    phys: NDArray[Any]
-    inner_num: NDArray[Any]
-    parent: NDArray[Any]
-    parent_queue_offset: NDArray[Any]
-    key_count: NDArray[Any]
-    hash_ends: NDArray[Any]
-    key_hashes: NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class PieceRows:
-    """The rows [begin, end) of ``columns``. ``base_queue_offset``: of the first one; ``begin_byte``: where its record
-    begins in its run."""
-
-    columns: SourceColumns
-    begin: int
-    end: int
-    base_queue_offset: int
-    begin_byte: int
-    chunks: list[StoredBlocks | PieceRecords]
-
-    @property
-    def end_queue_offset(self) -> int:
-        """One past its last row."""
-        return self.base_queue_offset + int(self.columns.inner_num[self.begin : self.end].sum(dtype=np.int64))
-
-
-PieceName = tuple[int, int]
-"""Run and begin of a piece."""
-
-
-class _Bounds(NamedTuple):
-    """Where the rows and blocks of a piece are in its object."""
-
-    run: int
-    first_row: int
-    end_row: int
-    span: BlockSpan | None
-
-    def place_in(self, index: SegmentIndex) -> tuple[int, int]:
-        """Its rows [first, end) in the object."""
-        begin = int(index.first_row[self.run])
-        return begin + self.first_row, begin + self.end_row
+_WANTED_DTYPE = np.dtype([*PIECE_DTYPE.descr, ("iteration", "<i4"), ("ordinal", "<i8")])
+"""A piece, its iteration, and its number there."""
+_PLACE_DTYPE = np.dtype([
+    *_WANTED_DTYPE.descr,
+    ("in_object", "<i8"),  # ordinal of the run
+    ("first_row", "<i8"), ("end_row", "<i8"),  # in the run
+    ("first_block", "<i8"), ("end_block", "<i8"),  # in the object; equal for an LMQ
+    ("raw_begin", "<i8"), ("raw_end", "<i8"),  # in the raw bytes of the object
+])  # fmt: skip
+"""Where the rows and blocks of a piece are in its object."""
 
 
 class CompactionSources:
-    """The objects that a compaction reads. ``spooled``: a file that keeps what opened them, up to half of
-    ``spool_bytes_max``; the other half is for windows."""
+    """The objects that a compaction reads. ``spooled``: a file of up to ``spool_bytes_max``. ``in_flight_bytes``: of
+    reads in progress, at most."""
 
     def __init__(
-        self, store: ObjectStore, candidates: Candidates, spooled: Path, spool_bytes_max: int
+        self,
+        store: ObjectStore,
+        candidates: Candidates,
+        spooled: Path,
+        spool_bytes_max: int,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
     ) -> None:
+        self._in_flight_bytes = in_flight_bytes
+        self.read_bytes_max = min(READ_BYTES_MAX, in_flight_bytes // 2)  # one is used, one on its way
         self._store = store
         self._candidates = candidates
-        self._file = spooled.open("w+b")
-        self._spool_bytes_max = spool_bytes_max // 2
-        self._window_file = spooled.with_suffix(".window").open("w+b")
-        self._window_bytes_max = spool_bytes_max - self._spool_bytes_max
-        self._window_bytes = 0
-        self._windows: Iterator[list[list[OutputPart]]] = iter(())
-        self._left: list[list[OutputPart]] = []
-        self._window_pieces: dict[int, list[tuple[int, int, int]]] = {}
-        self._kept: dict[int, list[tuple[int, int, int]]] = {}
-        """Object -> (offset in it, length, position in the file) of what was read for the window."""
-        self._spool_bytes = 0
-        self._places: dict[int, tuple[int, int]] = {}
-        """Object -> (position in the file, length) of its last bytes."""
+        self._spool = IterationSpool(spooled)
+        self._spool_bytes_max = spool_bytes_max
         self._lock = threading.Lock()
         self.parents: list[QueueKey] = list(candidates.queues)
         """What ``parent`` of LMQ rows indexes."""
@@ -146,49 +102,45 @@ class CompactionSources:
         self.bytes_read = 0
 
     def close(self) -> None:
-        """Close the files. Idempotent."""
-        self._file.close()
-        self._window_file.close()
+        """Close the file. Idempotent."""
+        self._spool.close()
 
-    def expect(self, iterations: Sequence[list[OutputPart]]) -> None:
-        """``read`` will be called for each of ``iterations``, in this order."""
-        self._windows = self._cut_windows(iterations)
-        self._left = []
+    def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundPieces]:
+        """For each iteration the pieces that have rows, by their number among all pieces of its parts."""
+        windows, is_packed = windows_of(self._candidates, iterations, self._spool_bytes_max)
+        for window in windows:
+            self._spool.clear(is_packed=is_packed)
+            self._distribute(window)
+            for number in range(len(window)):
+                yield self._spool.take(number)
 
-    def _cut_windows(self, iterations: Sequence[list[OutputPart]]) -> Iterator[list[list[OutputPart]]]:
-        """Consecutive iterations whose stored bytes fit on the disk."""
-        objects, runs = self._candidates.objects, self._candidates.runs
-        ratio = objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1)
-        window: list[list[OutputPart]] = []
-        size = 0.0
-        for iteration in iterations:
-            mine = sum(
-                float(
-                    (
-                        (part.pieces["end"] - part.pieces["begin"])
-                        * ratio[runs["object"][part.pieces["run"]]]
-                    ).sum()
-                )
-                for part in iteration
-            )
-            if window and size + mine > self._window_bytes_max:
-                yield window
-                window, size = [], 0.0
-            window.append(iteration)
-            size += mine
-        if window:
-            yield window
+    def _distribute(self, window: Sequence[Table]) -> None:
+        """Read the sources of all iterations of ``window``, each once."""
+        wanted = _by_object(self._candidates, window)
+        largest = max((int(self._candidates.objects["size_bytes"][number]) for number in wanted), default=1)
+        readers = self._in_flight_bytes // min(self.read_bytes_max, max(1, largest)) - 1
+        kept = None  # one iteration is in memory anyway
+        if len(window) > 1:
+            kept = min(SPOOLED_BYTES_MAX, max(int((one["end"] - one["begin"]).sum()) for one in window))
+        readers = max(1, min(READERS_MAX, readers))
+        with ThreadPoolExecutor(readers, thread_name_prefix="compaction-read") as pool:
+            for source in self._ahead(pool, wanted, readers):
+                for found in self._found(source):
+                    self._spool.add(found, kept)
 
-    def _enter_window(self) -> None:
-        """The window of the next iteration, if that begins one."""
-        if not self._left:
-            self._left = next(self._windows, [])
-            self._kept, self._window_bytes = {}, 0
-            # A window of one iteration is read as it is needed.
-            self._window_pieces = _by_object(
-                self._candidates, (part for one in self._left for part in one) if len(self._left) > 1 else ()
-            )
-        self._left = self._left[1:]
+    def _ahead(self, pool: ThreadPoolExecutor, wanted: dict[int, Table], readers: int) -> Iterator[_Source]:
+        """All sources in order, of which up to so many wait in memory."""
+        waiting: deque[Future[_Source]] = deque()
+        try:
+            for number, pieces in wanted.items():
+                waiting.append(pool.submit(self._opened, number, pieces))
+                if len(waiting) > readers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for one in waiting:
+                one.cancel()
 
     def open(self, number: int) -> tuple[SegmentIndex, KeySection, memoryview]:
         """Index and keys of an object, and its last bytes, with which it was opened."""
@@ -197,62 +149,95 @@ class CompactionSources:
         size, tail = int(row["size_bytes"]), int(row["tail_bytes"])
         check_tail_length(key, size, tail)
         length = size if size <= WHOLE_BYTES_MAX else min(size, tail + key_bytes_guess(int(row["rows"])))
-        last_bytes = self._last_bytes(number, key, size, length)
+        last_bytes = self.get(key, size - length, length)
         index, end = SegmentIndex(key, size, last_bytes), memoryview(last_bytes)
         offset, stored_bytes = index.key_span
-        keys = index.decode_keys(self._range(key, size, end, offset, stored_bytes))
-        return index, keys, end
+        known = size - length
+        stored = (
+            end[offset - known : offset - known + stored_bytes]
+            if offset >= known
+            else self.get(key, offset, stored_bytes)
+        )
+        return index, index.decode_keys(stored), end
 
-    def read(self, parts: Iterable[OutputPart]) -> dict[PieceName, PieceRows]:
-        """The pieces of one iteration that have rows."""
-        self._enter_window()
-        wanted = _by_object(self._candidates, parts)
-        found: dict[PieceName, PieceRows] = {}
-        largest = max((int(self._candidates.objects["size_bytes"][number]) for number in wanted), default=1)
-        readers = max(1, min(READERS_MAX, IN_FLIGHT_BYTES // min(READ_BYTES_MAX, largest)))
-        with ThreadPoolExecutor(readers, thread_name_prefix="compaction-read") as pool:
-            for pieces in pool.map(lambda item: self._pieces_of(*item), wanted.items()):
-                found.update(pieces)
-        return found
+    def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> RowTable:
+        """All rows of a run of the candidates."""
+        wanted = np.zeros(1, _WANTED_DTYPE)
+        wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
+        self._check_runs(index, wanted["run"])
+        places = _places_of(index, self._candidates.runs, wanted)
+        nothing = _Chunks(np.zeros(0, CHUNK_DTYPE), index.blocks[:0], [], [0], [0])
+        return self._with_rows(index, keys, places, nothing).row_table()
 
-    def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> PieceRows:
-        """All rows of a run of the candidates, without its blocks."""
-        self._check_runs(index, [run])
-        row = self._candidates.runs[run]
-        place = _Bounds(int(row["ordinal"]), 0, int(row["rows"]), None)
-        columns = self._columns(index, keys, place.place_in(index))
-        return PieceRows(columns, 0, place.end_row, int(row["base_queue_offset"]), 0, [])
+    def get(self, key: str, offset: int, length: int) -> bytes:
+        """One GET, counted."""
+        data = self._store.get_range(key, offset, length)
+        with self._lock:
+            self.gets += 1
+            self.bytes_read += length
+        return data
 
     # -- one source -----------------------------------------
 
-    def _pieces_of(self, number: int, pieces: list[tuple[int, int, int]]) -> dict[PieceName, PieceRows]:
+    def _opened(self, number: int, wanted: Table) -> _Source:
+        """An object and the first bytes of what ``wanted`` (_WANTED_DTYPE) needs."""
         index, keys, end = self.open(number)
-        self._check_runs(index, [run for run, _, _ in pieces])
-        ordinals = self._candidates.runs["ordinal"]
-        bounds: list[tuple[PieceName, _Bounds]] = []
-        for run, begin, piece_end in pieces:
-            place = _bounds(index, int(ordinals[run]), begin, piece_end)
-            if place.end_row > place.first_row:
-                bounds.append(((run, begin), place))
-        if not bounds:
-            return {}
-        bounds.sort(key=lambda item: (item[1].run, item[1].first_row))
-        first, _ = bounds[0][1].place_in(index)
-        _, last = bounds[-1][1].place_in(index)
-        columns = self._columns(index, keys, (first, last))
-        taking = _Taking(index, self._data(number, index, end, [place for _, place in bounds]))
-        found = {}
-        for name, place in bounds:
-            begin_row, end_row = (row - first for row in place.place_in(index))
-            span = place.span
-            found[name] = PieceRows(
-                columns, begin_row, end_row, _offset_at(index, place.run, place.first_row),
-                max(0, span.raw_offset) if span is not None else 0,
-                [] if span is None else taking.chunks(place, span, columns.size[begin_row:end_row]),
-            )  # fmt: skip
-        return found
+        self._check_runs(index, wanted["run"])
+        places = _places_of(index, self._candidates.runs, wanted)
+        return _Source(index, keys, places, _ObjectBytes(self, index, end, places))
 
-    def _check_runs(self, index: SegmentIndex, runs: list[int]) -> None:
+    def _found(self, source: _Source) -> Iterator[FoundPieces]:
+        """What was wanted of a source, some megabytes at a time."""
+        places = source.places
+        taking = _Taking(source.index, source.data)
+        sizes = places["end"] - places["begin"]
+        batch = (np.cumsum(sizes) - sizes) // BATCH_BYTES
+        bounds = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(places)]
+        for first, last in pairwise(bounds):
+            if last > first:
+                mine = places[first:last]
+                yield self._with_rows(source.index, source.keys, mine, taking.chunks(mine))
+
+    def _with_rows(
+        self, index: SegmentIndex, keys: KeySection, places: Table, chunks: _Chunks
+    ) -> FoundPieces:
+        """``chunks`` with the rows and keys of their pieces, as copies."""
+        counts = places["end_row"] - places["first_row"]
+        begins = index.first_row[places["in_object"]] + places["first_row"]
+        first, last = int(begins[0]), int(begins[-1] + counts[-1])
+        which: slice | NDArray[np.int64] = slice(None)
+        if last - first != int(counts.sum()):
+            which = positions(begins - first, counts)
+        columns = index.stored_columns(first, last)
+        rows = np.empty(int(counts.sum()), ROW_DTYPE)
+        for name, column in zip(ROW_DTYPE.names or (), columns, strict=False):
+            rows[name] = column[which]
+        if bool((index.runs["kind"][places["in_object"]] == RunKind.LMQ).any()):
+            rows["parent"] = self._parent_column(index.queues, rows["parent"])
+        key_counts = keys.counts[first:last]
+        rows["key_count"] = key_counts[which]
+        before = int(keys.counts[:first].sum(dtype=np.int64))
+        hash_ends = before + np.cumsum(key_counts, dtype=np.int64)
+        own_keys = (hash_ends - key_counts)[which]
+        row_begins = np.cumsum(counts) - counts
+        found = np.zeros(len(places), FOUND_DTYPE)
+        for name in ("iteration", "ordinal"):
+            found[name] = places[name]
+        found["rows"], found["chunks"], found["blocks"] = counts, chunks.of_piece, chunks.blocks_of_piece
+        found["hashes"] = np.add.reduceat(rows["key_count"], row_begins, dtype=np.int64)
+        found["begin_byte"] = places["raw_begin"] - index.bounds.run_raw[places["in_object"]]
+        found["base_queue_offset"] = index.runs["base_queue_offset"][places["in_object"]]
+        for at in np.flatnonzero(places["first_row"]).tolist():
+            place = places[at]
+            found["base_queue_offset"][at] = _offset_at(
+                index, int(place["in_object"]), int(place["first_row"])
+            )
+        return FoundPieces(
+            pieces=found, rows=rows, hashes=keys.hashes[positions(own_keys, rows["key_count"])],
+            chunks=chunks.table, blocks=chunks.blocks, data=chunks.data,
+        )  # fmt: skip
+
+    def _check_runs(self, index: SegmentIndex, runs: NDArray[Any]) -> None:
         """The catalog and the object must agree on the runs."""
         rows = self._candidates.runs[runs]
         ordinals = rows["ordinal"]
@@ -262,27 +247,16 @@ class CompactionSources:
         differs = np.zeros(len(rows), bool)
         for name in ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count"):
             differs |= own[name] != rows[name]
-        queues = self._candidates.queues
-        for at, (queue, ordinal) in enumerate(zip(rows["queue"].tolist(), ordinals.tolist(), strict=True)):
-            if differs[at] or index.queue_of(ordinal) != queues[queue]:
-                raise CorruptionError(f"{index.key}: run {ordinal} is not the catalog's of {queues[queue]}")
-
-    def _columns(self, index: SegmentIndex, keys: KeySection, place: tuple[int, int]) -> SourceColumns:
-        """The rows [first, last) of the object: copies, which keep nothing else in memory."""
-        first, last = place
-        size, tags, stamp, phys, inner, parent, parent_offset = map(
-            np.array, index.stored_columns(first, last)
-        )
-        kinds = index.runs["kind"][_runs_between(index, first, last)]
-        if bool((kinds == RunKind.LMQ).any()):
-            parent = self._parent_column(index.queues, parent)
-        counts = np.array(keys.counts[first:last])
-        hash_ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        before = int(keys.counts[:first].sum(dtype=np.int64))
-        hashes = np.array(keys.hashes[before : before + int(hash_ends[-1])])
-        return SourceColumns(
-            size, tags, stamp, phys, inner, parent, parent_offset, counts, hash_ends, hashes
-        )  # fmt: skip
+        queues, own_queues = self._candidates.queues, index.queues
+        pairs = zip(rows["queue"].tolist(), own["queue"].tolist(), strict=True)
+        wrong = [
+            at for at, (one, other) in enumerate(pairs) if differs[at] or queues[one] != own_queues[other]
+        ]
+        if wrong:
+            queue = queues[int(rows["queue"][wrong[0]])]
+            raise CorruptionError(
+                f"{index.key}: run {int(ordinals[wrong[0]])} is not the catalog's of {queue}"
+            )
 
     def _parent_column(self, queues: Sequence[QueueKey], parent: NDArray[Any]) -> NDArray[np.int32]:
         if int(parent.max(initial=-1)) >= len(queues):
@@ -297,240 +271,259 @@ class CompactionSources:
             found: NDArray[np.int32] = numbers[parent]
         return found
 
-    # -- bytes -----------------------------------------
 
-    def _last_bytes(self, number: int, key: str, size: int, length: int) -> bytes:
-        with self._lock:
-            place = self._places.get(number)
-            if place is not None:
-                self._file.seek(place[0])
-                return self._file.read(place[1])
-        data = self._get(key, size - length, length)
-        with self._lock:
-            if number not in self._places and self._spool_bytes + length <= self._spool_bytes_max:
-                self._file.seek(self._spool_bytes)
-                self._file.write(data)
-                self._places[number] = (self._spool_bytes, length)
-                self._spool_bytes += length
-        return data
+@dataclass(frozen=True)
+class _Source:
+    """An open object, the places (_PLACE_DTYPE) that are wanted of it, and their bytes."""
 
-    def _get(self, key: str, offset: int, length: int) -> bytes:
-        data = self._store.get_range(key, offset, length)
-        with self._lock:
-            self.gets += 1
-            self.bytes_read += length
-        return data
+    index: SegmentIndex
+    keys: KeySection
+    places: Table
+    data: _ObjectBytes
 
-    def _range(self, key: str, size: int, end: memoryview, offset: int, length: int) -> memoryview:
-        """Bytes of an object of which ``end`` is known."""
-        known = size - len(end)
-        if offset >= known:
-            return end[offset - known : offset - known + length]
-        return memoryview(self._get(key, offset, length)) if length else memoryview(b"")
 
-    def _data(
-        self, number: int, index: SegmentIndex, end: memoryview, places: Iterable[_Bounds]
-    ) -> list[tuple[int, memoryview]]:
-        """(offset, bytes) that cover all blocks of ``places``."""
+class _ObjectBytes:
+    """Bytes of an object from ``end`` and from GETs of all blocks of ``places``, the first of which is made now. They
+    are used in ascending order."""
+
+    def __init__(
+        self, sources: CompactionSources, index: SegmentIndex, end: memoryview, places: Table
+    ) -> None:
+        self._sources, self._key = sources, index.key
+        known = index.size_bytes - len(end)
         wanted = _ranges(index, places)
-        if all(offset >= index.size_bytes - len(end) for offset, _ in wanted):
-            return [
-                (offset, self._range(index.key, index.size_bytes, end, offset, length))
-                for offset, length in wanted
-            ]
-        kept = self._window_of(number, index)
-        found = []
-        for offset, length in wanted if kept else joined_ranges(wanted):
-            data = self._from_window(kept, offset, length)
-            if data is None:
-                data = self._range(index.key, index.size_bytes, end, offset, length)
-            found.append((offset, data))
-        return found
+        if not wanted or wanted[0][0] >= known:
+            self._left: deque[tuple[int, int]] = deque()
+            self._begin, self._data = known, end
+        else:
+            self._left = deque(joined_ranges(wanted, sources.read_bytes_max))
+            self._read()
 
-    def _window_of(self, number: int, index: SegmentIndex) -> list[tuple[int, int, int]]:
-        """What the file has of an object for this window; read now unless it was, as far as the disk allows."""
-        pieces = self._window_pieces.get(number)
-        if pieces is None:
-            return []
-        if number in self._kept:  # one thread reads an object
-            return self._kept[number]
-        ordinals = self._candidates.runs["ordinal"]
-        places = [_bounds(index, int(ordinals[run]), begin, end) for run, begin, end in pieces]
-        kept: list[tuple[int, int, int]] = []
-        for offset, length in joined_ranges(_ranges(index, places)):
-            with self._lock:
-                position = self._window_bytes
-                if position + length > self._window_bytes_max:
-                    break
-                self._window_bytes += length
-            os.pwrite(self._window_file.fileno(), self._get(index.key, offset, length), position)
-            kept.append((offset, length, position))
-        self._kept[number] = kept
-        return kept
+    def _read(self) -> None:
+        self._data = memoryview(b"")  # not beside the next ones
+        self._begin, length = self._left.popleft()
+        self._data = memoryview(self._sources.get(self._key, self._begin, length))
 
-    def _from_window(self, kept: list[tuple[int, int, int]], offset: int, length: int) -> memoryview | None:
-        for begin, size, position in kept:
-            if begin <= offset and offset + length <= begin + size:
-                data = os.pread(self._window_file.fileno(), length, position + offset - begin)
-                if len(data) == length:
-                    return memoryview(data)
-        return None
+    @property
+    def end(self) -> int:
+        """Where the bytes in memory end."""
+        return self._begin + len(self._data)
+
+    def at(self, offset: int, length: int) -> memoryview:
+        """Bytes of one block, or of several below ``end``."""
+        while self._left and offset + length > self.end:
+            self._read()
+        if not self._begin <= offset <= offset + length <= self.end:
+            raise CorruptionError(f"{self._key}: [{offset}, {offset + length}) was not read")
+        return self._data[offset - self._begin : offset - self._begin + length]
+
+
+class _Chunks(NamedTuple):
+    """Chunks (CHUNK_DTYPE) of pieces, stored blocks and bytes; and how many each piece has."""
+
+    table: Table
+    blocks: Table
+    data: list[bytes]
+    of_piece: list[int]
+    blocks_of_piece: list[int]
 
 
 class _Taking:
     """Takes the chunks of pieces, in the order of the object, out of its bytes."""
 
-    def __init__(self, index: SegmentIndex, data: list[tuple[int, memoryview]]) -> None:
+    def __init__(self, index: SegmentIndex, data: _ObjectBytes) -> None:
         self._index = index
         self._data = data
         self._decompressor = zstandard.ZstdDecompressor()
         self._decoded = -1
-        self._raw: bytes | memoryview = b""
+        self._raw = b""
+        self._rows = index.bounds.block_rows.tolist()
+        self._raw_bounds = index.bounds.block_raw.tolist()
+        self._offsets = index.block_offsets.tolist()
+        self._crc32c = index.blocks["crc32c"].tolist()
+        self._is_large = (index.blocks["raw_bytes"] >= COPIED_RAW_BYTES_MIN).tolist()
 
-    def chunks(
-        self, place: _Bounds, span: BlockSpan, sizes: NDArray[Any]
-    ) -> list[StoredBlocks | PieceRecords]:
-        """Stored blocks and records of one piece."""
-        found: list[StoredBlocks | PieceRecords] = []
-        rows, raw = self._index.bounds_of_blocks(place.run, span)
-        blocks = self._index.blocks[span.first_block : span.end_block]
-        offsets = span.offset + np.concatenate([[0], np.cumsum(blocks["stored_bytes"], dtype=np.int64)])
-        ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        at = 0
-        while at < len(blocks):
-            last = at
-            while last < len(blocks) and self._is_own(blocks[last], rows[last + 1] - rows[last]):
-                last += 1
-            if last > at:
-                stored = self._checked(blocks[at:last], offsets[at : last + 1])
-                found.append(StoredBlocks(blocks[at:last], stored))
-                at = last
-                continue
-            first_row, end_row = rows[at], rows[at + 1]
-            decoded = self._decode(span.first_block + at, blocks[at], int(offsets[at]))
-            # The block may begin with records of other runs: then the piece begins inside it.
-            begin = int(ends[first_row]) - (span.raw_offset + raw[at] - max(0, span.raw_offset))
-            records = bytes(memoryview(decoded)[begin : begin + int(ends[end_row] - ends[first_row])])
-            found.append(PieceRecords(records, sizes[first_row:end_row]))
-            at += 1
-        return found
+    def chunks(self, places: Table) -> _Chunks:
+        """Stored blocks and records of ``places``."""
+        run_rows = self._index.bounds.run_rows[places["in_object"]]
+        rows, raw = self._rows, self._raw_bounds
+        data: list[bytes] = []
+        table: list[tuple[int, int, int]] = []
+        copied: list[int] = []
+        of_piece: list[int] = []
+        blocks_of_piece: list[int] = []
+        pieces = zip(
+            (run_rows + places["first_row"]).tolist(), (run_rows + places["end_row"]).tolist(),
+            places["first_block"].tolist(), places["end_block"].tolist(),
+            places["raw_begin"].tolist(), places["raw_end"].tolist(), strict=True,
+        )  # fmt: skip
+        for first_row, end_row, first, end, raw_begin, raw_end in pieces:
+            chunks_before, copied_before, block = len(data), len(copied), first
+            while block < end:
+                last = self._own_until(block, end, first_row, end_row)
+                if last > block:
+                    stored = self._checked(block, last)
+                    table.append((rows[last] - rows[block], last - block, len(stored)))
+                    copied += range(block, last)
+                else:  # it may have records of other runs
+                    last, begin = block + 1, raw[block]
+                    records = slice(max(raw_begin, begin) - begin, min(raw_end, raw[last]) - begin)
+                    stored = self._decode(block)[records]
+                    table.append((min(end_row, rows[last]) - max(first_row, rows[block]), 0, len(stored)))
+                data.append(stored)
+                block = last
+            of_piece.append(len(data) - chunks_before)
+            blocks_of_piece.append(len(copied) - copied_before)
+        return _Chunks(
+            np.array(table, CHUNK_DTYPE), self._index.blocks[copied], data, of_piece, blocks_of_piece
+        )  # fmt: skip
 
-    def _is_own(self, block: Any, rows: int) -> bool:
-        return int(block["rows"]) == rows and int(block["raw_bytes"]) >= COPIED_RAW_BYTES_MIN
+    def _own_until(self, block: int, end: int, first_row: int, end_row: int) -> int:
+        """The end of blocks from ``block`` on that are the piece's alone, large, and in memory together."""
+        rows, last = self._rows, block
+        while last < end and self._is_large[last] and rows[last] >= first_row and rows[last + 1] <= end_row:
+            if last > block and self._offsets[last + 1] > self._data.end:
+                break
+            if last == block:
+                self._data.at(self._offsets[block], self._offsets[block + 1] - self._offsets[block])
+            last += 1
+        return last
 
-    def _stored(self, offset: int, length: int) -> memoryview:
-        for begin, data in self._data:
-            if begin <= offset and offset + length <= begin + len(data):
-                return data[offset - begin : offset - begin + length]
-        raise CorruptionError(f"{self._index.key}: [{offset}, {offset + length}) was not read")
-
-    def _checked(self, blocks: Table, offsets: NDArray[Any]) -> bytes:
+    def _checked(self, first: int, last: int) -> bytes:
         """Neighbouring blocks as stored, each with its CRC32C checked."""
-        pieces = []
-        for number, crc32c in enumerate(blocks["crc32c"].tolist()):
-            begin, end = int(offsets[number]), int(offsets[number + 1])
-            piece = self._stored(begin, end - begin)
-            if fastcrc.crc32.iscsi(piece) != crc32c:
+        offsets = self._offsets
+        stored = bytes(self._data.at(offsets[first], offsets[last] - offsets[first]))
+        view = memoryview(stored)
+        for block in range(first, last):
+            begin, end = offsets[block], offsets[block + 1]
+            if (
+                fastcrc.crc32.iscsi(view[begin - offsets[first] : end - offsets[first]])
+                != self._crc32c[block]
+            ):
                 raise CorruptionError(f"{self._index.key}: block [{begin}, {end}) fails its CRC32C")
-            pieces.append(piece)
-        return b"".join(pieces)
+        return stored
 
-    def _decode(self, number: int, block: Any, offset: int) -> bytes | memoryview:
+    def _decode(self, number: int) -> bytes:
         if number != self._decoded:
-            length = int(block["stored_bytes"])
-            where = f"{self._index.key}: block {number} [{offset}, {offset + length})"
-            self._raw = expand_block(self._stored(offset, length), block, self._decompressor, where)
+            offset, end = self._offsets[number], self._offsets[number + 1]
+            where = f"{self._index.key}: block {number} [{offset}, {end})"
+            stored = self._data.at(offset, end - offset)
+            self._raw = bytes(expand_block(stored, self._index.blocks[number], self._decompressor, where))
             self._decoded = number
         return self._raw
 
 
-def _by_object(candidates: Candidates, parts: Iterable[OutputPart]) -> dict[int, list[tuple[int, int, int]]]:
-    """Pieces by the object of their run."""
-    found: dict[int, list[tuple[int, int, int]]] = {}
-    for part in parts:
-        objects = candidates.runs["object"][part.pieces["run"]].tolist()
-        for number, piece in zip(objects, part.pieces.tolist(), strict=True):
-            found.setdefault(number, []).append(piece)
-    return found
+def windows_of(
+    candidates: Candidates, iterations: Sequence[list[OutputPart]], spool_bytes_max: int
+) -> tuple[list[list[Table]], bool]:
+    """Pieces of consecutive iterations that fit on the disk, and whether they are compressed there: only if all of
+    them do not fit as they are."""
+    objects, runs = candidates.objects, candidates.runs
+    ratio = np.minimum(1.0, objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1))
+    steps: list[Table] = []
+    decoded, packed = [], []
+    for iteration in iterations:
+        pieces = np.concatenate([np.zeros(0, PIECE_DTYPE), *(part.pieces for part in iteration)])
+        run = runs[pieces["run"]]
+        length = pieces["end"] - pieces["begin"]
+        stored = length * ratio[run["object"]]
+        rows = run["rows"] * (length / np.maximum(length_of(run), 1))
+        tables = float((rows * ROW_BYTES + PIECE_BYTES).sum())
+        # At both ends of a piece, blocks may be decoded.
+        decoded.append(float(np.minimum(length, stored + 2 * COPIED_RAW_BYTES_MIN).sum()) + tables)
+        packed.append(float(stored.sum()) + tables)
+        steps.append(pieces)
+    is_packed = sum(decoded) > spool_bytes_max
+    windows: list[list[Table]] = []
+    used = 0.0
+    for pieces, size in zip(steps, packed if is_packed else decoded, strict=True):
+        if not windows or used + size > spool_bytes_max:
+            windows.append([])
+            used = 0.0
+        windows[-1].append(pieces)
+        used += size
+    return windows, is_packed
 
 
-def _ranges(index: SegmentIndex, places: Iterable[_Bounds]) -> list[tuple[int, int]]:
-    """(offset, length) of the blocks of ``places``, in pieces of one GET."""
-    return [
-        (span.offset, span.length)
-        for place in places
-        if place.span is not None
-        for span in index.split_span(place.run, place.span, READ_BYTES_MAX)
-    ]
+def _by_object(candidates: Candidates, window: Sequence[Table]) -> dict[int, Table]:
+    """Pieces of all iterations (_WANTED_DTYPE) by the object of their run."""
+    pieces = np.zeros(sum(map(len, window)), _WANTED_DTYPE)
+    at = 0
+    for number, mine in enumerate(window):
+        rows = pieces[at : at + len(mine)]
+        for name in PIECE_DTYPE.names or ():
+            rows[name] = mine[name]
+        rows["iteration"], rows["ordinal"] = number, np.arange(len(mine))
+        at += len(mine)
+    objects = candidates.runs["object"][pieces["run"]]
+    order = np.argsort(objects, kind="stable")
+    numbers, first = np.unique(objects[order], return_index=True)
+    bounds = pairwise([*first.tolist(), len(pieces)])
+    return {
+        number: pieces[order[begin:end]]
+        for number, (begin, end) in zip(numbers.tolist(), bounds, strict=True)
+    }
 
 
-def joined_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(offset, length) of GETs that cover ``ranges``: neighbours in one, up to READ_BYTES_MAX."""
+def _places_of(index: SegmentIndex, runs: Table, wanted: Table) -> Table:
+    """Where pieces that have rows are (_PLACE_DTYPE), in the order of the object. Blocks that begin inside a piece
+    belong to it, and to the first one of a run also a block that begins before."""
+    found = np.zeros(len(wanted), _PLACE_DTYPE)
+    for name in _WANTED_DTYPE.names or ():
+        found[name] = wanted[name]
+    begin, end = wanted["begin"], wanted["end"]
+    ordinal = found["in_object"] = runs["ordinal"][wanted["run"]]
+    bounds = index.bounds
+    rows = index.runs["rows"][ordinal].astype(np.int64)
+    is_lmq = index.runs["kind"][ordinal] == RunKind.LMQ
+    run_rows, run_raw, run_end = (
+        bounds.run_rows[ordinal],
+        bounds.run_raw[ordinal],
+        bounds.run_raw[ordinal + 1],
+    )
+    first_block, end_block = index.blocks_of_runs(ordinal)
+    is_first, is_last = begin == 0, end >= index.runs["byte_count"][ordinal]
+    cuts = np.searchsorted(bounds.block_raw, run_raw + np.stack([begin, end]))
+    first, last = np.clip(cuts, first_block, end_block)
+    first, last = np.where(is_first, first_block, first), np.where(is_last, end_block, last)
+
+    def row_of(block: NDArray[Any]) -> NDArray[Any]:
+        inside = np.maximum(0, bounds.block_rows[block] - run_rows)
+        row: NDArray[Any] = np.where(block >= end_block, rows, inside)
+        return row
+
+    found["first_row"] = np.where(is_lmq, begin, np.where(is_first, 0, row_of(first)))
+    found["end_row"] = np.where(is_lmq, np.minimum(end, rows), row_of(last))
+    found["first_block"], found["end_block"] = np.where(is_lmq, 0, first), np.where(is_lmq, 0, last)
+    found["raw_begin"] = np.where(is_first | is_lmq, run_raw, bounds.block_raw[first])
+    found["raw_end"] = np.where(last >= end_block, run_end, bounds.block_raw[last])
+    found = found[found["end_row"] > found["first_row"]]
+    return found[np.lexsort((found["first_row"], found["in_object"]))]
+
+
+def _ranges(index: SegmentIndex, places: Table) -> list[tuple[int, int]]:
+    """(offset, length) of each block of ``places``, in the order of the object."""
+    steps = np.zeros(len(index.blocks) + 1, np.int64)
+    np.add.at(steps, places["first_block"], 1)
+    np.subtract.at(steps, places["end_block"], 1)
+    blocks = np.flatnonzero(np.cumsum(steps)[:-1])
+    offsets = index.block_offsets[blocks].tolist()
+    return list(zip(offsets, index.blocks["stored_bytes"][blocks].tolist(), strict=True))
+
+
+def joined_ranges(
+    ranges: list[tuple[int, int]], read_bytes_max: int = READ_BYTES_MAX
+) -> list[tuple[int, int]]:
+    """(offset, length) of GETs that cover ``ranges``: neighbours in one, up to ``read_bytes_max``."""
     found: list[list[int]] = []
     for offset, length in sorted(ranges):
         end = offset + length
         is_near = bool(found) and offset - found[-1][1] <= HOLE_BYTES_MAX
-        if is_near and (end <= found[-1][1] or end - found[-1][0] <= READ_BYTES_MAX):
+        if is_near and (end <= found[-1][1] or end - found[-1][0] <= read_bytes_max):
             found[-1][1] = max(found[-1][1], end)
         else:
             found.append([offset, end])
     return [(begin, end - begin) for begin, end in found]
-
-
-def joined_rows(pieces: Sequence[PieceRows]) -> RowTable:
-    """The rows of consecutive pieces of one run."""
-
-    def joined(name: str) -> NDArray[Any]:
-        parts = [getattr(piece.columns, name)[piece.begin : piece.end] for piece in pieces]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    inner = joined("inner_num")
-    spans = inner.astype(np.int64)
-    hashes = [
-        piece.columns.key_hashes[piece.columns.hash_ends[piece.begin] : piece.columns.hash_ends[piece.end]]
-        for piece in pieces
-    ]
-    return RowTable(
-        position=np.full(len(inner), -1, np.int64),
-        size=joined("size"),
-        tags_code=joined("tags_code"),
-        store_timestamp=joined("store_timestamp"),
-        phys=joined("phys"),
-        queue_offset=pieces[0].base_queue_offset + np.cumsum(spans) - spans,
-        inner_num=inner,
-        key_count=joined("key_count"),
-        parent=joined("parent"),
-        parent_queue_offset=joined("parent_queue_offset"),
-        key_hashes=np.concatenate(hashes),
-    )
-
-
-def _runs_between(index: SegmentIndex, first_row: int, end_row: int) -> slice:
-    """The runs that rows [first_row, end_row) of the object belong to."""
-    first = int(np.searchsorted(index.first_row, first_row, side="right")) - 1
-    return slice(first, int(np.searchsorted(index.first_row, end_row, side="left")))
-
-
-def _bounds(index: SegmentIndex, run: int, begin: int, end: int) -> _Bounds:
-    """The rows of a piece: those of the blocks that begin inside [begin, end) of the run."""
-    rows = int(index.runs["rows"][run])
-    if int(index.runs["kind"][run]) == RunKind.LMQ:
-        return _Bounds(run, begin, min(end, rows), None)
-    whole = index.block_span(run, 0, rows)
-    if begin == 0 and end == int(index.runs["byte_count"][run]):
-        return _Bounds(run, 0, rows, whole)
-    block_rows, block_raw = index.bounds_of_blocks(run, whole)
-    starts = np.array(block_raw[:-1]) + whole.raw_offset
-    first_row = 0 if begin == 0 else _row_from(block_rows, starts, begin)
-    end_row = rows if end >= int(index.runs["byte_count"][run]) else _row_from(block_rows, starts, end)
-    if end_row <= first_row:
-        return _Bounds(run, first_row, first_row, None)
-    return _Bounds(run, first_row, end_row, index.block_span(run, first_row, end_row))
-
-
-def _row_from(block_rows: list[int], starts: NDArray[Any], position: int) -> int:
-    """The first row of the first block that begins at ``position`` of the run or behind it."""
-    return block_rows[int(np.searchsorted(starts, position, side="left"))]
 
 
 def _offset_at(index: SegmentIndex, run: int, row: int) -> int:

@@ -24,12 +24,17 @@ from tiered.catalog.deletions import (
     list_of,
     read_list,
 )
-from tiered.catalog.diverged import diverged_deletions, superseded_histories, superseded_state
+from tiered.catalog.diverged import (
+    diverged_deletions,
+    shown_share,
+    superseded_histories,
+    superseded_pages,
+    superseded_state,
+)
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError
 from tiered.formats.keys import page_key
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_BATCH, RunKind, Table
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 
@@ -37,7 +42,8 @@ from tiered.object_store.own_name import put_own
 @dataclass(frozen=True)
 class DivergedQueue:
     """Messages of one queue that only an earlier log history has. ``max_offset`` is one past the last, ``bytes`` are
-    before compression. ``since_ms``: when their objects became garbage, KEPT_MS if gc never deletes them."""
+    before compression, and of a joined run with older messages a share by offsets. ``since_ms``: when their objects
+    became garbage, KEPT_MS if gc never deletes them."""
 
     log_history: int
     queue: QueueKey
@@ -65,6 +71,7 @@ def keep_history(store: ObjectStore, state: CatalogState, number: int, *, clock:
     """Commit that gc never deletes the objects of log history ``number``; returns how many. Raises NotFoundError when
     none is left, UsageError when the archive's owner writes an older format."""
     wanted = frozenset(superseded_state(store, state, number).memory.object_keys)
+    wanted |= superseded_pages(store, state, number)
     nonce = f"{random.SystemRandom().getrandbits(40):010x}"
     writer = CatalogWriter(
         store, cluster=state.cluster, broker=state.broker, instance=f"keep-{nonce}", kind="maintenance",
@@ -132,19 +139,17 @@ def _queues(
         since = np.array([pending[key].since_ms if key in pending else -1 for key in keys], np.int64)
         left = chunk.runs[since[chunk.runs["object"]] >= 0]
         if len(left):
+            share = shown_share(left, row["min_queue_offset"])
+            min_offset = max(int(left["base_queue_offset"].min()), int(row["min_queue_offset"]))
             yield DivergedQueue(
                 log_history=number,
                 queue=queue,
-                min_offset=int(left["base_queue_offset"].min()),
+                min_offset=min_offset,
                 max_offset=int(left["end_queue_offset"].max()),
-                messages=_messages(left, is_batch=bool(row["flags"] & QUEUE_BATCH)),
-                bytes=int(left["byte_count"].sum()),
+                messages=int(
+                    (left["end_queue_offset"] - np.maximum(left["base_queue_offset"], min_offset)).sum()
+                ),
+                bytes=int(np.rint(left["byte_count"] * share).sum()),
                 objects=len(np.unique(left["object"])),
                 since_ms=int(since[np.unique(left["object"])].min()),
             )
-
-
-def _messages(runs: Table, *, is_batch: bool) -> int:
-    if is_batch or bool((runs["kind"] == RunKind.BATCH).any()):
-        return int((runs["end_queue_offset"] - runs["base_queue_offset"]).sum())
-    return int(runs["rows"].sum())

@@ -8,10 +8,11 @@ again against the newest state, without a second pass. What expires is decided i
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maintenance.expire_plan import (
     PARENT_DTYPE,
@@ -24,9 +25,16 @@ from maintenance.gc import require_same_clock
 from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import NO_PAGES, CommitDraft, CommitKind, PageChange
-from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, encode_list, list_of
+from tiered.catalog.deletions import (
+    DeletionChange,
+    DeletionList,
+    PendingDeletion,
+    Reason,
+    encode_list,
+    list_of,
+)
 from tiered.catalog.floors import is_expired
-from tiered.catalog.garbage import KeySet, settled_version
+from tiered.catalog.garbage import KeySet, digests, settled_version
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange
 from tiered.catalog.page_merge import merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex, sorted_page
@@ -35,14 +43,16 @@ from tiered.errors import UsageError
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.container import CATALOG_MAJOR
 from tiered.formats.keys import catalog_key, page_key
-from tiered.model.tables import Table
+from tiered.model.tables import OBJECT_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 from tiered.settings.topic_rules import TopicRule
 
 MERGED_RUNS = 32_768
-HELD_BYTES = 96 << 20
-"""What is needed of a page after all of them were read; pages beyond are read twice. About 3 million runs."""
+HELD_BYTES = 64 << 20
+"""What is needed of a page after all of them were read; pages beyond are read twice. About 2 million runs."""
+LIST_ENTRIES_MAX = 65_536
+"""Objects in one list of pending deletions: gc reads one list at a time."""
 _HELD_DTYPE = np.dtype([
     ("row", "<u4"), ("object", "<u4"), ("end_queue_offset", "<i8"), ("byte_count", "<i8"), ("version", "<i8"),
 ])  # fmt: skip
@@ -59,11 +69,13 @@ class Erasure:
 
 @dataclass
 class ExpiryPass:
-    """What a pass found. ``objects`` have no living run afterwards, ``object_bytes`` in all; ``shared_bytes`` are of
-    expired messages in objects that stay, before compression. ``is_committed``: the floors are in force."""
+    """What a pass found. ``objects``, keys in order, have no living run afterwards, ``object_bytes`` in all.
+    ``shared_bytes`` are of expired messages in objects that stay, before compression. ``is_committed``: the floors are
+    in force."""
 
     plan: ExpiryPlan
-    objects: list[str] = field(default_factory=list)
+    objects: NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S1"))
+    """Not strings: there may be a million."""
     object_bytes: int = 0
     shared_bytes: int = 0
     is_committed: bool = False
@@ -102,6 +114,7 @@ def plan_pass(
         for piece in _by_row(runs):
             planner.add(piece)
     found = ExpiryPass(planner.plan(_Parents(store, state, index)), oldest_version=state.version)
+    del planner, queues  # their memory is needed for keys of objects
     _find_remains(state, pages, found)
     return found
 
@@ -230,17 +243,20 @@ class _Parents:
 
 @dataclass(frozen=True)
 class _HeldPage:
-    """Living runs (_HELD_DTYPE) of the page ``key``, empty if they are in no page yet, and their objects."""
+    """Living runs (_HELD_DTYPE) of the page ``key``, empty if they are in no page yet, and the size, digest and key of
+    each of its objects."""
 
     key: str
     runs: Table
-    objects: Table
-    object_keys: Sequence[str]
+    object_bytes: NDArray[np.int64]
+    digests: NDArray[np.uint64]
+    object_keys: NDArray[np.bytes_]
 
     @property
     def nbytes(self) -> int:
-        """Approximate memory size."""
-        return self.runs.nbytes + self.objects.nbytes + 200 * len(self.object_keys)
+        """Memory size."""
+        arrays = self.runs, self.object_bytes, self.digests, self.object_keys
+        return sum(array.nbytes for array in arrays)
 
 
 class _Pages:
@@ -258,13 +274,13 @@ class _Pages:
         ]
         if self._state.memory_runs:
             memory = sorted_page(self._state.directory.keys, self._state.memory)
-            streams.append(iter((memory,)))
+            streams.append(iter((_without_objects(memory),)))
         return merged_pages(streams, MERGED_RUNS)
 
     def all(self) -> Iterator[_HeldPage]:
-        """Each page in turn, after ``in_order``, and the runs that are in none."""
+        """Each page in turn, after ``in_order``, and the runs that are in none. Call once."""
         for ref in self._state.pages:
-            found = self._held.get(ref.key)
+            found = self._held.pop(ref.key, None)
             yield self._page(ref.key, self._living(ref)) if found is None else found
         if self._state.memory_runs:
             keys = self._state.directory.keys[: self._state.queue_count]
@@ -275,7 +291,7 @@ class _Pages:
         if self._held_bytes < HELD_BYTES:
             self._held[ref.key] = held = self._page(ref.key, page)
             self._held_bytes += held.nbytes
-        return page
+        return _without_objects(page)
 
     def _living(self, ref: PageRef) -> Page:
         return self._index.living(self._state, self._index.read_page(ref))
@@ -286,7 +302,23 @@ class _Pages:
         runs["row"] = rows[chunk.runs["queue"]]
         for name in ("object", "end_queue_offset", "byte_count", "version"):
             runs[name] = chunk.runs[name]
-        return _HeldPage(key, runs, chunk.objects, chunk.object_keys)
+        at = chunk.objects["key"]
+        return _HeldPage(
+            key,
+            runs,
+            chunk.objects["size_bytes"].copy(),
+            digests(chunk.object_keys)[at],
+            np.array(chunk.object_keys, np.bytes_)[at],
+        )
+
+
+def _without_objects(page: Page) -> Page:
+    """The same runs, all of one object without a name: merging keys of objects takes most of a pass's memory."""
+    runs = page.chunk.runs.copy()
+    runs["object"] = 0
+    return replace(
+        page, chunk=replace(page.chunk, runs=runs, objects=np.zeros(1, OBJECT_DTYPE), object_keys=("",))
+    )
 
 
 def _find_remains(state: CatalogState, pages: _Pages, found: ExpiryPass) -> None:
@@ -295,8 +327,8 @@ def _find_remains(state: CatalogState, pages: _Pages, found: ExpiryPass) -> None
         return
     minimum = state.table["min_queue_offset"].astype(np.int64)
     minimum[found.plan.floors["queue"]] = found.plan.floors["min_queue_offset"]
-    living = _Living()
-    expired: dict[str, tuple[int, int]] = {}
+    living: list[NDArray[np.uint64]] = []
+    expired = _Expired()
     for page in pages.all():
         runs = page.runs
         dead = is_expired(runs, minimum[runs["row"]])
@@ -304,37 +336,57 @@ def _find_remains(state: CatalogState, pages: _Pages, found: ExpiryPass) -> None
             found.dead_pages += [page.key] if page.key else []
         else:
             found.oldest_version = min(found.oldest_version, int(runs["version"][~dead].min()))
-        keys = page.objects["key"]
-        living.add(page.object_keys[number] for number in np.unique(keys[runs["object"][~dead]]).tolist())
-        gone = runs[dead]
-        sizes = np.bincount(gone["object"], gone["byte_count"], minlength=len(page.objects))
-        for number in np.unique(gone["object"]).tolist():
-            key = page.object_keys[int(keys[number])]
-            known = expired.get(key, (0, 0))[1]
-            expired[key] = int(page.objects["size_bytes"][number]), known + int(sizes[number])
-    still = living.keys()
-    for key, (size_bytes, message_bytes) in expired.items():
-        if key in still:
-            found.shared_bytes += message_bytes
-        else:
-            found.objects.append(key)
-            found.object_bytes += size_bytes
-    found.objects.sort()
+        living.append(page.digests[np.unique(runs["object"][~dead])])
+        expired.add(page, runs[dead])
+    expired.sort_out(KeySet.of_digests(living), found)
 
 
-class _Living:
-    """Keys of objects with a living run, as digests: there may be millions."""
+class _Expired:
+    """Objects with expired runs, as columns: there may be millions, and one may be in several pages."""
 
     def __init__(self) -> None:
-        self._parts: list[KeySet] = []
+        self._keys: list[NDArray[np.bytes_]] = []
+        self._digests: list[NDArray[np.uint64]] = []
+        self._object_bytes: list[NDArray[np.int64]] = []
+        self._message_bytes: list[NDArray[np.int64]] = []
 
-    def add(self, keys: Iterable[str]) -> None:
-        """Add the keys of one page."""
-        self._parts.append(KeySet(keys))
+    def add(self, page: _HeldPage, runs: Table) -> None:
+        """Add the objects of expired ``runs`` of one page."""
+        numbers = np.unique(runs["object"])
+        sizes = np.bincount(runs["object"], runs["byte_count"], minlength=len(page.object_bytes))
+        self._keys.append(page.object_keys[numbers])
+        self._digests.append(page.digests[numbers])
+        self._object_bytes.append(page.object_bytes[numbers])
+        self._message_bytes.append(sizes[numbers].astype(np.int64))
 
-    def keys(self) -> KeySet:
-        """All added keys."""
-        return KeySet.union(self._parts)
+    def sort_out(self, living: KeySet, found: ExpiryPass) -> None:
+        """Fill in the objects of ``found`` that are not ``living``, and the bytes that stay in others."""
+        if not self._keys:
+            return
+        digests = np.concatenate(self._digests)
+        self._digests.clear()
+        order = np.argsort(digests, kind="stable").astype(np.uint32)
+        digests = digests[order]
+        starts = np.flatnonzero(np.append(True, digests[1:] != digests[:-1]))
+        stays = living.holds(digests[starts])
+        message_bytes = np.add.reduceat(np.concatenate(self._message_bytes)[order], starts)
+        found.shared_bytes = int(message_bytes[stays].sum())
+        gone = order[starts[~stays]]
+        found.object_bytes = int(np.concatenate(self._object_bytes)[gone].sum())
+        is_gone = np.zeros(len(order), bool)
+        is_gone[gone] = True
+        del digests, order, starts, stays, message_bytes
+        self._object_bytes.clear()
+        self._message_bytes.clear()
+        found.objects = np.empty(len(gone), max(keys.dtype for keys in self._keys))
+        begin = filled = 0
+        self._keys.reverse()
+        while self._keys:  # no two copies of all keys at once
+            part = self._keys.pop()
+            keys = part[is_gone[begin : begin + len(part)]]
+            found.objects[filled : filled + len(keys)] = keys
+            begin, filled = begin + len(part), filled + len(keys)
+        found.objects.sort()
 
 
 # -- committing -----------------------------------------------------------------------------------------------
@@ -343,14 +395,16 @@ class _Living:
 def _listed(
     store: ObjectStore, state: CatalogState, found: ExpiryPass, nonce: str, now_ms: int
 ) -> DeletionChange:
-    if not found.objects:
-        return DeletionChange()
     pending = PendingDeletion(now_ms, state.version + 1, Reason.EXPIRED)
-    entries = dict.fromkeys(found.objects, pending)
-    data = encode_list(entries)
-    key = page_key("deletions", state.version, state.epoch, nonce)
-    put_own(store, key, [data], timeout_s=60.0)
-    return DeletionChange(added=[list_of(key, entries, len(data))])
+    added: list[DeletionList] = []
+    for first in range(0, len(found.objects), LIST_ENTRIES_MAX):
+        keys = found.objects[first : first + LIST_ENTRIES_MAX].tolist()
+        entries = dict.fromkeys(map(bytes.decode, keys), pending)
+        data = encode_list(entries)
+        key = page_key("deletions", state.version, state.epoch, f"{nonce}{len(added):02x}")
+        put_own(store, key, [data], timeout_s=60.0)
+        added.append(list_of(key, entries, len(data)))
+    return DeletionChange(added=added)
 
 
 def _is_current(store: ObjectStore, state: CatalogState, newest: CatalogState, floors: Table) -> bool:

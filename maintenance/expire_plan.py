@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.model.tables import FLOOR_DTYPE, RunKind, Table
+from tiered.model.tables import FLOOR_DTYPE, RunKind, Table, positions
 from tiered.settings.topic_rules import TopicRule
 
 Ints = NDArray[np.int64]
@@ -299,7 +299,7 @@ class ExpiryPlanner:
         count = 1
         while len(begin):
             taken = np.minimum(count, end - begin)
-            at = np.repeat(begin, taken) + _within(taken)
+            at = positions(begin, taken)
             runs = held[at]
             stays = ~self._is_dead(runs, parents)
             first = np.cumsum(taken) - taken
@@ -358,10 +358,4 @@ def _in_prefix(length: Ints, first: Ints, count: int) -> Bools:
     """The first ``length`` runs of each group."""
     sizes = np.diff(np.append(first, count))
     found: Bools = np.arange(count) < np.repeat(first + length, sizes)
-    return found
-
-
-def _within(counts: Ints) -> Ints:
-    """0, 1, … for each count, concatenated."""
-    found: Ints = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
-from sidecar.archive import Archive
+from sidecar.loaded_archive import LoadedArchive
 from tiered.catalog.state import CatalogState
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
@@ -26,7 +26,7 @@ def archived_topic_table(store: ObjectStore, state: CatalogState) -> Mapping[str
     return table if isinstance(table, dict) else {}
 
 
-def rules_of(archive: Archive, settings: Settings) -> Callable[[str], TopicRule]:
+def rules_of(archive: LoadedArchive, settings: Settings) -> Callable[[str], TopicRule]:
     """The rule of each topic of ``archive``. Reads the topic table once, and only if it counts."""
     return rules_in(archive.store, archive.state, settings)
 

@@ -1,6 +1,7 @@
 """Object compaction inside `tiered run`, while this process owns the archive: when, how fast, and what became of it.
 
-Works in a thread of its own, through the owner's catalog writer. Uploads and reads go first: see ``level_of``.
+Plans and commits in a thread of its own, through the owner's catalog writer; what is written comes from another process
+(compaction_process.py). Uploads and reads go first: see ``level_of``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from enum import Enum
 from pathlib import Path
 
 from maintenance.compaction_due import Due
-from maintenance.compaction_job import limits_of, planned_rounds
+from maintenance.compaction_job import in_flight_bytes, limits_of, planned_rounds
 from maintenance.compaction_round import PlannedRound, run_round
-from maintenance.compaction_run import CompactionOptions, CompactionResult, spool_bytes
+from maintenance.compaction_run import (
+    CompactionOptions,
+    CompactionResult,
+    WriteOutputs,
+    spool_bytes,
+    write_outputs,
+)
 from maintenance.yielding_store import StoppedError, YieldingStore
+from sidecar.allocator import trim
 from sidecar.report import CompactionStatus
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
@@ -77,11 +85,22 @@ def level_of(load: Load, *, is_reading: bool, is_overdue: bool) -> Level:
     return Level.FULL
 
 
+@dataclass
+class _DueRounds:
+    """The first of them, and sums over all."""
+
+    first: PlannedRound | None = None
+    objects: int = 0
+    message_bytes: int = 0
+    is_overdue: bool = False
+
+
 class CompactionSchedule:
     """Compacts every ``compaction.every_ms`` in a thread, between ``start`` and ``stop``.
 
     ``store`` is the archive's, ``writer`` its owner in this process. ``spool``: a directory that only this schedule
-    uses. ``load``: what else the process does, called several times a second.
+    uses. ``load``: what else the process does, called several times a second. ``writing`` makes the function that
+    writes outputs, from one that returns the share of the budget or raises StoppedError.
     """
 
     def __init__(
@@ -94,6 +113,7 @@ class CompactionSchedule:
         *,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         monotonic_s: Callable[[], float] = time.monotonic,
+        writing: Callable[[Callable[[], float]], WriteOutputs] = lambda share: write_outputs,
     ) -> None:
         own: CompactionSettings = settings.compaction
         self._writer, self._settings, self._spool, self._load = writer, settings, spool, load
@@ -107,8 +127,9 @@ class CompactionSchedule:
         self._options = CompactionOptions(
             spool, own.spool_bytes,
             BlockCodec(settings.offload.compression_level, settings.offload.block_bytes),
-            wait=self._stopped.wait,
+            in_flight_bytes(settings), release=trim, wait=self._stopped.wait,
         )  # fmt: skip
+        self._write = writing(self._share_or_stop)
         self._drain = threading.Event()
         self._is_overdue = False
         self._reads, self._read_s = 0, -READING_S
@@ -138,10 +159,10 @@ class CompactionSchedule:
         return self._stopped.is_set() or self._drain.is_set()
 
     def _run(self) -> None:
-        self._clear_spool()
         wait_s = min(FIRST_AFTER_S, self._settings.compaction.every_ms / 1000)
         while not self._stopped.wait(wait_s) and not self._is_stopped():
             wait_s = self._settings.compaction.every_ms / 1000
+            self._clear_spool()
             try:
                 self.compact()
             except StoppedError:
@@ -173,17 +194,15 @@ class CompactionSchedule:
             self._well_s = self._monotonic_s()
             return
         self._refuse_uncollected(state)
-        rounds = self._due_rounds(state)
-        self._change(
-            backlog_objects=sum(len(planned.plan.sources) for planned in rounds),
-            backlog_bytes=sum(_message_bytes(planned) for planned in rounds),
-        )
+        due = self._due_rounds(state)
+        self._change(backlog_objects=due.objects, backlog_bytes=due.message_bytes)
         void = 0
-        while rounds and void < VOID_MAX:
-            result = self._round(state, rounds[0])
+        while due.first is not None and void < VOID_MAX:
+            result = self._round(state, due.first)
             void = void + 1 if result is None else 0
             state = self._writer.state
-            rounds = self._due_rounds(state)
+            due = _DueRounds()  # not beside the next ones
+            due = self._due_rounds(state)
         if void:
             raise UnavailableError(
                 "the archive's pages change faster than objects are joined", hint="the next pass tries again"
@@ -191,23 +210,26 @@ class CompactionSchedule:
         self._well_s = self._monotonic_s()
         self._change(last_ms=self._clock_ms(), problem="", backlog_objects=0, backlog_bytes=0)
 
-    def _due_rounds(self, state: CatalogState) -> list[PlannedRound]:
+    def _due_rounds(self, state: CatalogState) -> _DueRounds:
         own, now_ms = self._settings.compaction, self._clock_ms()
         due = Due(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
-        rounds = planned_rounds(self._store, state, self._settings, self._limits, due)
         overdue = Due(1 << 62, now_ms - 3 * own.min_age_ms)
-        self._is_overdue = any(
-            not planned.plan.copies and overdue(planned.candidates, planned.plan) for planned in rounds
-        )
-        return rounds
+        found = _DueRounds()
+        for planned in planned_rounds(self._store, state, self._settings, self._limits, due):
+            found.first = found.first or planned
+            found.objects += len(planned.plan.sources)
+            found.message_bytes += _message_bytes(planned)
+            found.is_overdue |= not planned.plan.copies and overdue(planned.candidates, planned.plan)
+        self._is_overdue = found.is_overdue
+        return found
 
     def _round(self, state: CatalogState, planned: PlannedRound) -> CompactionResult | None:
         self._prepare_spool(planned)
         began_s = self._monotonic_s()
         objects, byte_count = len(planned.plan.sources), _message_bytes(planned)
         result = run_round(
-            self._store, state, planned, self._options, clock=self._clock_ms, owner=self._writer
-        )
+            self._store, state, planned, self._options, clock=self._clock_ms, write=self._write, owner=self._writer
+        )  # fmt: skip
         seconds = self._monotonic_s() - began_s
         if result is None:
             logger.info("a round of compaction had no effect: the archive has changed since its plan")
@@ -264,6 +286,11 @@ class CompactionSchedule:
             )
 
     # -- yielding ---------------------------------------------------------------------------------------------
+
+    def _share_or_stop(self) -> float:
+        if self._is_stopped():
+            raise StoppedError
+        return self._share()
 
     def _share(self) -> float:
         load, now_s = self._load(), self._monotonic_s()

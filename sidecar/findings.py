@@ -12,9 +12,10 @@ from server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
 from sidecar.report import StatusReport
 from tiered.broker_store.bound import BoundReason
 from tiered.catalog.state import CatalogState
-from tiered.console import duration_text
+from tiered.console import counted, duration_text
 
-MARGIN_BAD_S, MARGIN_WARN_S = 3600.0, 6 * 3600.0
+MARGIN_BAD_SHARE = 6
+"""Of a short margin: an hour where files are kept for half a day or longer."""
 GARBAGE_LATE_MS = 86_400_000
 """How long after its grace period garbage counts as late."""
 ABOUT = (
@@ -58,12 +59,12 @@ def _of_the_broker(report: StatusReport) -> list[Finding]:
         step = "start the broker; its log is archived to the end, and archiving continues with it"
         found.append(Finding("broker-down", "the broker does not run", step))
     margin_s = report.retention_margin_seconds
-    if margin_s is not None and margin_s < MARGIN_WARN_S:
+    if margin_s is not None and margin_s < report.short_retention_margin_seconds:
         found.append(Finding(
             "retention-margin",
-            f"the broker deletes messages that are not archived in {duration_text(margin_s)}",
+            f"in {duration_text(margin_s)} the broker deletes messages that are not archived",
             "find out why uploads are slow or stopped, and raise the broker's fileReservedTime or free space there",
-            is_bad=margin_s < MARGIN_BAD_S,
+            is_bad=margin_s < report.short_retention_margin_seconds / MARGIN_BAD_SHARE,
         ))  # fmt: skip
     return found
 
@@ -75,8 +76,8 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
     if report.diverged_objects:
         found.append(Finding(
             "diverged-log",
-            f"the broker's log was truncated or replaced: {report.diverged_objects:,} objects with messages that it "
-            "lost wait for their deletion",
+            "the broker's log was truncated or replaced; objects with messages that it lost, to be deleted: "
+            f"{report.diverged_objects:,}",
             "tiered ls ARCHIVE_URL --diverged lists them, tiered gc --keep-log-history N keeps them",
         ))  # fmt: skip
     if report.expire_stopped:
@@ -101,7 +102,7 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
         )
         found.append(Finding("index", f"the message index is not updated: {report.index_problem}", step))
     elif report.unindexed_objects:
-        what = f"{report.unindexed_objects:,} damaged objects are not in the message index"
+        what = f"not in the message index: {counted(report.unindexed_objects, 'damaged object')}"
         found.append(Finding("index", what, "tiered verify ARCHIVE_URL names them"))
     return found
 
@@ -116,7 +117,7 @@ def of_catalog(state: CatalogState, now_ms: int, gc_grace_ms: int) -> list[Findi
 
 
 def _gaps(count: int) -> Finding:
-    what = f"{count:,} gaps: messages that the broker deleted or lost before they were archived"
+    what = f"{counted(count, 'gap')}: messages that the broker deleted or lost before they were archived"
     return Finding("gaps", what, "tiered ls ARCHIVE_URL lists them with their reasons")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from maintenance.gc import Deletions, run_gc
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.state import CatalogState
-from tiered.console import size_text
+from tiered.console import counted, size_text
 from tiered.errors import NotFoundError, TieredError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.retention_sections import GcSettings
@@ -104,7 +104,9 @@ class GcSchedule:
         self.problem = ""
         if plan.failed:
             key, reason = next(iter(plan.failed.items()))
-            self.problem = f"{len(plan.failed)} objects could not be deleted, such as {key}: {reason}"
+            self.problem = (
+                f"{counted(len(plan.failed), 'object')} could not be deleted, such as {key}: {reason}"
+            )
             logger.error("%s", self.problem)
         count = len(plan.delete) - len(plan.failed)
         logger.info("garbage collection deleted %d objects, %s", count, size_text(plan.delete_bytes))

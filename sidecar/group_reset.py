@@ -14,6 +14,7 @@ from typing import Any
 
 from fetcher.archive import Archive
 from fetcher.queries.time_search import Boundary
+from server.backend.served_archive import BrokerTables
 from server.groups.group_state import GroupLog
 from server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
@@ -69,6 +70,16 @@ class ArchiveGroups:
     def __init__(self, archive: Archive, log: GroupLog, lease_ms: int) -> None:
         self._archive, self._log, self._lease_ms = archive, log, lease_ms
 
+    def knows(self, group: str) -> bool:
+        """Whether the group has offsets here, or had a configuration or offsets at the broker."""
+        tables = BrokerTables(self._archive.access.store)
+        tables.refresh(self._archive.access.state)
+        return (
+            any(group == name for name, _ in self._log.offsets)
+            or group in tables.table("subscription_groups")
+            or group in tables.consumed().topics
+        )
+
     def plan(self, group: str, topic: str, start: Start) -> list[QueueMove]:
         """The moves of ``move``. Raises NotFoundError for an unknown topic."""
         known = self._log.read().get((group, topic), {})
@@ -119,6 +130,16 @@ class ServerGroups:
         for client in (self._names, *self._brokers.values()):
             client.close()
 
+    def knows(self, group: str) -> bool:
+        """Whether the group has members or, in any topic, offsets at the brokers of the plan."""
+        return any(
+            _is_online(client, group)
+            or _document(client, _request(client, RequestCode.GET_CONSUME_STATS, consumerGroup=group)).get(
+                "offsetTable"
+            )
+            for client in self._brokers.values()
+        )
+
     def plan(self, group: str, topic: str, start: Start) -> list[QueueMove]:
         """The moves of ``move``. Raises NotFoundError for an unknown topic, UnavailableError."""
         route = _document(self._names, _request(self._names, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic))
@@ -164,8 +185,7 @@ class ServerGroups:
         found = []
         for broker, client in self._brokers.items():
             own = [move for move in moves if move.broker == broker]
-            online = _call(client, RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup=group)
-            if online.code == ResponseCode.SUCCESS:
+            if _is_online(client, group):
                 found += self._reset(client, group, topic, start, own)
             else:
                 found += self._commit(client, broker, group, topic, own)
@@ -216,6 +236,11 @@ def _reset_at(client: BrokerClient, group: str, topic: str, **fields: object) ->
         return {}  # such as an offset below the broker's minimum
     table = _document(client, _checked(answer, code)).get("offsetTable") or {}  # its keys are queues
     return {int(json.loads(queue)["queueId"]): int(offset) for queue, offset in table.items()}
+
+
+def _is_online(client: BrokerClient, group: str) -> bool:
+    answer = _call(client, RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup=group)
+    return answer.code == ResponseCode.SUCCESS
 
 
 def _call(client: BrokerClient, code: RequestCode, **fields: object) -> RemotingCommand:

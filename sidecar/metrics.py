@@ -22,6 +22,9 @@ PREFIX = "rocketmq_tiered_store"
 QUEUES_MAX = 1000
 """Bound of per-queue series: the queues with the largest lag have them; totals count all."""
 
+Rows = list[tuple[str, str, float | None]]
+"""Name, meaning and value of each family; without a value there is none."""
+
 _MEDIUM = {"storage_type": "tiered", "storage_medium": "blob"}
 _QUEUE_LABELS = [*_MEDIUM, "topic", "queue_id", "file_type"]
 
@@ -92,7 +95,7 @@ def _queue_families(report: StatusReport) -> Iterator[Metric]:
 
 
 def _total_families(report: StatusReport) -> Iterator[Metric]:
-    gauges: list[tuple[str, str, float | None]] = [
+    gauges: Rows = [
         ("behind_messages", "Messages not archived yet, all queues.", report.lag_messages),
         ("behind_bytes", "Bytes not archived yet, all queues.", report.lag_bytes),
         ("behind_seconds", "Age in seconds of the oldest message not archived yet.", report.lag_seconds),
@@ -122,22 +125,19 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
             report.unindexed_objects,
         ),
     ]
-    for name, meaning, value in gauges:
-        if value is not None:
-            yield _labelled(GaugeMetricFamily, name, meaning, value)
-    counters = [
+    yield from _families(GaugeMetricFamily, gauges)
+    counters: Rows = [
         ("gaps_recorded", "Gaps recorded by this process.", report.new_gaps),
         ("messages_dispatch", "Messages archived by this process.", report.messages),
         ("upload_message_bytes", "Message bytes archived by this process.", report.bytes),
         ("errors", "Upload attempts abandoned since the start.", report.errors),
         ("index_files_rebuilt", "Damaged index files rebuilt by this process.", report.index_files_rebuilt),
     ]
-    for name, meaning, value in counters:
-        yield _labelled(CounterMetricFamily, name, meaning, value)
+    yield from _families(CounterMetricFamily, counters)
 
 
 def _garbage_families(report: StatusReport) -> Iterator[Metric]:
-    gauges: list[tuple[str, str, float | None]] = [
+    gauges: Rows = [
         (
             "pending_deletions",
             "Objects that garbage collection has still to delete.",
@@ -171,13 +171,11 @@ def _garbage_families(report: StatusReport) -> Iterator[Metric]:
             report.diverged_objects,
         ),
     ]
-    for name, meaning, value in gauges:
-        if value is not None:
-            yield _labelled(GaugeMetricFamily, name, meaning, value)
+    yield from _families(GaugeMetricFamily, gauges)
 
 
 def _compaction_families(report: CompactionStatus) -> Iterator[Metric]:
-    gauges: list[tuple[str, str, float | None]] = [
+    gauges: Rows = [
         ("compaction_interval_seconds", "How often objects are joined.", report.interval_seconds),
         (
             "compaction_last_timestamp_seconds",
@@ -193,10 +191,8 @@ def _compaction_families(report: CompactionStatus) -> Iterator[Metric]:
         ("compaction_backlog_bytes", "Message bytes of objects due to be joined.", report.backlog_bytes),
         ("compaction_round_seconds", "Duration of the last round of compaction.", report.round_seconds),
     ]
-    for name, meaning, value in gauges:
-        if value is not None:
-            yield _labelled(GaugeMetricFamily, name, meaning, value)
-    counters = [
+    yield from _families(GaugeMetricFamily, gauges)
+    counters: Rows = [
         ("compaction_failures", "Passes of compaction that failed.", report.failures),
         ("compaction_rounds", "Rounds of compaction.", report.rounds),
         ("compaction_joined_objects", "Objects that compaction replaced.", report.joined_objects),
@@ -209,12 +205,17 @@ def _compaction_families(report: CompactionStatus) -> Iterator[Metric]:
             report.bytes_copied,
         ),
     ]
-    for name, meaning, value in counters:
-        yield _labelled(CounterMetricFamily, name, meaning, value)
+    yield from _families(CounterMetricFamily, counters)
 
 
 def _seconds(time_ms: int | None) -> float | None:
     return None if time_ms is None else time_ms / 1000
+
+
+def _families(kind: type[GaugeMetricFamily | CounterMetricFamily], rows: Rows) -> Iterator[Metric]:
+    for name, meaning, value in rows:
+        if value is not None:
+            yield _labelled(kind, name, meaning, value)
 
 
 def _labelled(

@@ -8,7 +8,10 @@ from typing import Any
 import orjson
 
 from server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
+from tiered.broker_store.retention import SHORT_S_MAX
 from tiered.console import camel_name, camel_names
+
+OLD_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,12 @@ class StatusReport:
     lag_messages: int | None = None
     lag_bytes: int | None = None
     lag_seconds: float | None = None
+    measured_seconds: float = 0.0
+    """Age of these figures. A running instance measures the lag of many queues less often than once a second."""
     retention_margin_seconds: float | None = None
     """Time until the broker deletes messages not archived yet; None without risk."""
+    short_retention_margin_seconds: float = SHORT_S_MAX
+    """Below it the retention margin is short."""
     gaps: int = 0
     """Gaps of the archive."""
     new_gaps: int = 0
@@ -127,7 +134,8 @@ class StatusReport:
     compaction: CompactionStatus | None = None
     """None if compaction.every_ms is 0, or from a catalog."""
     commits_a_day: int | None = None
-    """With the next three, of a catalog: growth at the rate of the newest commits; None if unknown."""
+    """With the next three: growth at the rate of the newest commits (catalog), or of this process's commits of the last
+    hour (instance); None if unknown."""
     objects_a_day: int | None = None
     catalog_bytes_a_day: int | None = None
     compacted_objects_a_day: int | None = None
@@ -136,6 +144,11 @@ class StatusReport:
     """None if proxy mode is off."""
     slave: SlaveStatus | None = None
     """None if slave mode is off."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether figures are shown with their age."""
+        return self.measured_seconds > OLD_S
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for orjson."""

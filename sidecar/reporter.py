@@ -1,7 +1,8 @@
 """Makes the status report of an uploader: its status, plus lag and retention margin from the broker's files.
 
-Reads its own BrokerStore, because the uploader's is not thread-safe. A report is reused for REPORT_EVERY_S: each one
-reads consume queues.
+Reads its own BrokerStore, because the uploader's is not thread-safe. A report is reused for REPORT_EVERY_S, and longer
+where it costs much: each one reads consume queues, of which there may be many thousands. Such a report is made by a
+thread of its own, and until it is there the last one is returned.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from sidecar.lag import Lag, measure_lag
+from sidecar.archive_growth import GrowthMeter, with_growth
+from sidecar.lag import measure_lag
 from sidecar.report import StatusReport, seconds_since
 from sidecar.retention_margin import LogGrowth, retention_margin_s
 from tiered.broker_store.bound import BoundReason
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.pins import PinStatus
+from tiered.broker_store.retention import short_margin_s
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
@@ -23,6 +28,10 @@ from tiered.model.queue import TopicFilter
 from uploader.offload import OffloadStatus
 
 REPORT_EVERY_S = 1.0
+COSTLY_S = 0.05
+"""From this processor time on a report is made by a thread of its own."""
+COST_SHARE = 4.0
+"""A report is reused for so many times the processor time that it took: reports take a fifth of a core at most."""
 
 
 class Reporter:
@@ -36,31 +45,59 @@ class Reporter:
         *,
         gc_grace_ms: int = 0,
         monotonic_s: Callable[[], float] = time.monotonic,
+        cpu_s: Callable[[], float] = time.thread_time,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._head = head
         self._view = view
         self._filter = topic_filter
         self._gc_grace_ms = gc_grace_ms
-        self._monotonic_s = monotonic_s
+        self._monotonic_s, self._cpu_s = monotonic_s, cpu_s
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
         self._last = head
-        self._made_s: float | None = None
+        self._cost_s = 0.0
+        self._measured_s: float | None = None
+        """When the figures of the last report were measured; None: none were."""
+        self._due_s: float | None = None
+        """When the last report is too old; None: none was made."""
         self._growth = LogGrowth()
+        self._meter = GrowthMeter(monotonic_s())
         self._is_closed = False
 
     def report(self, status: Callable[[], OffloadStatus | None]) -> StatusReport:
-        """A report of ``status()``, or the last one if it is recent or the reporter is closed."""
-        with self._lock:
-            now_s = self._monotonic_s()
-            if self._is_closed or (self._made_s is not None and now_s - self._made_s < REPORT_EVERY_S):
-                return self._last
-            found = status()
+        """A report of ``status()``; the last one while that is recent, another is made, or the reporter is closed."""
+        self._renew(status)
+        age_s = 0.0 if self._measured_s is None else self._monotonic_s() - self._measured_s
+        return self._last if age_s <= REPORT_EVERY_S else replace(self._last, measured_seconds=age_s)
+
+    def _renew(self, status: Callable[[], OffloadStatus | None]) -> None:
+        if not self._lock.acquire(blocking=self._due_s is None):
+            return
+        if self._is_closed or (self._due_s is not None and self._monotonic_s() < self._due_s):
+            self._lock.release()
+        elif self._cost_s < COSTLY_S:
+            self._make(status)
+        else:  # it has the lock until it is done
+            try:
+                threading.Thread(target=self._make, args=(status,), name="report", daemon=True).start()
+            except RuntimeError:  # no thread can be started
+                self._make(status)
+
+    def _make(self, status: Callable[[], OffloadStatus | None]) -> None:
+        """Make a report, and release the lock."""
+        cost_s, self._cost_s = 0.0, 0.0  # after a failure the next call makes it, and raises
+        try:
+            found, began_s = status(), self._cpu_s()
             if found is not None:
+                measured_s = self._monotonic_s()
                 self._last = self._fresh(found)
-                self._made_s = now_s
-            return self._last
+                self._measured_s = measured_s
+                cost_s = self._cpu_s() - began_s
+                self._due_s = self._monotonic_s() + max(REPORT_EVERY_S, COST_SHARE * cost_s)
+            self._cost_s = cost_s
+        finally:
+            self._lock.release()
 
     def stand_by(self, state: CatalogState, log_end_phys: int | None) -> StatusReport:
         """A report of the lag behind the archive of another writer, whose state is ``state``."""
@@ -82,6 +119,7 @@ class Reporter:
                 self._last = self._with_lag(head, end_phys)
             except (TieredError, OSError) as error:
                 self._last = replace(head, last_error=str(error))
+            self._measured_s = self._monotonic_s()
             return self._last
 
     def close(self) -> None:
@@ -120,6 +158,10 @@ class Reporter:
             garbage_overdue_seconds=self._overdue_s(status.oldest_garbage_ms),
             diverged_objects=status.diverged_objects,
         )
+        if status.catalog is not None:
+            now_s = self._monotonic_s()
+            growth = self._meter.measure(now_s, status.catalog, status.commits, status.catalog_bytes)
+            report = with_growth(report, growth)
         if not status.bound_reason:
             return replace(report, bound_phys=None)  # no bound yet
         try:
@@ -129,14 +171,11 @@ class Reporter:
             return replace(report, last_error=str(error))
 
     def _with_lag(self, report: StatusReport, written_phys: int) -> StatusReport:
-        index = self._view.consume_queues()
-        if index is not None:
-            index.refresh()
         log = self._view.commit_log
         log.refresh()
         # Beyond the bound too: what a silent broker excludes is lag as well.
         committed_phys, bound_phys = report.committed_phys, report.bound_phys
-        lag = measure_lag(log, index, self._filter, committed_phys, written_phys)
+        lag = measure_lag(log, self._fresh_index, self._filter, committed_phys, written_phys)
         end_phys = lag.end_phys if lag.is_complete else max(lag.end_phys, bound_phys or 0)
         if bound_phys is not None and report.bound_reason == BoundReason.DEAD.value and lag.is_complete:
             bound_phys = min(bound_phys, max(end_phys, committed_phys))  # it ends where its files do
@@ -147,13 +186,14 @@ class Reporter:
             bound_phys=bound_phys,
             lag_messages=lag.messages,
             lag_bytes=max(0, end_phys - committed_phys),
-            lag_seconds=age_s(lag, now_ms),
+            lag_seconds=lag.age_s(now_ms),
             retention_margin_seconds=retention_margin_s(self._view, committed_phys, end_phys, growth),
+            short_retention_margin_seconds=short_margin_s(self._view.conf or BrokerConf()),
             queues=lag.reports(now_ms),
         )
 
-
-def age_s(lag: Lag, now_ms: int) -> float:
-    """Age of the oldest message that is not archived; 0 without lag."""
-    oldest_ms = lag.oldest_ms()
-    return 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000)
+    def _fresh_index(self) -> ConsumeQueueIndex | None:
+        index = self._view.consume_queues()
+        if index is not None:
+            index.refresh()
+        return index

@@ -40,7 +40,7 @@ from server.proxy.relay_service import RelayService
 from server.slave.pull_redirect import RedirectContext, SlavePulls
 from server.slave.registration import SlaveConfig
 from server.slave.slave_service import SlaveOptions, SlaveService
-from sidecar.broker_side import address_of, credentials_of, open_store_of, tls_of, topic_filter_of
+from sidecar.broker_side import address_of, credentials_of, open_store_of, read_conf, tls_of, topic_filter_of
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.store import BrokerStore
@@ -175,6 +175,18 @@ def checks_clients(conf: BrokerConf | None) -> bool:
     if conf is None:
         return True
     return any(_is_on(conf, name) for name in ("aclEnable", "authenticationEnabled", "authorizationEnabled"))
+
+
+def needs_account(settings: Settings) -> bool:
+    """Whether clients need an account of server or broker, by the settings and the broker.conf of now; assumed if that
+    cannot be read."""
+    if settings.serve.acl_file or settings.broker.credentials_file:
+        return True
+    try:
+        conf = read_conf(settings)
+    except TieredError:
+        return True
+    return conf is not None and checks_clients(conf)
 
 
 def judges_locks(conf: BrokerConf | None) -> bool:

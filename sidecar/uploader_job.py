@@ -25,6 +25,7 @@ from sidecar.broker_side import (
     store_path,
     topic_filter_of,
 )
+from sidecar.compaction_process import ChildStore, writing_in_child
 from sidecar.compaction_schedule import CompactionSchedule, Load
 from sidecar.expiry import expire
 from sidecar.gc_schedule import GcSchedule
@@ -167,15 +168,21 @@ class UploaderJob:
     def _compaction_of(
         self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack
     ) -> CompactionSchedule | None:
-        """Over connections of its own, and with a limit of its own: its large requests delay no upload."""
-        if writer.state_dir is None or not settings.compaction.every_ms:
+        """In a process and over connections of its own, and with a limit of its own: its large requests delay no
+        upload."""
+        in_memory = settings.archive.url.startswith("memory:")
+        if writer.state_dir is None or not settings.compaction.every_ms or in_memory:
             return None
         unlimited = StoreOptions(replace(settings.object_store, upload_bytes_per_s=0))
         archive = open_store(settings.archive.url, unlimited, metrics=metrics)
         opened.callback(archive.close)
         own = PrefixedStore(archive, archive_prefix(self.names.cluster, self.names.broker))
         spool = writer.state_dir / "compaction"
-        schedule = CompactionSchedule(own, self.offloader.catalog_writer, settings, spool, self._load)
+        place = ChildStore(own.url, unlimited, settings.compaction, settings.process.log_level)
+        schedule = CompactionSchedule(
+            own, self.offloader.catalog_writer, settings, spool, self._load,
+            writing=lambda share: writing_in_child(place, share, metrics),
+        )  # fmt: skip
         opened.callback(schedule.stop)
         return schedule
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tiered.console import escaped_json, print_json, print_json_line, printable, time_text
+from tiered.console import counted, escaped_json, print_json, print_json_line, printable, time_text
 
 HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode categories: control, format (bidirectional too), surrogate, line and paragraph separator."""
@@ -75,3 +75,12 @@ def test_json_escapes_the_same_characters_and_keeps_values() -> None:
     data = escaped_json(orjson.dumps({"日志": text}))
     assert json.loads(data) == {"日志": text}
     assert not HIDDEN & {unicodedata.category(character) for character in data.decode()}
+
+
+def test_counts_have_their_number() -> None:
+    assert [counted(count, "gap") for count in (0, 1, 1.4, 1_234)] == [
+        "0 gaps",
+        "1 gap",
+        "1 gap",
+        "1,234 gaps",
+    ]

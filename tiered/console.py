@@ -147,6 +147,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         print("  ".join(cells).rstrip())
 
 
+def counted(count: int | float, noun: str) -> str:
+    """``1 object``, ``1,234 objects``."""
+    number = f"{count:,.0f}"
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
+
+
 def size_text(size_bytes: float) -> str:
     """``1.5 MiB``."""
     amount = float(size_bytes)

@@ -20,6 +20,7 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.interface import ObjectStore
+from uploader.common_rows import CommonRowsWriter
 from uploader.log_divergence import (
     CheckResult,
     Divergence,
@@ -49,10 +50,12 @@ class ArchiveOwner:
         supersedes_max_bytes: float,
         reported_end_phys: Callable[[], int | None],
         background: Callable[[Callable[[], None]], object] | None = None,
+        work_dir: str = "",
     ) -> None:
         """``supersedes_max_bytes``: how much of the archive's log a diverged log may supersede; 0: nothing by an older
         copy, nor by a log that shares nothing with the archive. ``reported_end_phys``:
-        the end of log that a live broker reports, or None. ``background``: see CatalogWriter."""
+        the end of log that a live broker reports, or None. ``background``: see CatalogWriter. ``work_dir``: see
+        CommonRowsWriter."""
         self._supersedes_max_bytes = supersedes_max_bytes
         self._reported_end_phys = reported_end_phys
         self._archive = archive
@@ -64,6 +67,9 @@ class ArchiveOwner:
         self.is_claim_settled = False
         """Whether a claim was won or refused; not after one that the store did not answer."""
         self._has_planned = False
+        self._common_rows = CommonRowsWriter(
+            archive, writer=identity.instance, clock_ms=environment.clock_ms, work_dir=work_dir
+        )
         self.writer = CatalogWriter(
             archive,
             cluster=identity.cluster,
@@ -179,7 +185,9 @@ class ArchiveOwner:
     def _start_history(self, divergence: Divergence) -> int:
         lost_bytes = self._lost_bytes(divergence)
         try:
-            self.writer.append_history(common_version=divergence.version, phys=divergence.phys)
+            self.writer.append_history(
+                common_version=divergence.version, phys=divergence.phys, write_common=self._common_rows
+            )
         except CommitInvalidError as error:
             raise UnavailableError(error.message, hint=error.hint) from error
         logger.error(

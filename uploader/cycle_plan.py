@@ -23,7 +23,7 @@ from tiered.kernels.scan import FLAG_BATCH, RecordColumns
 from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import QueueSelection, distinct
-from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table
+from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table, positions
 from tiered.model.ttl_class import FOREVER_CLASS
 from uploader.lmq_dispatch import LmqOffsets, resolved_lmq_rows
 from uploader.queue_generations import QueueGenerations
@@ -297,7 +297,7 @@ class CyclePlanner:
         order: Ints,
         generation_of_row: Ints | None,
     ) -> ObjectPlan:
-        row = order[_spans(runs.first[group], runs.rows[group])]
+        row = order[positions(runs.first[group], runs.rows[group])]
         record = rows.record[row]
         is_lmq = np.repeat(runs.kind[group] == RunKind.LMQ, runs.rows[group])
         ordinal, generation = runs.ordinal[group], runs.generation[group]
@@ -349,15 +349,9 @@ class CyclePlanner:
                 key_count=key_count.astype(np.uint16),
                 parent=parent,
                 parent_queue_offset=parent_offset,
-                key_hashes=columns.key_hashes[_spans(key_start[record], key_count)],
+                key_hashes=columns.key_hashes[positions(key_start[record], key_count)],
             ),
         )
-
-
-def _spans(start: Ints, length: Ints) -> Ints:
-    """Concatenated aranges: for each i the indices start[i] … start[i] + length[i] - 1."""
-    length = length.astype(np.int64)
-    return np.repeat(start - (np.cumsum(length) - length), length) + np.arange(int(length.sum()))
 
 
 def _has_unusual_successor(ordinal: Ints, continues: Ints) -> Ints:

@@ -2,7 +2,8 @@
 
     commits name new segments → enough of them: read their key sections → one file → one maintenance commit
     enough files, or a day ended: merge neighbours through a temporary file → one maintenance commit
-    a file to be merged is damaged, or most of its messages expired: rebuild it from its key sections → one commit
+    a file to be merged is damaged or of version 1, or most of its messages expired: rebuild it from its key sections
+        → one commit
 
 A damaged segment is excluded from the index and listed by the commit: queries read its key section and report the
 damage. A file that can neither be read nor rebuilt stays, and its neighbours are merged without it.
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -65,6 +66,7 @@ from uploader.index_plan import (
     segments_of,
 )
 from uploader.unindexed import Stale, stale_entries, without
+from uploader.work_disk import work_disk
 
 T = TypeVar("T")
 
@@ -186,7 +188,7 @@ class IndexBuilder:
                 self._build(state, self._first_group(segments))
                 return True
         for refs in mergeable(state.indexes, self._beyond_repair):
-            merging = plan_merge(refs, self._settings.merge_files, is_final=is_final)
+            merging = plan_merge(refs, self._settings.day_files_max, is_final=is_final)
             if merging:
                 self._merge_or_rebuild(state, merging)
                 return True
@@ -303,7 +305,7 @@ class IndexBuilder:
     ) -> Places:
         """Add the items of ``segment``, which may exceed the memory; returns its places."""
         pieces = pieces_of_segment(index, keys, segment.ordinals, self._items_max)
-        with _disk_of(self._settings):
+        with work_disk(self._settings.work_dir, "a temporary index file"):
             if len(keys.hashes) > self._items_max:
                 items.add_all_or_none(pieces)
             else:
@@ -363,26 +365,37 @@ class IndexBuilder:
     # -- a merge ------------------------------------------------------------------------------------------------
 
     def _merge_or_rebuild(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
-        """Merge, or rebuild the damaged files that prevent merging."""
+        """Merge, or rebuild the files that prevent merging: damaged ones, and those of version 1, whose records would
+        have no places in the merged file."""
         self._stale = stale_entries(state, self._run_index)
         try:
-            self._merge(state, refs)
-            return
+            footers = [self._footer(shape_of(ref)) for ref in refs]
+            older = [ref for ref, footer in zip(refs, footers, strict=True) if not footer.names_queues]
+            if not older:
+                self._merge(state, refs, footers)
+                return
         except (CorruptionError, NotFoundError):
             damaged = [(ref, why) for ref in refs if (why := self._damage_of(ref)) is not None]
             if not damaged:
                 raise  # bytes were damaged in transit, or a file was removed
-        for ref, why in damaged:
-            fields = {"file": ref.key, "error": str(why)}
-            try:
-                is_done = self._rebuild(self._writer.state, ref)
-            except (CorruptionError, NotFoundError) as error:
-                self._beyond_repair.add(ref.key)
-                self._log("damaged index file not rebuilt", fields | {"cause": str(error)})
-                continue
-            if is_done:
-                self.counters.rebuilt += 1
-                self._log("damaged index file rebuilt", fields)
+            for ref, why in damaged:
+                self.counters.rebuilt += self._try_to_rebuild(ref, "damaged index file", str(why))
+        else:
+            for ref in older:
+                self._try_to_rebuild(ref, "index file of version 1", "does not name the queues of records")
+
+    def _try_to_rebuild(self, ref: IndexRef, what: str, why: str) -> bool:
+        """Whether the file was rebuilt; if it cannot be, it stays, and is never merged by this process."""
+        fields = {"file": ref.key, "error": why}
+        try:
+            is_done = self._rebuild(self._writer.state, ref)
+        except (CorruptionError, NotFoundError) as error:
+            self._beyond_repair.add(ref.key)
+            self._log(f"{what} not rebuilt", fields | {"cause": str(error)})
+            return False
+        if is_done:
+            self._log(f"{what} rebuilt", fields)
+        return is_done
 
     def _rebuild_expired(self, state: CatalogState) -> bool:
         """Rebuild the files of which most expired, once after each pass of expiry. False if there are none."""
@@ -437,9 +450,8 @@ class IndexBuilder:
                 made.append(self._put_items(state, meta, items, places, group, level=ref.level))
         return self._publish(made, removed=[ref.key], damaged=damaged)
 
-    def _merge(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
+    def _merge(self, state: CatalogState, refs: Sequence[IndexRef], footers: Sequence[Covered]) -> None:
         shapes = [shape_of(ref) for ref in refs]
-        footers = [self._footer(shape) for shape in shapes]
         covered = joined([_without_pending(state, footer) for footer in footers])
         places = merged_places(
             [
@@ -485,7 +497,7 @@ class IndexBuilder:
         key = index_key(meta.begin_ms, meta.end_ms, state.epoch, f"{self._nonce}_{self._made}")
         work_dir = self._settings.work_dir or None
         with (
-            _disk_of(self._settings),
+            work_disk(self._settings.work_dir, "a temporary index file"),
             tempfile.SpooledTemporaryFile(self._spool_bytes, dir=work_dir) as spool,
         ):
             shape = write_index(spool, key, chunks, meta, covered, form, places)
@@ -560,19 +572,6 @@ def _without_pending(state: CatalogState, footer: Covered) -> Covered:
     """Objects of one file that are not pending deletion."""
     kept = [footer.keys[key] not in state.pending_deletions for key in footer.objects["key"].tolist()]
     return Covered(footer.objects[np.array(kept, bool)], footer.keys)
-
-
-@contextmanager
-def _disk_of(settings: IndexSettings) -> Iterator[None]:
-    """Translate errors of the local disk; those of the object store are translated already."""
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot write a temporary index file in {settings.work_dir or tempfile.gettempdir()}: "
-            f"{error.strerror or error}",
-            hint="free space there, or set index.work_dir",
-        ) from error
 
 
 def _fits(state: CatalogState, refs: Sequence[IndexRef], removed: Sequence[str]) -> bool:

@@ -111,6 +111,7 @@ class Offloader:
             supersedes_max_bytes=supersedes,
             reported_end_phys=self._bound_source.reported_end_phys,
             background=lambda work: self._page_merges.submit(self._guarded, work),
+            work_dir=self._index_settings.work_dir,
         )  # fmt: skip
         self._writer = self._owner.writer
         self._table = QueueTable()
@@ -482,6 +483,9 @@ class Offloader:
             index_files_rebuilt=self._index_builder.counters.rebuilt,
             index_problem=self._index_builder.counters.last_error,
             store_problem=self._store_problem(),
+            catalog=state,
+            commits=self._writer.commits,
+            catalog_bytes=self._writer.written_bytes,
         )
 
     def _store_problem(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiered.broker_store.pins import PinStatus
+from tiered.catalog.state import CatalogState
 from uploader.cycle_upload import UploadCounters
 
 
@@ -59,3 +60,8 @@ class OffloadStatus:
     """Damaged index files rebuilt by this process."""
     store_problem: str = ""
     """Why uploads or commits are being retried; empty if none is."""
+    catalog: CatalogState | None = None
+    commits: int = 0
+    """Of the catalog, by this process."""
+    catalog_bytes: int = 0
+    """Bytes of the catalog that this process wrote."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tiered.console import duration_text, size_text
+from tiered.console import counted, duration_text, size_text
 
 
 class Outcome(Protocol):
@@ -38,8 +38,8 @@ def outcome_text(outcome: Outcome) -> str:
     """``1,000 messages, 1.0 MiB as 200.0 KiB in 3 objects, 1.2s (850.0 KiB/s)``, and warnings."""
     rate = outcome.raw_bytes / outcome.duration_s if outcome.duration_s > 0 else 0.0
     parts = [
-        f"{outcome.messages:,} messages, {size_text(outcome.raw_bytes)} as {size_text(outcome.stored_bytes)}"
-        f" in {outcome.objects:,} objects, {duration_text(outcome.duration_s)} ({size_text(rate)}/s)"
+        f"{counted(outcome.messages, 'message')}, {size_text(outcome.raw_bytes)} as {size_text(outcome.stored_bytes)}"
+        f" in {counted(outcome.objects, 'object')}, {duration_text(outcome.duration_s)} ({size_text(rate)}/s)"
     ]
     if outcome.commits == 0 and outcome.messages == 0:
         parts = [f"nothing to do, everything up to physical offset {outcome.to_phys:,} is archived"]

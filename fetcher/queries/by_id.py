@@ -4,7 +4,8 @@ The catalog's memory names the objects that may hold a physical offset; for olde
 At most four object requests if a cycle has one or two objects: an index file's tail, their tails, one block. A cycle
 with large runs of several queues has an object for each, all over one range of the log: their tails are read, the
 largest object's first, until one has the offset. Compacted objects, thousands of which may have records of one range,
-are found by the queue that the index file names for each record: one more request, and the pages of that queue's runs.
+are found by the queue that the index file names for each record: one more request, and a few pages of that queue's
+runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from fetcher.queries.found import Entry, FoundMessage, is_shown
 from fetcher.queries.source import Place, QuerySource
 from tiered.catalog.index_refs import IndexRef
+from tiered.catalog.pages import Bounds
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.flat_file.index_shape import shape_of
@@ -101,7 +103,7 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
                 damaged.append(index)
                 continue
             for queue in named:
-                runs = await source.runs_of(state, queue)
+                runs = await source.runs_at(state, queue, wanted.phys, Bounds.PHYS)
                 found = await _look_at_all(source, state, _living(runs, wanted.phys, -1), wanted)
                 if found is not None:
                     return found
@@ -236,7 +238,7 @@ async def _is_living(
         return run in candidate.ordinals
     if not state.log_histories:
         return True
-    chunk = await source.runs_of(state, entry.queue)
+    chunk = await source.runs_at(state, entry.queue, entry.queue_offset)
     at = int(np.searchsorted(chunk.runs["base_queue_offset"], entry.queue_offset, side="right")) - 1
     if at < 0:
         return False

@@ -16,7 +16,15 @@ from typing import NamedTuple
 import numpy as np
 
 from fetcher.io.waiting import gather
-from fetcher.queries.found import ALWAYS_MS, Entry, FoundMessage, count_within, is_shown, read_entry
+from fetcher.queries.found import (
+    ALWAYS_MS,
+    Entry,
+    FoundMessage,
+    count_within,
+    has_expired,
+    is_shown,
+    read_entry,
+)
 from fetcher.queries.source import QuerySource
 from fetcher.queries.unindexed_items import scan_instead, scan_unindexed, unindexed_segments
 from tiered.catalog.index_refs import IndexRef
@@ -92,10 +100,12 @@ class KeyQuery:
 
 @dataclass(frozen=True)
 class QueryPage:
-    """Answers, newest first. ``next``: where the next page begins; None when there is none."""
+    """Answers, newest first. ``next``: where the next page begins; None when there is none. ``expired``: messages with
+    the key's hash that have expired, of those that were examined and are still indexed."""
 
     messages: Sequence[FoundMessage]
     next: Position | None
+    expired: int = 0
 
 
 class QueryCost(NamedTuple):
@@ -107,8 +117,8 @@ class QueryCost(NamedTuple):
 
     @property
     def requests(self) -> int:
-        """About so many object requests: two for each index file and topic, one for each segment."""
-        return 2 * self.index_files * self.topics + self.segments
+        """About so many object requests: one for each index file and topic, and for each segment."""
+        return self.index_files * self.topics + self.segments
 
 
 async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery) -> QueryPage:
@@ -164,14 +174,14 @@ async def _find(source: QuerySource, state: CatalogState, query: KeyQuery, scann
         files = [ref for ref, answer in zip(files, answers, strict=True) if isinstance(answer, Matches)]
         matches = [answer for answer in answers if isinstance(answer, Matches)]
         candidates, is_all = _candidates([*matches, Matches(scanned, True)])
-        found, is_exhausted = await _verified(source, state, query, candidates)
+        found, is_exhausted, expired = await _verified(source, state, query, candidates)
         if is_all or query.is_full(found):
             break
         wanted = wanted._replace(items_max=8 * wanted.items_max)
     messages = found[: query.max_messages]
     messages = messages[: count_within((len(message.data) for message in messages), query.max_bytes)]
     is_last = is_all and is_exhausted and len(found) == len(messages)
-    return QueryPage(messages, None if is_last or not messages else Position.of(messages[-1]))
+    return QueryPage(messages, None if is_last or not messages else Position.of(messages[-1]), expired)
 
 
 async def _items_or_error(source: QuerySource, ref: IndexRef, wanted: Wanted) -> Matches | CorruptionError:
@@ -198,11 +208,12 @@ def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
 
 async def _verified(
     source: QuerySource, state: CatalogState, query: KeyQuery, candidates: Table
-) -> tuple[list[FoundMessage], bool]:
-    """Messages that carry the key, in order, at least as many as requested; whether all candidates were examined."""
+) -> tuple[list[FoundMessage], bool, int]:
+    """Messages that carry the key, in order, at least as many as requested; whether all candidates were examined; how
+    many of those have expired."""
     shown: dict[QueueKey, bool] = {}
     found: list[FoundMessage] = []
-    at = 0
+    at = expired = 0
     while at < len(candidates):
         if query.is_full(found) and int(candidates["store_timestamp"][at]) < int(
             candidates["store_timestamp"][at - 1]
@@ -222,13 +233,14 @@ async def _verified(
             if shown[queue]:
                 entries.append(Entry(queue, int(item["queue_offset"]), int(item["store_timestamp"])))
         at = end
+        expired += sum(has_expired(state, entry) for entry in entries)
         for first in range(0, len(entries), READ_AT_ONCE):
             some = entries[first : first + READ_AT_ONCE]
             read = await gather([read_entry(source, state, entry) for entry in some])
             found += [message for message in read if message is not None and _is_wanted(message, query)]
             source.forget()
     found.sort(key=Position.of, reverse=True)
-    return found, at >= len(candidates)
+    return found, at >= len(candidates), expired
 
 
 def _is_wanted(message: FoundMessage, query: KeyQuery) -> bool:

@@ -18,7 +18,7 @@ from tiered.errors import CorruptionError
 from tiered.formats.record import Record, decode_record, record_to_json
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, RunKind
+from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, RunKind
 
 ALWAYS_MS = -(1 << 63), (1 << 63) - 1
 """Store timestamps from … to: any a record can have, also those of damaged ones."""
@@ -83,6 +83,14 @@ def is_shown(state: CatalogState, queue: QueueKey, *, with_hidden: bool) -> bool
     return not flags & QUEUE_SUPERSEDED and (with_hidden or not flags & QUEUE_HIDDEN)
 
 
+def has_expired(state: CatalogState, entry: Entry) -> bool:
+    """Whether the message of ``entry`` has expired."""
+    row = state.queue(entry.queue)
+    if row is None or entry.queue_offset >= row["min_queue_offset"]:
+        return False
+    return bool(row["flags"] & QUEUE_EXPIRED)
+
+
 async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> FoundMessage | None:
     """The message of ``entry``, or None if it no longer exists (expired, superseded by another log history).
 
@@ -91,7 +99,7 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
     row = state.queue(entry.queue)
     if row is None or not row["min_queue_offset"] <= entry.queue_offset < row["end_queue_offset"]:
         return None
-    chunk = await source.runs_of(state, entry.queue)
+    chunk = await source.runs_at(state, entry.queue, entry.queue_offset)
     runs = chunk.runs
     at = int(np.searchsorted(runs["base_queue_offset"], entry.queue_offset, side="right")) - 1
     if at < 0 or int(runs["end_queue_offset"][at]) <= entry.queue_offset:

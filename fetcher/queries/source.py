@@ -6,7 +6,6 @@ queries (part_cache.py); with a ``BlockSource``, queries share tails and blocks 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Final, NamedTuple, TypeVar
@@ -20,8 +19,8 @@ from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Wait
 from fetcher.queries.part_cache import PartCache
 from fetcher.rows.block_fetch import BlockSource
-from tiered.catalog.pages import Page, RunIndex, decode_page
-from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
+from tiered.catalog.pages import Bounds, Page, RunIndex, WindowSearch, decode_page
+from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk
 from tiered.errors import CorruptionError
 from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.keys import parse_part_key
@@ -65,13 +64,13 @@ class QuerySource:
     ) -> None:
         self._reader = reader
         self._url = store.url
-        self._living = RunIndex(store)
+        self._catalog = RunIndex(store)
         self._kept = kept if kept is not None else PartCache(0)
         self._blocks = blocks
         self._ranges: dict[tuple[str, int, int], Future[bytes]] = {}
         self._segments: dict[str, SegmentIndex] = {}
         self._pages: dict[str, Page] = {}
-        self._chunks: dict[tuple[int, QueueKey], RunChunk] = {}
+        self._windows: dict[tuple[int, QueueKey], RunChunk] = {}
         self.requests = 0
         """Made here, so without those of the ``BlockSource``."""
 
@@ -214,6 +213,9 @@ class QuerySource:
 
     async def page(self, state: CatalogState, ref: PageRef) -> Page:
         """Living runs of one page."""
+        return self._catalog.living(state, await self._page(ref))
+
+    async def _page(self, ref: PageRef) -> Page:
         found: Page | None = self._pages.get(ref.key) or self._kept.get(ref.key, "page")
         if found is None:
             self.requests += 1
@@ -226,30 +228,36 @@ class QuerySource:
                 raise CorruptionError(f"{source}: {len(found.chunk.runs)} runs, the catalog says {ref.runs}")
             self._kept.put(ref.key, "page", found, found.nbytes)
         self._pages[ref.key] = found
-        return self._living.living(state, found)
+        return found
 
-    async def runs_of(self, state: CatalogState, queue: QueueKey) -> RunChunk:
-        """As RunIndex.runs_of: living runs of a queue by base offset, with their objects."""
-        known = self._chunks.get((state.version, queue))
-        if known is not None:
+    async def runs_at(
+        self, state: CatalogState, queue: QueueKey, position: int, bounds: Bounds = Bounds.OFFSET
+    ) -> RunChunk:
+        """Some living runs of a queue by base offset, with their objects: around the one that holds ``position``, or
+        none if there is no such run. Reads a page or a few, whatever the queue's history."""
+        known = self._windows.get((state.version, queue))
+        if known is not None and bounds.hold(known.runs, position).any():
             return known
         row = state.row_of(queue)
         if row is None:
             return EMPTY_CHUNK
-        found = []
-        for ref in state.pages:
-            if ref.first <= queue <= ref.last:
-                page = await self.page(state, ref)
-                number = bisect_left(page.queues, queue)
-                if number < len(page.queues) and page.queues[number] == queue:
-                    begin, end = np.searchsorted(page.chunk.runs["queue"], [number, number + 1])
-                    found.append(selected(page.chunk, np.arange(begin, end)))
-        mine = state.memory_runs_of(row)
-        found.append(selected(mine, np.arange(len(mine.runs))))
-        chunk = joined(tuple(found))
-        runs = chunk.runs[np.argsort(chunk.runs["base_queue_offset"], kind="stable")]
-        result = self._chunks[state.version, queue] = RunChunk(runs, chunk.objects, chunk.object_keys)
-        return result
+        found = state.memory_runs_of(row)
+        if not bounds.hold(found.runs, position).any():
+            window = await self._window(self._catalog.search(state, queue, position, bounds=bounds))
+            if window is None:
+                return EMPTY_CHUNK
+            found = window
+        self._windows[state.version, queue] = found
+        return found
+
+    async def _window(self, search: WindowSearch) -> RunChunk | None:
+        try:
+            ref = next(search)
+            while True:
+                ref = search.send(await self._page(ref))
+        except StopIteration as end:
+            found: tuple[PageRef, RunChunk] | None = end.value
+            return None if found is None else found[1]
 
 
 def _check(place: Place) -> None:

@@ -67,6 +67,10 @@ def add_source(parser: argparse.ArgumentParser, *, columns: bool = False) -> Non
         "--generation", metavar="N|all", help="generation of recreated topics (default: current)"
     )
     parser.add_argument(
+        "--at-version", metavar="N", type=whole_number,
+        help="read the archive as it was at catalog version N, until gc deletes it",
+    )  # fmt: skip
+    parser.add_argument(
         "--partition-bytes", metavar="BYTES", type=int, help="approximate message bytes of a task"
     )
     parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
@@ -144,6 +148,7 @@ def source_of(
         "cluster": options.cluster,
         "broker": options.broker,
         "generation": getattr(options, "generation", None),
+        "version": getattr(options, "at_version", None),
         "since": getattr(options, "since", None),
         "until": getattr(options, "until", None),
         "columns": getattr(options, "columns", ""),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maintenance.compaction_job import CompactionReport, compact_archive, dry_run
+from maintenance.compaction_job import CompactionReport, compact_archive, dry_run, in_flight_bytes
 from maintenance.compaction_plan import Candidates, CompactionPlan, OutputPart
 from maintenance.compaction_run import (
     CompactionCost,
@@ -93,7 +93,9 @@ def compact(
         runner = tasks or SparkTasks(spark() if callable(spark) else spark)
         writer = _Distributed(ArchiveTarget(url, options), runner, settings.compaction.memory_bytes)
         codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-        place = CompactionOptions(Path(spool), settings.compaction.spool_bytes, codec)
+        place = CompactionOptions(
+            Path(spool), settings.compaction.spool_bytes, codec, in_flight_bytes(settings)
+        )
         found = compact_archive(
             archive.store, state, settings, place, prices, report=report, write=writer.write
         )
@@ -128,7 +130,7 @@ class _Distributed:
         for first in range(0, len(tasks), step):
             some = tasks[first : first + step]
             results += self._runner.run(write_in_task, some, "compact")
-            done_bytes += sum(_piece_bytes(task.plan) for task in some)
+            done_bytes += sum(_message_bytes(task.plan) for task in some)
             options.report(done_bytes)
         return joined_results(candidates, tasks, results)
 
@@ -147,7 +149,7 @@ def output_groups(plan: CompactionPlan, task_bytes: int) -> Iterator[set[int]]:
     sizes = np.zeros(len(plan.outputs), np.int64)
     for iteration in plan.iterations:
         for part in iteration:
-            sizes[part.output] += int((part.pieces["end"] - part.pieces["begin"]).sum())
+            sizes[part.output] += part.message_bytes
     group: set[int] = set()
     size_bytes = 0
     for output, size in enumerate(sizes.tolist()):
@@ -218,6 +220,5 @@ def joined_results(
     return CompactionResult(np.concatenate(runs), np.concatenate(objects), keys, abandoned, cost)
 
 
-def _piece_bytes(plan: CompactionPlan) -> int:
-    parts = [part for iteration in plan.iterations for part in iteration]
-    return sum(int((part.pieces["end"] - part.pieces["begin"]).sum()) for part in parts)
+def _message_bytes(plan: CompactionPlan) -> int:
+    return sum(part.message_bytes for iteration in plan.iterations for part in iteration)

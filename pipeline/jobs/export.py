@@ -180,11 +180,11 @@ class _Export:
         return done
 
     def _plan(self, intent: Intent, source: SourceOptions, before: Done) -> BatchPlan:
-        """The first plan of the batch, without messages that expired since."""
+        """The first plan of the batch; without messages that expired since, unless a version was requested."""
         kept = self._progress.plan(intent.number)
         plan = None if kept is None else plan_of(kept)
         if plan is not None:
-            return without_expired(source, plan)
+            return plan if source.version is not None else without_expired(source, plan)
         plan = plan_batch(source, intent, before.ends)
         self._progress.keep_plan(intent.number, plan_document(plan))
         return plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 
@@ -10,10 +9,11 @@ from pipeline.options.predicate import Predicate
 from pipeline.options.source_options import SourceOptions
 from pipeline.plan.filled_gaps import Layer
 from pipeline.plan.partitions import ArchiveRef, OffsetRange, Slices, cut, lmq_row_bytes, slices_of_page
+from pipeline.plan.run_ranges import pages_of
 from pipeline.plan.superseded_plan import OnExpired, expired, later_layers
 from tiered.catalog.archives import Archive, list_archives, open_archive
 from tiered.catalog.catalog_reader import head_version, load
-from tiered.catalog.pages import RunIndex, sorted_page
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
@@ -131,21 +131,14 @@ def slices(
     predicate: Predicate,
     *,
     is_header_only: bool,
-) -> Iterator[Slices]:
-    """Slices of ``wanted``, one page of runs at a time. Pages without such queues are not read."""
-    names, row_bytes = sorted(wanted), lmq_row_bytes(state.table)
-    pages = (
-        run_index.living(state, run_index.page(ref))
-        for ref in state.pages
-        if bisect_left(names, ref.first) < bisect_right(names, ref.last)
-    )
-    memory = [sorted_page(state.directory.keys, state.memory)] if state.memory_runs else []
-    for page in (*pages, *memory):
-        found = slices_of_page(
+) -> list[Slices]:
+    """Slices of ``wanted`` by page, in the catalog's order. Other pages are not read."""
+    row_bytes, found = lmq_row_bytes(state.table), {}
+    for place, page in pages_of(run_index, state, wanted):
+        found[place] = slices_of_page(
             archive, page, wanted, predicate, is_header_only=is_header_only, lmq_row_bytes=row_bytes
         )
-        if found is not None:
-            yield found
+    return [one for _, one in sorted(found.items()) if one is not None]
 
 
 class ArchivePlanner:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.options.predicate import Predicate
 from tiered.catalog.pages import Page
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table
+from tiered.model.tables import RunKind, Table, positions
 
 ROW_BYTES = 64
 """Weight of a row besides its message."""
@@ -191,7 +191,7 @@ def _split_large(table: Table, partition_bytes: int) -> Table:
     if not len(table) or int(pieces.max()) == 1:
         return table
     split: Table = np.repeat(table, pieces)
-    number = np.arange(len(split)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    number = positions(np.zeros(len(pieces), np.int64), pieces)
     count, base, length = np.repeat(pieces, pieces), split["begin"].copy(), np.repeat(offsets, pieces)
     split["begin"] = base + length * number // count
     split["end"] = base + length * (number + 1) // count

@@ -19,7 +19,7 @@ from tiered.object_store.interface import ObjectStore
 
 OnExpired = Callable[[QueueKey, OffsetRange], None]
 """Handles offsets that expired since: raises, or returns to skip them."""
-PLAN_AGAIN = "run the job again to plan from the newest version"
+PLAN_AGAIN = "run the job again at the newest version"
 
 
 def later_layers(

@@ -19,6 +19,7 @@ from pipeline.options.source_options import SourceOptions, Starting
 from pipeline.plan.archive_plan import ArchivePlanner, archive_store, archives, opened, wanted_queues
 from pipeline.plan.filled_gaps import GapsByVersion, Layer, filled, without
 from pipeline.plan.partitions import OffsetRange, Slices
+from pipeline.plan.run_ranges import runs_of
 from pipeline.plan.superseded_plan import KeptEnds
 from pipeline.source.stream_offsets import (
     ArchiveOffset,
@@ -174,7 +175,7 @@ class ArchiveFollower:
     def _offset_at_time(self, names: Names, state: CatalogState, queue: QueueKey) -> int:
         """The offset of the first message stored at or after the starting time, or the end."""
         wanted_ms = self._options.starting_timestamp or 0
-        chunk = self._planner(names).run_index.runs_of(state, queue)
+        chunk = self._planner(names).run_index.runs_from(state, queue, wanted_ms)
         for run in chunk.runs[chunk.runs["max_store_timestamp"] >= wanted_ms]:
             place = chunk.objects[int(run["object"])]
             reader = SegmentReader.open(
@@ -229,10 +230,14 @@ class ArchiveFollower:
     def _ends_by_bytes(
         self, todo: list[tuple[Names, QueueKey, int, int]], newest: StreamOffset, byte_limit: int
     ) -> list[int]:
-        tables = [
-            self._planner(names).run_index.runs_of(self._state(names, newest[names].version), queue).runs
-            for names, queue, *_ in todo
-        ]
+        wanted: dict[Names, Layer] = {names: {} for names in newest}
+        for names, queue, begin, end in todo:
+            wanted[names][queue] = OffsetRange(begin, end)
+        found = {
+            names: runs_of(self._planner(names).run_index, self._state(names, newest[names].version), layer)
+            for names, layer in wanted.items()
+        }
+        tables = [found[names][queue] for names, queue, *_ in todo]
         sizes = [bytes_between(runs, begin, end) for runs, (*_, begin, end) in zip(tables, todo, strict=True)]
         if sum(sizes) <= byte_limit:
             return [end for *_, end in todo]

@@ -94,14 +94,14 @@ def _offsets(topics: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:
     queues = {}
     for topic, numbers in topics.items():
         for name, offset in numbers.items():
-            queue_id, generation = map(int, name.split("."))
+            queue_id, generation = (_whole(int(number)) for number in name.split("."))
             queues[QueueKey(topic, queue_id, generation)] = _whole(offset)
     return queues
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int) or abs(value) > OFFSET_MAX:
-        raise ValueError("a number is not of 64 bits")
+    if type(value) is not int or not 0 <= value <= OFFSET_MAX:
+        raise ValueError("a number is not of 63 bits")
     return value
 
 

@@ -154,6 +154,8 @@ class ClientTable:
         self._groups: dict[str, Group] = {}
         self._sent: dict[int, dict[str, _Sent]] = {}
         """Keyed by connection id and group."""
+        self._last_left: dict[int, str] = {}
+        """The group that a client on a connection left last, by connection id."""
         self._unaccepted_bytes = 0
         self.held_bytes = 0
         """Memory estimate."""
@@ -175,8 +177,9 @@ class ClientTable:
         return found is not None and peer.id in found.member_counts
 
     def names_group(self, group: str, peer: Peer) -> bool:
-        """Whether heartbeats on the connection of ``peer`` name ``group``, also before its account is accepted."""
-        return group in self._sent.get(peer.id, _NOTHING)
+        """Whether heartbeats on the connection of ``peer`` name ``group``, also before its account is accepted, or did
+        until the client left it: the last commits may follow."""
+        return group in self._sent.get(peer.id, _NOTHING) or self._last_left.get(peer.id) == group
 
     def subscription(self, group: str, topic: str, connection_id: int) -> Subscription | None:
         """The filter of ``topic`` that this connection sent for the group."""
@@ -266,6 +269,8 @@ class ClientTable:
 
     def leave(self, client_id: str, group_name: str, peer: Peer) -> None:
         """A client leaves a group. A member with the same id on another connection stays."""
+        if group_name in self._sent.get(peer.id, _NOTHING):
+            self._last_left[peer.id] = group_name
         group = self._groups.get(group_name)
         member = None if group is None else group.members.get(client_id)
         if group is not None and member is not None and member.peer is peer:
@@ -276,6 +281,7 @@ class ClientTable:
 
     def closed(self, peer: Peer) -> None:
         """A connection closed: its members leave."""
+        self._last_left.pop(peer.id, None)
         groups = {}
         for name, client_id in list(self._memberships.get(peer.id, ())):
             groups[name] = self._groups[name]

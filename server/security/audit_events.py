@@ -71,16 +71,23 @@ class AuditEvents:
         self._unlisted = dict.fromkeys(_MESSAGES, 0)
         self._written_s = now_s()
 
-    def record(self, request: Request, response: Response | None) -> None:
-        """Log and count a request that is one of the events. ``response`` None: no reply, as to a relayed commit."""
+    def is_outside(self, request: Request) -> bool:
+        """Whether it commits an offset of a group that heartbeats on its connection do not name."""
+        code, fields = request.command.code, request.command.ext_fields
+        if code not in _COMMITS or not _commits(
+            code, fields.get("sysFlag", ""), fields.get("commitOffset", "-1")
+        ):
+            return False
+        return not self._is_member(fields.get("consumerGroup", ""), request.peer)
+
+    def record(self, request: Request, response: Response | None, *, was_outside: bool = True) -> None:
+        """Log and count a request that is one of the events. ``response`` None: no reply, as to a relayed commit.
+        ``was_outside``: `is_outside` when it came; by now its client may have joined or left."""
         code = request.command.code
         if response is not None and response.code == _NO_PERMISSION:
             self._add(AuditEvent.REFUSED, request, response)
         elif code in _COMMITS:
-            fields = request.command.ext_fields
-            if _commits(
-                code, fields.get("sysFlag", ""), fields.get("commitOffset", "-1")
-            ) and not self._is_member(fields.get("consumerGroup", ""), request.peer):
+            if was_outside and self.is_outside(request):
                 self._add(AuditEvent.COMMIT, request, response)
         elif code == _RESET:
             self._add(AuditEvent.RESET, request, response)

@@ -100,8 +100,12 @@ class RulesAuthorizer:
         topic = decode_record(b"".join(response.body)).topic
         return self.refusal_of_message(request, topic) or response
 
-    def record(self, request: Request, response: Response | None) -> None:
-        self._events.record(request, response)
+    def is_outside(self, request: Request) -> bool:
+        """See Authorizer."""
+        return self._events.is_outside(request)
+
+    def record(self, request: Request, response: Response | None, *, was_outside: bool = True) -> None:
+        self._events.record(request, response, was_outside=was_outside)
 
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
         account = request.command.ext_fields.get(ACCESS_KEY, "") if self._rules is not None else ""

@@ -29,8 +29,12 @@ class Authorizer(Protocol):
         """Audited events since the start. Callable from any thread."""
         ...
 
-    def record(self, request: Request, response: Response | None) -> None:
-        """Audit a request with its reply, also if that is not sent."""
+    def is_outside(self, request: Request) -> bool:
+        """Whether it commits an offset of a group that its client is not in."""
+        ...
+
+    def record(self, request: Request, response: Response | None, *, was_outside: bool = True) -> None:
+        """Audit a request with its reply, also if that is not sent. ``was_outside``: `is_outside` when it came."""
         ...
 
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
@@ -67,9 +71,12 @@ class Dispatcher:
 
     async def answer(self, request: Request, *, is_authorized: bool) -> Response | None:
         """The reply; None for no reply."""
+        authorizer = self._authorizer
+        if authorizer is None:
+            return await self._answer(request, is_authorized=is_authorized)
+        was_outside = authorizer.is_outside(request)
         response = await self._answer(request, is_authorized=is_authorized)
-        if self._authorizer is not None:
-            self._authorizer.record(request, response)
+        authorizer.record(request, response, was_outside=was_outside)
         return response
 
     async def _answer(self, request: Request, *, is_authorized: bool) -> Response | None:

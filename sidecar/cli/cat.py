@@ -199,6 +199,10 @@ class _Printer:
         span = Span(start, options.since, options.limit, READ_ROWS, READ_BYTES, options.until)
         handle = self._archive.queue(queue.topic, queue.queue_id, generation=queue.generation)
         walk = self._walks[queue] = handle.walk(span, self._filter)
+        if options.since is not None and handle.has_expired and walk.offset == handle.min_offset:
+            logger.warning(
+                "%s queue %d: messages before offset %d have expired", *queue[:2], handle.min_offset
+            )
         return walk
 
     def _pieces(self, batch: MessageBatch, listing: QueueListing) -> Iterator[bytes | memoryview]:

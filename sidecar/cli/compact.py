@@ -7,13 +7,15 @@ import os
 import tempfile
 from pathlib import Path
 
-from maintenance.compaction_job import CompactionReport, compact_archive, dry_run
+from maintenance.compaction_job import CompactionReport, compact_archive, dry_run, in_flight_bytes
 from maintenance.compaction_run import CompactionOptions
 from maintenance.prices import Prices, read_prices
-from sidecar.archive import Archive, open_for_reading
+from sidecar.allocator import return_freed_memory, trim
 from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.loaded_archive import LoadedArchive, open_for_reading
 from sidecar.progress import Progress
 from tiered.console import print_json, print_lines
+from tiered.formats.page_decoder import decode_column_page
 from tiered.formats.segment import BlockCodec
 from tiered.settings.sections import Settings
 
@@ -42,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print what is or would be joined."""
+    return_freed_memory()
+    decode_column_page.may_load = False
     settings = settings_of(options).settings
     prices = read_prices(Path(options.prices)) if options.prices else Prices()
     with open_for_reading(options.url, settings) as archive:
@@ -57,10 +61,12 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _apply(
-    archive: Archive, settings: Settings, spool: Path, prices: Prices, *, quiet: bool
+    archive: LoadedArchive, settings: Settings, spool: Path, prices: Prices, *, quiet: bool
 ) -> CompactionReport:
     codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-    options = CompactionOptions(spool, settings.compaction.spool_bytes, codec)
+    options = CompactionOptions(
+        spool, settings.compaction.spool_bytes, codec, in_flight_bytes(settings), release=trim
+    )
     with Progress("joined", 0, quiet=quiet) as progress:
         return compact_archive(
             archive.store, archive.state, settings, options, prices, report=progress.update

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sidecar.archive import open_for_reading
 from sidecar.archive_rules import archived_topic_table
 from sidecar.cli.arguments import SERVE_FLAGS, add_json, add_places, add_writer_flags, settings_of
+from sidecar.loaded_archive import open_for_reading
 from tiered.broker_store.config import read_broker_state
 from tiered.console import print_json, print_lines, print_table
 from tiered.model.ttl_class import FOREVER_CLASS, ttl_class

@@ -10,6 +10,7 @@ from typing import Any
 
 from fetcher.queries.queue_listing import list_queues
 from maintenance.archive_use import KINDS, OTHER, ArchiveUse, PartSizes, Use, measure
+from maintenance.compaction_job import dry_run
 from maintenance.cost import (
     DAY_S,
     Alternative,
@@ -23,12 +24,20 @@ from maintenance.cost import (
     ttl_costs,
 )
 from maintenance.prices import Prices, read_prices
-from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.instance import state_root
+from sidecar.loaded_archive import LoadedArchive, open_for_reading
 from sidecar.request_counts import instance_of, read_counts
 from tiered.catalog.pages import RunIndex
-from tiered.console import camel_names, duration_text, print_json, print_lines, print_table, size_text
+from tiered.console import (
+    camel_names,
+    counted,
+    duration_text,
+    print_json,
+    print_lines,
+    print_table,
+    size_text,
+)
 from tiered.settings.sections import Settings
 
 TOPICS_SHOWN = 20
@@ -50,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """List the archive's objects once, and print the estimate."""
+    """List the archive's objects and read its catalog once, and print the estimate."""
     settings = settings_of(options).settings
     prices = read_prices(Path(options.prices)) if options.prices else Prices()
     with open_for_reading(options.url, settings) as archive:
@@ -59,16 +68,19 @@ def execute(options: argparse.Namespace) -> int:
         use = measure(archive.store.list(""), archive.store.clock_ms(), parts)
         topics = topic_costs(use, _messages(archive), prices)
         counts = _counts(archive, settings)
+        compaction = dry_run(archive.store, archive.state, settings, prices)
     document = _document(use, topics, counts, prices, settings)
+    document["compaction"] = compaction.document()
     document |= {"archive": archive.url, "cluster": archive.cluster, "broker": archive.broker}
     if options.json:
         print_json(document)
     else:
         _print(archive.title, use, topics, counts, prices, settings)
+        print_lines("", *compaction.lines("tiered compact"))
     return 0
 
 
-def _messages(archive: Archive) -> dict[str, tuple[int, int]]:
+def _messages(archive: LoadedArchive) -> dict[str, tuple[int, int]]:
     """Topic -> messages and their bytes before compression."""
     found: dict[str, tuple[int, int]] = {}
     for queue in list_queues(archive.state, hidden=True, index=RunIndex(archive.store)):
@@ -77,7 +89,7 @@ def _messages(archive: Archive) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _counts(archive: Archive, settings: Settings) -> RequestCounts | None:
+def _counts(archive: LoadedArchive, settings: Settings) -> RequestCounts | None:
     instance = instance_of(
         state_root(os.environ), settings.process.state_dir, archive.url, archive.cluster, archive.broker
     )
@@ -142,7 +154,7 @@ def _print(
     prices: Prices,
     settings: Settings,
 ) -> None:
-    print_lines(f"{title}: {use.stored_objects:,} objects, {size_text(use.stored_bytes)}")
+    print_lines(f"{title}: {counted(use.stored_objects, 'object')}, {size_text(use.stored_bytes)}")
     print_lines(f"prices: {prices.name}, {prices.date}, in {prices.currency}", "")
     print_table(
         ["kind", "objects", "bytes", "PUTs a day", "storage a month"],
@@ -187,7 +199,7 @@ def _print_counters(counts: RequestCounts | None) -> None:
 
 def _print_month(month: MonthCost, use: ArchiveUse) -> None:
     span = duration_text(use.observed_days * DAY_S)
-    rate = f"{size_text(use.bytes_a_day)} and {use.commits_a_day:,.0f} commits a day"
+    rate = f"{size_text(use.bytes_a_day)} and {counted(use.commits_a_day, 'commit')} a day"
     print_lines("", f"the coming month, at the rate of the last {span} ({rate}):")
     parts = {
         "storage": month.storage, "PUTs": month.puts, "reads": month.gets, "lists": month.lists,

@@ -8,11 +8,13 @@ from typing import Any
 
 from maintenance.expire import Erasure, ExpiryPass, commit_pass, plan_pass
 from maintenance.prices import Prices
-from sidecar.archive import Archive, open_for_reading
 from sidecar.archive_rules import rules_of
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from tiered.console import print_json, print_lines, size_text
+from sidecar.cli.repeated import repeat
+from sidecar.loaded_archive import LoadedArchive, open_for_reading
+from tiered.console import counted, print_json, print_lines, size_text
 from tiered.errors import UsageError
+from tiered.settings.sections import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--apply", action="store_true", help="expire (default: list only)")
     parser.add_argument(
         "--yes", action="store_true", help="also if more than retention.max_share of the archive expires"
+    )
+    parser.add_argument(
+        "--every", metavar="DURATION", help="expire again after each DURATION, such as 24h, until stopped"
     )
     parser.add_argument("--topic", metavar="TOPIC", help="with --all: erase this topic, whatever its age")
     parser.add_argument(
@@ -35,6 +40,17 @@ def execute(options: argparse.Namespace) -> int:
     if (options.topic is None) == options.all or (options.generation is not None and not options.all):
         raise UsageError("--topic erases a whole topic: it requires --all", hint="use --topic TOPIC --all")
     settings = settings_of(options).settings
+    if options.every is None:
+        return _pass(options, settings)
+    if not options.apply or options.yes or options.all:
+        raise UsageError(
+            "--every requires --apply, and excludes --yes and --all",
+            hint="add --apply; retention.max_share limits each pass",
+        )
+    return repeat(options.every, "expiry", lambda _: _pass(options, settings))
+
+
+def _pass(options: argparse.Namespace, settings: Settings) -> int:
     erase = Erasure(options.topic, options.generation) if options.all else None
     with open_for_reading(options.url, settings) as archive:
         found = plan_pass(
@@ -62,7 +78,7 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _document(archive: Archive, found: ExpiryPass, is_applied: bool) -> dict[str, Any]:
+def _document(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> dict[str, Any]:
     plan = found.plan
     return {
         "applied": is_applied and found.is_committed,
@@ -82,12 +98,12 @@ def _document(archive: Archive, found: ExpiryPass, is_applied: bool) -> dict[str
     }  # fmt: skip
 
 
-def _named(archive: Archive, row: int) -> dict[str, Any]:
+def _named(archive: LoadedArchive, row: int) -> dict[str, Any]:
     key = archive.state.key_of(row)
     return {"topic": key.topic, "queueId": key.queue_id, "generation": key.generation}
 
 
-def _lines(archive: Archive, found: ExpiryPass, is_applied: bool) -> list[str]:
+def _lines(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> list[str]:
     plan = found.plan
     lines = []
     for floor in plan.floors:
@@ -100,9 +116,9 @@ def _lines(archive: Archive, found: ExpiryPass, is_applied: bool) -> list[str]:
     verb = "expired" if is_applied and found.is_committed else "dry run, add --apply to expire:"
     money = Prices().storage(found.object_bytes)
     lines.append(
-        f"{archive.title}: {verb} {plan.rows:,} messages, {size_text(plan.byte_count)} before compression; "
-        f"{len(found.objects):,} objects, {size_text(found.object_bytes)} ({money:.2f} $ a month), are deleted by "
-        f"`tiered gc` after gc.grace_ms; {size_text(found.shared_bytes)} stay in objects with living messages"
+        f"{archive.title}: {verb} {counted(plan.rows, 'message')}, {size_text(plan.byte_count)} before compression; "
+        f"`tiered gc` deletes {counted(len(found.objects), 'object')}, {size_text(found.object_bytes)} ({money:.2f} $ "
+        f"a month), after gc.grace_ms; {size_text(found.shared_bytes)} stay in objects with living messages"
     )
     if is_applied and found.is_committed:
         lines.append(f"until then `tiered cat --at-version {archive.state.version}` prints them")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import threading
 import time
 from typing import Any
@@ -12,13 +11,13 @@ from typing import Any
 from maintenance.diverged_messages import keep_history
 from maintenance.gc import Deletions, run_gc
 from maintenance.prices import Prices
-from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.cli.repeated import repeat
 from sidecar.doctor.bucket_rules import what_stays
-from tiered.console import print_json, print_lines, size_text
-from tiered.errors import TieredError, UsageError
+from sidecar.loaded_archive import LoadedArchive, open_for_reading
+from tiered.console import counted, print_json, print_lines, size_text
+from tiered.errors import UsageError
 from tiered.object_store.store_options import StoreOptions
-from tiered.settings.quantities import BadValueError, duration_ms
 from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
@@ -61,37 +60,31 @@ def execute(options: argparse.Namespace) -> int:
             return _collect(archive, settings, options)
     if not options.apply:
         raise UsageError("--every deletes: it requires --apply", hint="add --apply, or remove --every")
-    every_s = _every_s(options.every)
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    failures = 0
-    while not stopped.is_set():
-        try:
-            with open_for_reading(options.url, settings) as archive:
-                _collect(archive, settings, options, stopped)
-            failures = 0
-        except TieredError as error:
-            failures += 1
-            logger.error("garbage collection failed, the next one is in %s: %s", options.every, error)
-        stopped.wait(every_s)
-    return 0
+
+    def collect(stopped: threading.Event) -> None:
+        with open_for_reading(options.url, settings) as archive:
+            _collect(archive, settings, options, stopped)
+
+    return repeat(options.every, "garbage collection", collect)
 
 
-def _keep(archive: Archive, options: argparse.Namespace) -> int:
+def _keep(archive: LoadedArchive, options: argparse.Namespace) -> int:
     number = options.keep_log_history
     count = keep_history(archive.store, archive.state, number, clock=_now_ms)
     if options.json:
         print_json({"logHistory": number, "kept": count})
     else:
         print_lines(
-            f"{archive.title}: {count:,} objects of log history {number} are kept: gc never deletes them"
+            f"{archive.title}: kept of log history {number}, so that gc never deletes them: {counted(count, 'object')}"
         )
     return 0
 
 
 def _collect(
-    archive: Archive, settings: Settings, options: argparse.Namespace, stopped: threading.Event | None = None
+    archive: LoadedArchive,
+    settings: Settings,
+    options: argparse.Namespace,
+    stopped: threading.Event | None = None,
 ) -> int:
     deletions = Deletions(
         settings.gc.deletes_per_s,
@@ -127,20 +120,12 @@ def _collect(
     kept = ", ".join(f"{count:,} {reason}" for reason, count in sorted(plan.kept.items())) or "none"
     size = size_text(plan.delete_bytes)
     count = len(plan.delete) - len(plan.failed)
-    print_lines(f"{archive.title}: {verb} {count} objects, {size} ({month:.2f} $ a month); kept: {kept}")
+    print_lines(
+        f"{archive.title}: {verb} {counted(count, 'object')}, {size} ({month:.2f} $ a month); kept: {kept}"
+    )
     print_lines(*(f"the bucket's {line}" for line in stays))
     print_lines(*(f"not deleted: {key}: {reason}" for key, reason in sorted(plan.failed.items())))
     return 1 if plan.failed else 0
-
-
-def _every_s(text: str) -> float:
-    try:
-        every_ms = duration_ms(text)
-    except BadValueError as error:
-        raise UsageError(f"--every {text} is not a duration", hint=str(error)) from None
-    if every_ms is None:
-        raise UsageError("--every forever never collects", hint='use a duration such as "24h"')
-    return every_ms / 1000
 
 
 class _Progress:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fetcher.queries.log_order import records_in_log_order
-from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.loaded_archive import LoadedArchive, open_for_reading
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
-from tiered.console import print_json, print_lines, size_text
+from tiered.console import counted, print_json, print_lines, size_text
 from tiered.errors import UsageError
 from tiered.formats.record import decode_record
 from tiered.index.rocketmq_index_file import (
@@ -71,10 +71,11 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"files": [str(path) for path in paths], "messages": count.done, "keys": count.keys})
         return 0
+    found = f"{counted(count.keys, 'key')} of {counted(count.done, 'message')}"
     size = sum(path.stat().st_blocks * 512 for path in paths)
     print_lines(
-        f"{archive.title}: {count.keys:,} keys of {count.done:,} messages in {len(paths)} files, {size_text(size)} on "
-        f"disk, in {directory}; copy them to the index directory of a stopped broker"
+        f"{archive.title}: {found} in {counted(len(paths), 'file')}, "
+        f"{size_text(size)} on disk, in {directory}; copy them to the index directory of a stopped broker"
     )
     return 0
 
@@ -82,7 +83,7 @@ def execute(options: argparse.Namespace) -> int:
 class _Count:
     """Messages of an archive in log order, counted."""
 
-    def __init__(self, archive: Archive, progress: Progress, *, with_tags: bool) -> None:
+    def __init__(self, archive: LoadedArchive, progress: Progress, *, with_tags: bool) -> None:
         self._archive, self._progress, self._with_tags = archive, progress, with_tags
         self.done = self.keys = 0
 

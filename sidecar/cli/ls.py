@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -14,13 +14,13 @@ from fetcher.queries.queue_listing import QueueListing, list_queues
 from maintenance.diverged_messages import diverged_queues
 from maintenance.expire import plan_pass
 from maintenance.expire_plan import NEVER_MS
-from sidecar.archive import Archive, open_all_for_reading, open_for_reading
 from sidecar.archive_rules import rules_of
 from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.loaded_archive import LoadedArchive, open_all_for_reading, open_for_reading
 from tiered.catalog.deletions import KEPT_MS
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
-from tiered.console import print_json, print_lines, print_table, size_text, time_text
+from tiered.console import counted, print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
 from tiered.model.tables import QUEUE_BATCH
 from tiered.settings.sections import Settings
@@ -30,7 +30,10 @@ from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, a topic pattern, hidden queues."""
     add_archive(parser)
-    parser.add_argument("--topic", metavar="PATTERN", default="*", help="only matching topics")
+    parser.add_argument(
+        "--topic", metavar="PATTERN", default="*",
+        help="only matching topics, with the time of the oldest message, which the list of all queues excludes",
+    )  # fmt: skip
     parser.add_argument(
         "--hidden", action="store_true", help="also list queues of deleted topics and earlier generations"
     )
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--due",
         action="store_true",
-        help="also the oldest message, what expires now, and when the next message does",
+        help="also the time of the oldest message, what expires now, and when the next message does",
     )
     add_json(parser)
 
@@ -66,25 +69,31 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_queues(archive: Archive, options: argparse.Namespace, settings: Settings) -> None:
+def _print_queues(archive: LoadedArchive, options: argparse.Namespace, settings: Settings) -> None:
+    index = RunIndex(archive.store)
     found = [
         queue
-        for queue in list_queues(archive.state, hidden=options.hidden, index=RunIndex(archive.store))
+        for queue in list_queues(archive.state, hidden=options.hidden, index=index)
         if fnmatch.fnmatchcase(queue.topic, options.topic)
     ]
     if not found and options.topic != "*":
         raise NotFoundError(f"no topic matches {options.topic}", hint="tiered ls without --topic lists all")
+    with_oldest = options.due or options.topic != "*"
     rules = rules_of(archive, settings)
-    due = _due(archive, rules) if options.due else None
+    columns = Columns(
+        rules,
+        _due(archive, rules) if options.due else None,
+        _oldest(archive.state, index) if with_oldest else None,
+    )
     rows = _by_topic(found) if options.by_topic else found
     if options.json:
         print_json({
             "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
             "epoch": archive.state.epoch, "committedPhys": archive.state.cursor.phys,
-            "topics" if options.by_topic else "queues": [_document(row, rules, due) for row in rows],
+            "topics" if options.by_topic else "queues": [_document(row, columns) for row in rows],
         })  # fmt: skip
     else:
-        _print(archive.title, rows, rules, due)
+        _print(archive.title, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -119,33 +128,40 @@ Listing = QueueListing | TopicListing
 
 @dataclass(frozen=True)
 class Due:
-    """What the next pass of expiry takes, when the next message after it expires (None: unknown or never), and when the
-    oldest message was stored (None: no message)."""
+    """What the next pass of expiry takes, and when the next message after it expires (None: unknown or never)."""
 
     messages: int = 0
     bytes: int = 0
     next_ms: int | None = None
-    oldest_ms: int | None = None
 
     def __add__(self, other: Due) -> Due:
         return Due(
             self.messages + other.messages,
             self.bytes + other.bytes,
-            _earlier(self.next_ms, other.next_ms),
-            _earlier(self.oldest_ms, other.oldest_ms),
+            _earliest((self.next_ms, other.next_ms)),
         )
 
 
-def _earlier(*times_ms: int | None) -> int | None:
+def _earliest(times_ms: Iterable[int | None]) -> int | None:
     return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
 Dues = Callable[[Listing], Due]
 
 
-def _due(archive: Archive, rules: Callable[[str], TopicRule]) -> Dues:
-    """Reads every page of the catalog once, as `tiered expire` does, and those with the oldest messages once more."""
-    state, index = archive.state, RunIndex(archive.store)
+@dataclass(frozen=True)
+class Columns:
+    """What is listed besides the catalog's own figures; None: not requested."""
+
+    rules: Callable[[str], TopicRule]
+    due: Dues | None
+    oldest: Callable[[Listing], int | None] | None
+    """When the oldest message was stored, None without messages."""
+
+
+def _due(archive: LoadedArchive, rules: Callable[[str], TopicRule]) -> Dues:
+    """Reads every page of the catalog once, as `tiered expire` does."""
+    state = archive.state
     plan = plan_pass(archive.store, state, rules, clock=lambda: time.time_ns() // 1_000_000).plan
     times = plan.next_due_ms.tolist()
     found = {
@@ -157,13 +173,12 @@ def _due(archive: Archive, rules: Callable[[str], TopicRule]) -> Dues:
         messages = offset - int(queue["min_queue_offset"]) if queue["flags"] & QUEUE_BATCH else rows
         found[state.key_of(row)] += Due(messages, size)
 
-    def due(row: Listing) -> Due:
-        parts = (
-            found[queue.key] + Due(oldest_ms=_oldest_ms(state, index, queue)) for queue in _queues_of(row)
-        )
-        return sum(parts, Due())
+    return lambda row: sum((found[queue.key] for queue in _queues_of(row)), Due())
 
-    return due
+
+def _oldest(state: CatalogState, index: RunIndex) -> Callable[[Listing], int | None]:
+    """Reads the catalog's pages with the oldest messages."""
+    return lambda row: _earliest(_oldest_ms(state, index, queue) for queue in _queues_of(row))
 
 
 def _oldest_ms(state: CatalogState, index: RunIndex, queue: QueueListing) -> int | None:
@@ -186,16 +201,17 @@ def _by_topic(queues: list[QueueListing]) -> list[Listing]:
     ]
 
 
-def _document(row: Listing, rules: Callable[[str], TopicRule], due: Dues | None) -> dict[str, Any]:
-    found = row.to_json() | rules(row.topic).to_json()
-    if due is not None:
-        what = due(row)
+def _document(row: Listing, columns: Columns) -> dict[str, Any]:
+    found = row.to_json() | columns.rules(row.topic).to_json()
+    if columns.oldest is not None:
+        found["oldestStoreTimestamp"] = columns.oldest(row)
+    if columns.due is not None:
+        what = columns.due(row)
         found |= {"dueMessages": what.messages, "dueBytes": what.bytes, "nextDueMs": what.next_ms}
-        found["oldestStoreTimestamp"] = what.oldest_ms
     return found
 
 
-def _print_archives(archives: Sequence[Archive], options: argparse.Namespace) -> None:
+def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespace) -> None:
     rows = []
     for archive in archives:
         queues = list_queues(archive.state, hidden=options.hidden)
@@ -209,10 +225,12 @@ def _print_archives(archives: Sequence[Archive], options: argparse.Namespace) ->
         ["cluster", "broker", "queues", "messages", "last commit"],
         [[*row[:4], time_text(row[4])] for row in rows],
     )
-    print_lines(f"{options.url}: {len(rows)} archives; --cluster and --broker list the queues of one")
+    print_lines(
+        f"{options.url}: {counted(len(rows), 'archive')}; --cluster and --broker list the queues of one"
+    )
 
 
-def _print_diverged(archive: Archive, options: argparse.Namespace, grace_ms: int) -> None:
+def _print_diverged(archive: LoadedArchive, options: argparse.Namespace, grace_ms: int) -> None:
     found = [
         item
         for item in diverged_queues(archive.store, archive.state)
@@ -242,11 +260,11 @@ def _print_diverged(archive: Archive, options: argparse.Namespace, grace_ms: int
         ],
     )  # fmt: skip
     total, size = sum(item.messages for item in found), size_text(sum(item.bytes for item in found))
-    print_lines(f"{archive.title}: {total:,} messages, {size}, are in no later log history")
+    print_lines(f"{archive.title}: {counted(total, 'message')}, {size}, are in no later log history")
 
 
-def _print(title: str, rows: Sequence[Listing], rules: Callable[[str], TopicRule], due: Dues | None) -> None:
-    _print_rows(rows, rules, due)
+def _print(title: str, rows: Sequence[Listing], columns: Columns) -> None:
+    _print_rows(rows, columns)
     queues = [queue for row in rows for queue in _queues_of(row)]
     total = sum(queue.messages for queue in queues)
     size = size_text(sum(queue.bytes for queue in queues))
@@ -261,32 +279,40 @@ def _print(title: str, rows: Sequence[Listing], rules: Callable[[str], TopicRule
             ],
         )
         print_lines("")
-    and_gaps = f", {len(gaps):,} gaps" if gaps else ""
-    print_lines(f"{title}: {len(queues)} queues, {total:,} messages, {size} of messages{and_gaps}")
+    and_gaps = f", {counted(len(gaps), 'gap')}" if gaps else ""
+    print_lines(
+        f"{title}: {counted(len(queues), 'queue')}, {counted(total, 'message')}, {size} of messages{and_gaps}"
+    )
 
 
-def _print_rows(rows: Sequence[Listing], rules: Callable[[str], TopicRule], due: Dues | None) -> None:
+def _print_rows(rows: Sequence[Listing], columns: Columns) -> None:
     header = ["topic", "queues" if rows and isinstance(rows[0], TopicListing) else "queue"]
     if header[1] == "queue":
         header += ["generation", "min", "max"]
-    header += ["messages", "bytes", "newest"] + ([] if header[1] == "queues" else ["kind"])
-    header += [] if due is None else ["oldest", "due", "due bytes", "next due"]
-    print_table([*header, "ttl", "policy"], [_cells(row, rules, due) for row in rows])
+    header += ["messages", "bytes"] + ([] if columns.oldest is None else ["oldest"]) + ["newest"]
+    header += [] if header[1] == "queues" else ["kind"]
+    header += [] if columns.due is None else ["due", "due bytes", "next due"]
+    print_table([*header, "ttl", "policy"], [_cells(row, columns) for row in rows])
 
 
-def _cells(row: Listing, rules: Callable[[str], TopicRule], due: Dues | None) -> list[object]:
+def _cells(row: Listing, columns: Columns) -> list[object]:
     found: list[object] = [row.topic]
     if isinstance(row, TopicListing):
         found += [len(row.queues)]
     else:
         found += [row.queue_id, row.generation, row.min_offset, row.max_offset]
-    found += [row.messages, size_text(row.bytes), time_text(row.newest_ms)]
+    found += [row.messages, size_text(row.bytes)]
+    found += [] if columns.oldest is None else [_time_cell(columns.oldest(row))]
+    found += [time_text(row.newest_ms)]
     found += [] if isinstance(row, TopicListing) else [row.kind]
-    if due is not None:
-        what = due(row)
-        oldest, when = ("" if ms is None else time_text(ms) for ms in (what.oldest_ms, what.next_ms))
-        found += [oldest, what.messages, size_text(what.bytes), when]
-    return [*found, *_rule_cells(rules(row.topic))]
+    if columns.due is not None:
+        what = columns.due(row)
+        found += [what.messages, size_text(what.bytes), _time_cell(what.next_ms)]
+    return [*found, *_rule_cells(columns.rules(row.topic))]
+
+
+def _time_cell(time_ms: int | None) -> str:
+    return "" if time_ms is None else time_text(time_ms)
 
 
 def _rule_cells(rule: TopicRule) -> list[str]:

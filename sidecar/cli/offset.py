@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from fetcher.archive import Queue, open_archive
 from fetcher.queries.time_search import Boundary
@@ -51,7 +52,9 @@ def execute(options: argparse.Namespace) -> int:
         boundary = Boundary(options.boundary)
         offsets = [queue.offset_by_time(options.time, boundary) for queue in queues]
         if options.json:
-            found = [_document(queue, offset) for queue, offset in zip(queues, offsets, strict=True)]
+            found = [
+                _document(queue, offset, options.time) for queue, offset in zip(queues, offsets, strict=True)
+            ]
             print_json({
                 "topic": options.topic, "timestamp": options.time, "boundary": str(boundary),
                 "version": archive.version, "queues": found,
@@ -70,11 +73,27 @@ def execute(options: argparse.Namespace) -> int:
                 for queue, offset in zip(queues, offsets, strict=True)
             ]
             print_table(["queue", "offset", "min", "max", "stored"], rows)
+        if not options.json:
+            for queue, offset in zip(queues, offsets, strict=True):
+                if _has_expired(queue, offset, options.time):
+                    print_lines(
+                        f"{queue.topic} queue {queue.queue_id}: messages before offset {offset:,} have expired",
+                        file=sys.stderr,
+                    )
     return 0
 
 
-def _document(queue: Queue, offset: int) -> dict[str, int | None]:
-    """``storeTimestamp``: of the message at ``offset``, null without one, as at the queue's end."""
+def _has_expired(queue: Queue, offset: int, time_ms: int) -> bool:
+    """Whether messages stored at ``time_ms`` may have expired: ``offset`` is the first that is left, or the end."""
+    if not queue.has_expired or offset != queue.min_offset:
+        return False
+    stored_ms = queue.timestamp_of(offset)
+    return stored_ms is None or stored_ms > time_ms
+
+
+def _document(queue: Queue, offset: int, time_ms: int) -> dict[str, int | bool | None]:
+    """``storeTimestamp``: of the message at ``offset``, null without one, as at the queue's end. ``expired``: messages
+    of the requested time may have expired."""
     return {
         "queueId": queue.queue_id,
         "generation": queue.generation,
@@ -82,4 +101,5 @@ def _document(queue: Queue, offset: int) -> dict[str, int | None]:
         "storeTimestamp": queue.timestamp_of(offset),
         "minOffset": queue.min_offset,
         "maxOffset": queue.max_offset,
+        "expired": _has_expired(queue, offset, time_ms),
     }

@@ -18,15 +18,15 @@ from fetcher.queries.broker_files_lookup import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from fetcher.queries.found import ALWAYS_MS, FoundMessage, newest_ms
-from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf
 from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, instant, settings_of
 from sidecar.cli.rendering import warn_of_body
+from sidecar.loaded_archive import LoadedArchive, open_for_reading
 from sidecar.logs import log_plain
 from tiered.catalog.state import CatalogState
-from tiered.console import print_json, print_json_line, print_lines, time_text
+from tiered.console import counted, print_json, print_json_line, print_lines, time_text
 from tiered.errors import NotFoundError, UsageError
-from tiered.model.tables import QUEUE_HIDDEN
+from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN
 from tiered.settings.sections import Settings
 
 DEFAULT_RANGE_MS = 7 * 86_400_000
@@ -81,10 +81,20 @@ def execute(options: argparse.Namespace) -> int:
     ):
         policy = ReadPolicy[settings.read.policy]
         both = None if broker is None else BothSidesQueries(queries, broker, policy)
-        is_by_id = options.id is not None
-        found = _by_id(both or queries, options) if is_by_id else _by_key(archive, queries, both, options)
+        expired = 0
+        if options.id is not None:
+            found = _by_id(both or queries, options)
+        else:
+            found, expired = _by_key(archive, queries, both, options)
+        if not found and expired:
+            raise NotFoundError(
+                f"{archive.title} has no message {_wanted(options)}: {expired:,} expired",
+                hint="tiered ls shows the time to live of each topic",
+            )
         if not found:
             hint = _hint(options, archive.state)
+            if _has(QUEUE_EXPIRED, archive.state, options.topic):
+                hint = f"it may have expired; {hint}"
             raise NotFoundError(f"{archive.title} has no message {_wanted(options)}", hint=hint)
         _print(found, as_document=options.json)
     return 0
@@ -120,8 +130,12 @@ def _by_id(queries: ArchiveQueries | BothSidesQueries, options: argparse.Namespa
 
 
 def _by_key(
-    archive: Archive, queries: ArchiveQueries, both: BothSidesQueries | None, options: argparse.Namespace
-) -> list[FoundMessage]:
+    archive: LoadedArchive,
+    queries: ArchiveQueries,
+    both: BothSidesQueries | None,
+    options: argparse.Namespace,
+) -> tuple[list[FoundMessage], int]:
+    """The messages, and how many more have expired, as far as that is known."""
     topics = [options.topic] if options.topic is not None else _topics(archive.state, options.hidden)
     begin_ms, end_ms = _range(archive.state, options)
     kind = KeyKind.KEY if options.key is not None else KeyKind.UNIQUE
@@ -132,20 +146,24 @@ def _by_key(
     ]
     if options.all_time:
         _announce(queries, wanted)
+    expired = 0
     if both is None:
-        found = [message for page in queries.by_keys(wanted) for message in page.messages]
+        pages = queries.by_keys(wanted)
+        found = [message for page in pages for message in page.messages]
+        expired = sum(page.expired for page in pages)
     else:
         found = [message for messages in both.by_keys(wanted) for message in messages]
     found.sort(key=lambda message: -message.record.store_timestamp)
-    return found[: options.limit]
+    return found[: options.limit], expired
 
 
 def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
     cost = queries.cost_of(wanted)
     topics = "" if len(wanted) == 1 else f", the index files for each of {len(wanted):,} topics"
+    files, segments = counted(cost.index_files, "index file"), counted(cost.segments, "unindexed segment")
     print_lines(
-        f"--all-time: {cost.index_files:,} index files and {cost.segments:,} unindexed segments{topics}: "
-        f"about {cost.requests:,} requests, and two per message found",
+        f"--all-time: {files} and {segments}{topics}: "
+        f"about {counted(cost.requests, 'request')}, and two per message found",
         file=sys.stderr,
     )
 
@@ -178,14 +196,14 @@ def _is_known(state: CatalogState, topic: str | None) -> bool:
     return topic is None or any(key.topic == topic for key, _ in state.queues())
 
 
-def _has_hidden(state: CatalogState, topic: str | None) -> bool:
-    return any(row["flags"] & QUEUE_HIDDEN for key, row in state.queues() if topic in (None, key.topic))
+def _has(flag: int, state: CatalogState, topic: str | None) -> bool:
+    return any(row["flags"] & flag for key, row in state.queues() if topic in (None, key.topic))
 
 
 def _hint(options: argparse.Namespace, state: CatalogState) -> str:
     if not _is_known(state, options.topic):
         return "the archive does not have this topic: tiered ls lists the topics"
-    if options.id is None and not options.hidden and _has_hidden(state, options.topic):
+    if options.id is None and not options.hidden and _has(QUEUE_HIDDEN, state, options.topic):
         return "--hidden also searches deleted topics and earlier generations of recreated ones"
     if options.id is not None:
         return "an id is a physical offset of one broker: check that this is its archive"

@@ -12,7 +12,7 @@ from sidecar.cli.arguments import NAME_FLAGS, STORE_FLAGS, add_json, add_setting
 from sidecar.group_owner import is_gone, own_name
 from sidecar.group_reset import ArchiveGroups, QueueMove, ServerGroups, Start, StartKind
 from tiered.console import print_json, print_table
-from tiered.errors import UsageError
+from tiered.errors import NotFoundError, UsageError
 from tiered.model.address import host_and_port
 
 
@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--offset", type=int, metavar="N", help="to this offset of each queue, within its bounds"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the new offsets only")
+    parser.add_argument(
+        "--new-group", action="store_true", help="the group may be new: it starts at these offsets"
+    )
     add_json(parser)
 
 
@@ -88,9 +91,18 @@ def _at_server(options: argparse.Namespace, start: Start) -> list[QueueMove]:
     server = ServerGroups(options.serve, credentials=credentials_of(settings), tls=tls_of(settings))
     try:
         moves = server.plan(options.group, options.topic, start)
+        _check_known(options, any(move.before is not None for move in moves) or server.knows(options.group))
         return moves if options.dry_run else server.move(options.group, options.topic, start, moves)
     finally:
         server.close()
+
+
+def _check_known(options: argparse.Namespace, is_known: bool) -> None:
+    if not is_known and not options.new_group:
+        raise NotFoundError(
+            f"consumer group {options.group} is unknown: it has no offsets and no members",
+            hint="check its name; --new-group sets where a new group starts",
+        )
 
 
 def _in_archive(options: argparse.Namespace, start: Start) -> list[QueueMove]:
@@ -104,4 +116,5 @@ def _in_archive(options: argparse.Namespace, start: Start) -> list[QueueMove]:
         )  # fmt: skip
         groups = ArchiveGroups(archive, log, settings.serve.lease_ms)
         moves = groups.plan(options.group, options.topic, start)
+        _check_known(options, groups.knows(options.group))
         return moves if options.dry_run else groups.move(options.group, options.topic, moves)

@@ -31,7 +31,7 @@ from sidecar.page.archive_view import ArchiveView
 from sidecar.page.current_settings import CurrentSettings
 from sidecar.page.page_requests import AdminPages, Process
 from sidecar.report import StatusReport, encode_report
-from sidecar.serving import ServingThread, checks_clients, handlers_with, services_of
+from sidecar.serving import ServingThread, handlers_with, needs_account, services_of
 from sidecar.serving_metrics import ServingCollector
 from sidecar.standby_watch import StandbyWatch
 from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
@@ -86,7 +86,7 @@ def execute(options: argparse.Namespace) -> int:
         )
         service.handle_signals()
         source = _Source(service, metrics, services, thread)
-        pages = AdminPages(_process(source, settings, conf, names, thread), current, view)
+        pages = AdminPages(_process(source, current, names, thread), current, view)
         admin = AdminServer(
             settings.admin.host,
             settings.admin.port,
@@ -156,23 +156,21 @@ def _reloaded(current: CurrentSettings, thread: ServingThread | None, settings: 
 
 def _process(
     source: _Source,
-    settings: Settings,
-    conf: BrokerConf | None,
+    current: CurrentSettings,
     names: BrokerNames,
     thread: ServingThread | None,
 ) -> Process:
     """This process, as its pages show it."""
-    accounts = settings.serve.acl_file or settings.broker.credentials_file
     return Process(
         "tiered run",
-        f"{names.cluster}/{names.broker} in {settings.archive.url}",
+        f"{names.cluster}/{names.broker} in {current.settings.archive.url}",
         source.health,
         source.readiness,
         report=source.report,
         relays=source.relays,
         serving=lambda: None if thread is None else thread.access,
         shows_clients=thread is not None,
-        has_accounts=bool(accounts) or (conf is not None and checks_clients(conf)),
+        has_accounts=lambda: needs_account(current.settings),
     )
 
 

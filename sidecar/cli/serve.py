@@ -100,7 +100,7 @@ def _pages(
         served=service.status,
         serving=lambda: access,
         shows_clients=True,
-        has_accounts=bool(loaded.settings.serve.acl_file),
+        has_accounts=lambda: bool(loaded.settings.serve.acl_file),
     )
     return AdminPages(process, current, view)
 

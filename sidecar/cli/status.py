@@ -14,8 +14,7 @@ from pathlib import Path
 from fetcher.queries.queue_listing import list_queues
 from server.proxy.relay_status import GroupReading, ProxyStatus, RelayStatus, SlaveStatus
 from sidecar.admin_client import fetch_status
-from sidecar.archive import Archive, open_for_reading
-from sidecar.archive_growth import archive_growth
+from sidecar.archive_growth import archive_growth, with_growth
 from sidecar.broker_side import open_store_of, read_conf, topic_filter_of
 from sidecar.cli.arguments import (
     BROKER_FLAGS,
@@ -28,11 +27,19 @@ from sidecar.cli.arguments import (
 from sidecar.findings import of_report
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
+from sidecar.loaded_archive import LoadedArchive, open_for_reading
 from sidecar.report import CompactionStatus, StatusReport, decode_report, seconds_since
-from sidecar.reporter import age_s
 from sidecar.retention_margin import retention_margin_s
 from sidecar.run_state import RunState
-from tiered.console import clear_screen, duration_text, print_json, print_lines, print_table, size_text
+from tiered.console import (
+    clear_screen,
+    counted,
+    duration_text,
+    print_json,
+    print_lines,
+    print_table,
+    size_text,
+)
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.settings.sections import Settings
 
@@ -134,18 +141,19 @@ def _from_archive(settings: Settings) -> StatusReport:
             committed = archive.state.cursor.phys
             topics = topic_filter_of(settings, conf, archive.cluster, archive.broker)
             end = store.commit_log.max_file_end
-            lag = measure_lag(store.commit_log, store.consume_queues(), topics, committed, end)
+            lag = measure_lag(store.commit_log, store.consume_queues, topics, committed, end)
             return _report(
                 archive, lag, lag.end_phys, retention_margin_s(store, committed, lag.end_phys, 0.0)
             )
 
 
-def _report(archive: Archive, lag: Lag | None, end_phys: int | None, margin_s: float | None) -> StatusReport:
+def _report(
+    archive: LoadedArchive, lag: Lag | None, end_phys: int | None, margin_s: float | None
+) -> StatusReport:
     state, owner = archive.state, archive.state.owner
     now_ms = time.time_ns() // 1_000_000
     queues = list_queues(state, hidden=True)
-    growth = archive_growth(archive.store, state)
-    return StatusReport(
+    report = StatusReport(
         source="catalog",
         state="no writer" if owner is None or owner.released else "owned",
         archive_url=archive.url,
@@ -160,7 +168,7 @@ def _report(archive: Archive, lag: Lag | None, end_phys: int | None, margin_s: f
         bound_reason="end of the broker's log" if lag is not None else "store not read",
         lag_messages=None if lag is None else lag.messages,
         lag_bytes=None if end_phys is None else max(0, end_phys - state.cursor.phys),
-        lag_seconds=None if lag is None else age_s(lag, now_ms),
+        lag_seconds=None if lag is None else lag.age_s(now_ms),
         retention_margin_seconds=margin_s,
         gaps=len(state.gaps),
         messages=sum(queue.messages for queue in queues),
@@ -170,11 +178,8 @@ def _report(archive: Archive, lag: Lag | None, end_phys: int | None, margin_s: f
         pending_deletions=state.pending_deletion_count,
         oldest_pending_deletion_seconds=seconds_since(state.oldest_pending_deletion_ms, now_ms),
         diverged_objects=state.diverged_count,
-        commits_a_day=None if growth is None else growth.commits,
-        objects_a_day=None if growth is None else growth.objects,
-        catalog_bytes_a_day=None if growth is None else growth.catalog_bytes,
-        compacted_objects_a_day=None if growth is None else growth.compacted_objects,
     )
+    return with_growth(report, archive_growth(archive.store, state))
 
 
 def headline(report: StatusReport) -> list[str]:
@@ -189,33 +194,34 @@ def headline(report: StatusReport) -> list[str]:
 
 
 def _print(report: StatusReport) -> None:
-    def number(value: int | None, unit: str = "") -> str:
-        return "unknown" if value is None else f"{value:,}{unit}"
+    def number(value: int | None) -> str:
+        return "unknown" if value is None else f"{value:,}"
 
     bound = number(report.bound_phys)
+    lag_messages = "unknown" if report.lag_messages is None else counted(report.lag_messages, "message")
     lag_bytes = "unknown" if report.lag_bytes is None else size_text(report.lag_bytes)
     print_lines(*headline(report))
     print_lines(f"writer      {report.writer or 'none'}")
     print_lines(
         f"archived    to {report.committed_phys:,} of {bound} ({report.bound_reason or 'bound unknown'})"
     )
-    print_lines(
-        f"behind      {number(report.lag_messages)} messages, {lag_bytes}, {duration_text(report.lag_seconds)}"
-    )
+    measured = f" (measured {duration_text(report.measured_seconds)} ago)" if report.is_old else ""
+    print_lines(f"behind      {lag_messages}, {lag_bytes}, {duration_text(report.lag_seconds)}{measured}")
     print_lines(f"retention   {_margin(report)}")
     print_lines(f"gaps        {report.gaps:,}")
     if report.pending_deletions:
         age = duration_text(report.oldest_pending_deletion_seconds)
-        print_lines(
-            f"garbage     {report.pending_deletions:,} objects, the oldest {age} old (tiered gc deletes them)"
-        )
+        garbage = counted(report.pending_deletions, "object")
+        print_lines(f"garbage     {garbage}, the oldest {age} old (tiered gc deletes them)")
     if report.compaction is not None:
         print_lines(f"compaction  {_compaction(report.compaction)}")
     if report.commits_a_day is not None:
         after = f"about {report.compacted_objects_a_day or 0:,} after tiered compact"
-        objects = "" if report.objects_a_day is None else f", {report.objects_a_day:,} objects ({after})"
+        objects = (
+            "" if report.objects_a_day is None else f", {counted(report.objects_a_day, 'object')} ({after})"
+        )
         catalog = size_text(report.catalog_bytes_a_day or 0)
-        print_lines(f"a day       {report.commits_a_day:,} commits, {catalog} of catalog{objects}")
+        print_lines(f"a day       {counted(report.commits_a_day, 'commit')}, {catalog} of catalog{objects}")
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)
         print_lines(f"memory      {size_text(report.budget_used_bytes)} of {limit}")
@@ -242,9 +248,11 @@ def _print(report: StatusReport) -> None:
 
 
 def _compaction(report: CompactionStatus) -> str:
-    parts = [f"{report.joined_objects:,} objects joined to {report.made_objects:,}"]
+    parts = [f"{counted(report.joined_objects, 'object')} joined to {report.made_objects:,}"]
     if report.backlog_objects:
-        due = f"{report.backlog_objects:,} objects, {size_text(report.backlog_bytes)} of messages, due"
+        due = (
+            f"{counted(report.backlog_objects, 'object')}, {size_text(report.backlog_bytes)} of messages, due"
+        )
         parts.append(f"{due} ({report.level})" if report.level else due)
     return ", ".join(parts)
 

@@ -8,8 +8,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.loaded_archive import open_for_reading
 from sidecar.logs import log_plain
 from sidecar.progress import LINE_INTERVAL_S, Progress
 from tiered.console import camel_names, print_json, print_lines

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.doctor.check import Check, Finding, failed, not_checked, ok
+from sidecar.findings import MARGIN_BAD_SHARE
 from sidecar.retention_margin import retention_margin_s
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import PinLimits
-from tiered.broker_store.retention import DiskUse
+from tiered.broker_store.retention import DiskUse, short_margin_s
 from tiered.broker_store.store import BrokerStore
 from tiered.console import duration_text, size_text
 from tiered.private_directory import make_private
 
 FILES_CHECKED_MAX = 20_000
-MARGIN_SHORT_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StoreSubject:
 
 
 def store_checks(subject: StoreSubject, access: StoreAccess) -> list[Check]:
-    """The checks of one store."""
+    """The checks of one store, but for its retention margin."""
     needs = ("broker-store",)
     return [
         Check("broker-store", "store directory", lambda: _directory(subject.opened())),
@@ -57,8 +57,13 @@ def store_checks(subject: StoreSubject, access: StoreAccess) -> list[Check]:
         ),
         Check("pins", "pins (hard links)", lambda: pins(subject, access), needs),
         Check("disk-space", "disk space", lambda: disk_space(subject, access), needs),
-        Check("retention-margin", "retention margin", lambda: margin(subject), needs),
     ]
+
+
+def margin_check(subject: StoreSubject) -> Check:
+    """The retention margin. It reads the archive: a bucket that cannot be read is not reported again."""
+    needs = ("broker-store", "bucket-list", "bucket-read")
+    return Check("retention-margin", "retention margin", lambda: margin(subject), needs)
 
 
 def _directory(store: BrokerStore) -> Finding:
@@ -170,6 +175,6 @@ def margin(subject: StoreSubject) -> Finding:
     if left_s is None:
         return ok("no unarchived message is about to be deleted")
     text = f"{duration_text(left_s)} until the broker deletes messages that are not archived"
-    if left_s < MARGIN_SHORT_S:
+    if left_s < short_margin_s(store.conf or BrokerConf()) / MARGIN_BAD_SHARE:
         return failed(text, "start tiered run, or see in tiered status why it is behind")
     return ok(text)

@@ -22,7 +22,7 @@ from sidecar.broker_side import (
     tls_of,
 )
 from sidecar.doctor.broker import BrokerSubject, broker_checks
-from sidecar.doctor.broker_store import StoreAccess, StoreSubject, store_checks
+from sidecar.doctor.broker_store import StoreAccess, StoreSubject, margin_check, store_checks
 from sidecar.doctor.bucket_rules import rule_checks
 from sidecar.doctor.check import Check, Finding, PolicyLines, Result, not_checked, ok, run_checks
 from sidecar.doctor.host import host_checks
@@ -83,9 +83,12 @@ class Examination:
         state_dir = self._state_dir(names)
         checks = host_checks(self._loaded, self._config_path, self._environment, state_dir)
         checks.append(Check("names", "names", lambda: self._named(found)))
-        checks += self._store_checks(names, state_dir)
+        subject = self._store_subject(names, state_dir)
+        checks += self._store_checks(subject)
         checks += broker_checks(self._broker_subject(names), now_ms)
         checks += self._bucket_checks(names)
+        if subject is not None:
+            checks.append(margin_check(subject))
         return run_checks(checks, self._policy)
 
     # -- names and paths --------------------------------------------------------------------------------------
@@ -128,10 +131,15 @@ class Examination:
     def _open_broker_store(self) -> BrokerStore:
         return self._opened.enter_context(open_store_of(self._settings, self._conf))
 
-    def _store_checks(self, names: BrokerNames, state_dir: Path | None) -> list[Check]:
-        if not self._has_store():
+    def _store_checks(self, subject: StoreSubject | None) -> list[Check]:
+        if subject is None:
             why = "give --store DIRECTORY or --broker-conf FILE"
             return [Check("broker-store", "store directory", lambda: not_checked(why))]
+        return store_checks(subject, StoreAccess(measure_disk))
+
+    def _store_subject(self, names: BrokerNames, state_dir: Path | None) -> StoreSubject | None:
+        if not self._has_store():
+            return None
         settings = self._settings.pins
         store = store_path(self._settings, self._conf)
         usual = [store.with_name(f"{store.name}.tiered-pins")]
@@ -139,14 +147,13 @@ class Examination:
             usual.insert(0, state_dir / "pins")
         places = [Path(settings.directory)] if settings.directory else usual
         limits = PinLimits(settings.create_below_ratio, settings.release_above_ratio)
-        subject = StoreSubject(
+        return StoreSubject(
             self._broker_store,
             tuple(places),
             limits.below_broker(self._conf or BrokerConf()),
             lambda: self._archived_phys(names),
             settings.enabled,
         )
-        return store_checks(subject, StoreAccess(measure_disk))
 
     def _archived_phys(self, names: BrokerNames) -> int | None:
         if self._root is None or not (names.cluster and names.broker):

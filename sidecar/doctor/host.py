@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sidecar.doctor.check import Check, Finding, failed, failed_by, ok
 from sidecar.instance import running_instance
+from tiered.console import counted
 from tiered.errors import NotFoundError, TieredError
 from tiered.private_directory import check_private, exposed_parent
 from tiered.settings.load import CONFIG_VARIABLE, LoadedSettings
@@ -51,7 +52,7 @@ def configuration(loaded: LoadedSettings, config_path: str | None, environment: 
     else:
         source = "no file"
     return ok(
-        f"{source}; {len(loaded.origins)} settings are not the defaults: tiered config check lists them"
+        f"{source}; {counted(len(loaded.origins), 'setting')} not at the default: tiered config check lists all"
     )
 
 

@@ -44,8 +44,8 @@ class StoreTrial:
         every = [
             Check("bucket", "object store answers", self._reached),
             Check("bucket-list", "list", self._list, ("bucket",)),
-            Check("bucket-clock", "clock of the object store", self._clock, ("bucket-list",)),
             Check("bucket-create", "create", self._create, ("bucket",)),
+            Check("bucket-clock", "clock of the object store", self._clock, ("bucket-list", "bucket-create")),
             Check("bucket-create-again", "second create is refused", self._create_again, ("bucket-create",)),
             Check("bucket-create-race", "one of many creates wins", self._race, ("bucket-create-again",)),
             Check("bucket-read", "read", self._read, ("bucket-create",)),

@@ -39,6 +39,8 @@ COST_KEPT_S, COST_KEPT_MAX_S = 60.0, 3600.0
 ADOPTED_S = 60.0
 """How long after a commit of this process the catalog is not read from the store."""
 FIRST_WAIT_S, NEWER_WAIT_S = 1.0, 0.3
+SHORT_WAIT_S = 0.2
+"""Of a page that is shown without the archive first."""
 OBJECTS_MAX = 1_000_000
 OLDEST_MAX = 50_000
 OLDEST_WAIT_S, OLDEST_WORK_S = 0.3, 5.0
@@ -84,6 +86,7 @@ class ArchiveView:
         self._own: ArchiveAccess | None = None
         self._adopted: tuple[float, CatalogState] | None = None
         self._numbers = TopicNumbers()
+        self._last: Contents | None = None
         self._oldest: dict[QueueKey, tuple[int, int | None]] = {}
         self._is_searching = threading.Lock()
         self._rules: tuple[object, Callable[[str], TopicRule]] | None = None
@@ -97,13 +100,13 @@ class ArchiveView:
         if self._own is not None:
             self._own.catalog.adopt(state)
 
-    def contents(self) -> Reading[Contents]:
-        """The catalog, some seconds old at most while the object store can be read."""
-        return self._contents.get(FIRST_WAIT_S, NEWER_WAIT_S)
+    def contents(self, first_wait_s: float = FIRST_WAIT_S) -> Reading[Contents]:
+        """The catalog, some seconds old at most while the object store can be read. Waits for the first one so long."""
+        return self._contents.get(first_wait_s, NEWER_WAIT_S)
 
-    def cost(self) -> Reading[Cost]:
+    def cost(self, first_wait_s: float = FIRST_WAIT_S) -> Reading[Cost]:
         """What is stored and its cost, up to an hour old: it takes a listing of the archive."""
-        return self._cost.get(FIRST_WAIT_S)
+        return self._cost.get(first_wait_s)
 
     def access(self) -> ArchiveAccess:
         """The archive. Raises what opening it raises."""
@@ -161,8 +164,11 @@ class ArchiveView:
         access, adopted = self.access(), self._adopted
         if adopted is None or time.monotonic() - adopted[0] > ADOPTED_S:
             run_sync(access.catalog.recent())
-        state = access.state
-        return Contents(state, summarize(state, self._numbers), self._rules_at(access.store, state))
+        state, last = access.state, self._last
+        rules = self._rules_at(access.store, state)
+        if last is None or last.state is not state or last.rules is not rules:
+            last = self._last = Contents(state, summarize(state, self._numbers), rules)
+        return last
 
     def _rules_at(self, store: ObjectStore, state: CatalogState) -> Callable[[str], TopicRule]:
         """The rules of topics; the archived topic table is read again only if there is a new one."""

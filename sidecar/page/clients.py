@@ -12,6 +12,7 @@ from server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
 from sidecar.page.figures import bytes_text, count_text, share_text
 from sidecar.page.html import Child, Html, facts, section, table, tag
 from sidecar.page.overview import card
+from tiered.console import counted
 
 GROUPS_SHOWN, WINDOWS_SHOWN = 200, 100
 
@@ -121,7 +122,7 @@ def _cache(figures: ReadFigures) -> Html:
             card("Cached blocks", bytes_text(found.cached_bytes), f"{bytes_text(found.index_bytes)} of object tails"),
             card("Memory of reads", bytes_text(found.charged_bytes),
                  f"of {bytes_text(figures.budget_bytes)}, highest {bytes_text(found.peak_bytes)}"),
-            card("Read from the store", bytes_text(found.bytes_fetched), f"{count_text(found.requests)} requests"),
+            card("Read from the store", bytes_text(found.bytes_fetched), counted(found.requests, "request")),
         ], class_="cards"),
         facts([
             ("Fetched twice", bytes_text(found.bytes_fetched_twice)),

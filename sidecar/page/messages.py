@@ -10,6 +10,7 @@ from fetcher.rows.message import Message
 from sidecar.page.figures import bytes_text, count_text, date_text
 from sidecar.page.html import Child, Html, facts, lines, section, table, tag
 from sidecar.page.message_search import FORMS, MESSAGES_MAX, Search
+from tiered.console import counted
 from tiered.errors import CorruptionError
 
 BODY_ONE_BYTES, BODY_MANY_BYTES = 64 << 10, 4 << 10
@@ -163,7 +164,7 @@ def _inner(message: Message) -> Html | None:
         for i, item in enumerate(inner[:INNER_SHOWN])
     ]  # fmt: skip
     return tag(
-        "div", tag("h3", "Inner batch", tag("small", f"{len(inner)} messages")),
+        "div", tag("h3", "Inner batch", tag("small", counted(len(inner), "message"))),
         table("Inner batch", ["Offset", "Keys", "Size", "Body"], rows, (2,)),
     )  # fmt: skip
 

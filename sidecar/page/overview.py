@@ -24,6 +24,7 @@ from sidecar.page.sparkline import Point, sparkline
 from sidecar.page.worker_value import Reading
 from sidecar.report import StatusReport
 from tiered.catalog.state import CatalogState
+from tiered.console import counted
 
 QUEUES_SHOWN = 10
 QUIET_STATES = ("starting", "connecting", "standby", "stopping", "draining")
@@ -113,6 +114,7 @@ def _lag(report: StatusReport, shown: Overview) -> Html:
     margin_s = report.retention_margin_seconds
     bound = "unknown" if report.bound_phys is None else count_text(report.bound_phys)
     rates = rates_of(points("messages"))
+    measured = f"measured {seconds_text(report.measured_seconds)} ago" if report.is_old else None
     return section(
         "lag", "Lag behind the broker",
         _cards(
@@ -133,6 +135,7 @@ def _lag(report: StatusReport, shown: Overview) -> Html:
             ("Upload buffers", f"{bytes_text(report.budget_used_bytes)} of {bytes_text(report.budget_limit_bytes)}"),
         ]),
         tag("p", "Last failure: ", tag("code", report.last_error), class_="note") if report.last_error else None,
+        note=measured,
     )  # fmt: skip
 
 
@@ -195,7 +198,7 @@ def _archive_parts(shown: Overview) -> list[Child]:
         _cards(
             card("Messages", count_text(int(topics.messages.sum())),
                  f"{bytes_text(int(topics.bytes.sum()))} before compression"),
-            card("Topics", count_text(len(topics.names)), f"{count_text(int(topics.queues.sum()))} queues"),
+            card("Topics", count_text(len(topics.names)), counted(int(topics.queues.sum()), "queue")),
             *_cost_cards(cost),
             card("Gaps", count_text(len(state.gaps)), "offsets lost for good", level="bad" if len(state.gaps) else ""),
             card("Pending deletions", count_text(garbage), oldest),
@@ -232,7 +235,7 @@ def _compaction_cards(report: StatusReport | None) -> list[Html]:
     found = None if report is None else report.compaction
     if found is None:
         return []
-    due = f"{count_text(found.backlog_objects)} objects due" if found.backlog_objects else "nothing is due"
+    due = f"{counted(found.backlog_objects, 'object')} due" if found.backlog_objects else "nothing is due"
     note = f"to {count_text(found.made_objects)} since the start; {due}"
     return [card("Objects joined", count_text(found.joined_objects), note)]
 
@@ -241,8 +244,8 @@ def _cost_cards(cost: Reading[Cost]) -> list[Html]:
     found = cost.value
     if found is None:
         why = "being measured" if cost.is_pending else cost.problem or "being measured"
-        return [card("Stored", "…", why)]
-    measured = f"{count_text(found.use.stored_objects)} objects at {date_text(int(found.measured_s * 1000))}"
+        return [card("Stored", "…", tag("span", why, data_pending=cost.is_pending))]
+    measured = f"{counted(found.use.stored_objects, 'object')} at {date_text(int(found.measured_s * 1000))}"
     stored = card("Stored", bytes_text(found.use.stored_bytes), measured)
     if not found.is_priced:
         return [stored]
@@ -255,7 +258,9 @@ def unread(found: Reading[Contents]) -> Html | None:
     if found.problem:
         seen = "what is shown was read before" if found.value is not None else "nothing was read yet"
         return tag("p", f"The archive cannot be read ({seen}): {found.problem}", class_="notice bad")
-    return tag("p", "The archive is being read …", class_="notice") if found.value is None else None
+    if found.value is not None:
+        return None
+    return tag("p", "The archive is being read …", class_="notice", data_pending=True)
 
 
 def queues_path(topic: str) -> str:

@@ -18,7 +18,7 @@ from server.proxy.relay_status import RelayStatus
 from sidecar.admin import TEXT, PageAnswer
 from sidecar.findings import of_catalog, of_report
 from sidecar.page.access_token import CHALLENGE, AccessToken, read_token
-from sidecar.page.archive_view import ArchiveView
+from sidecar.page.archive_view import SHORT_WAIT_S, ArchiveView
 from sidecar.page.clients import ReadFigures, render_clients
 from sidecar.page.current_settings import CurrentSettings
 from sidecar.page.figures import date_text
@@ -55,7 +55,7 @@ _BUSY = "all pages wait for the object store: try again"
 @dataclass(frozen=True)
 class Process:
     """What the pages show of their process. ``report`` and ``relays``: of `tiered run`; ``served``: of `tiered serve`.
-    ``shows_clients``: whether it may serve clients. ``has_accounts``: whether clients need an account."""
+    ``shows_clients``: whether it may serve clients. ``has_accounts``: whether clients need an account now."""
 
     title: str
     archive: str
@@ -66,7 +66,7 @@ class Process:
     served: Callable[[], ArchiveStatus | None] = lambda: None
     serving: Callable[[], ArchiveAccess | None] = lambda: None
     shows_clients: bool = False
-    has_accounts: bool = False
+    has_accounts: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,8 @@ class AdminPages:
         state = report.state if report is not None else why.partition(",")[0].partition(":")[0]
         if not is_alive:
             state, why = "not working", alive
-        contents = self._archive.contents()
+        contents = self._archive.contents(SHORT_WAIT_S)
+        cost = self._archive.cost(0.0 if contents.is_pending else SHORT_WAIT_S)
         findings = [] if report is None else of_report(report)
         if report is None and contents.value is not None:
             grace_ms = self._settings.settings.gc.grace_ms
@@ -193,7 +194,7 @@ class AdminPages:
             facts += [("Writer", report.writer or "none"), ("Epoch", f"{report.epoch:,}")]
         shown = Overview(
             state, why.removeprefix(f"{state}: ").partition("\n")[0], is_alive and is_ready, report, served, contents,
-            self._archive.cost(), findings, self._history.points, facts,
+            cost, findings, self._history.points, facts,
         )  # fmt: skip
         return _Page("Overview", render_overview(shown))
 
@@ -233,7 +234,7 @@ class AdminPages:
         return () if report is None else report.queues
 
     def _messages(self, fields: Mapping[str, str]) -> _Page:
-        if self._process.has_accounts and self._token is None:
+        if self._token is None and self._process.has_accounts():
             text = (
                 "Clients need an account here, so messages are shown only with a token: set admin.token_file."
             )

@@ -13,6 +13,7 @@ from sidecar.page.html import Child, Html, section, table, tag
 from sidecar.page.overview import queues_path
 from sidecar.page.topic_summary import ORDERS, TopicRow
 from sidecar.report import QueueReport
+from tiered.console import counted
 from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
 
 TOPICS_A_PAGE, QUEUES_A_PAGE = 50, 100
@@ -119,7 +120,7 @@ def render_queues(
     path = queues_path(topic)
     pages = _pages(len(queues), QUEUES_A_PAGE, page, lambda number: f"{path}&page={number}")
     gaps = [(queue, gap) for queue in queues for gap in queue.gaps]
-    parts = [section("queues", topic, problem, shown, pages, note=f"{len(queues):,} queues")]
+    parts = [section("queues", topic, problem, shown, pages, note=counted(len(queues), "queue"))]
     if gaps:
         listed = [
             (queue.queue_id, queue.generation, count_text(gap.begin_offset), count_text(gap.end_offset - 1), gap.reason)

@@ -28,16 +28,17 @@ from server.retries.retry_state import decode_object
 from tests.bad_input.bombs import BOMBS, DECODERS, SOURCE, compressed, nested, payload, sealed, table
 from tests.flat_file.uncataloged import open_uncataloged
 from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
+from tests.sweeps import examples
 from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.commit import COMMIT_KIND
 from tiered.catalog.embedded_pages import COMMIT_TAIL_BYTES, MAGIC, TRAILER, read_page_bytes
 from tiered.catalog.pages import PAGE_KIND
 from tiered.catalog.snapshot import ROOT_KIND
-from tiered.errors import CorruptionError, ObjectTooLargeError
+from tiered.errors import CorruptionError, ObjectTooLargeError, OutOfMemoryError
 from tiered.formats import fastjson
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import catalog_key
-from tiered.formats.memory_bound import LARGE, SMALL, limit_decoding
+from tiered.formats.memory_bound import LARGE, SHORTAGES, SMALL, limit_decoding, memory_contained
 from tiered.formats.segment import BlockCodec
 from tiered.formats.segment_layout import FOOTER_KIND, TRAILER_BYTES, decode_trailer, encode_trailer
 from tiered.index.layout import FOOTER_KIND as INDEX_KIND
@@ -246,6 +247,13 @@ def test_memory_that_does_not_suffice_is_an_error_that_names_the_object() -> Non
     assert "the/large/page" in found.stderr  # logged
 
 
+def test_work_that_runs_out_of_memory_names_its_object() -> None:
+    before = SHORTAGES.count
+    with pytest.raises(OutOfMemoryError, match="the/object"), memory_contained("the/object"):
+        raise MemoryError
+    assert SHORTAGES.count == before + 1
+
+
 PIECES = [
     b"[],",
     b"[0],",
@@ -261,7 +269,7 @@ COLUMNS = [[("rows", "u1")], [("topic", "<u4"), ("queue_id", "<i4"), ("generatio
 
 
 @pytest.mark.integration
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(sorted(ALL_DECODERS)),
     st.sampled_from(PIECES),

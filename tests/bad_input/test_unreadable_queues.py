@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sidecar import lag as lag_module
 from sidecar.lag import measure_lag
 from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.archive_check import check_against_truth
@@ -150,12 +151,13 @@ def test_the_lag_is_counted_from_the_log(
         log, index = opened.commit_log, opened.consume_queues()
         assert index is not None
         begin = log.min_phys
-        expected = measure_lag(log, None, FILTER, begin, log.max_file_end)
+        expected = measure_lag(log, lambda: None, FILTER, begin, log.max_file_end)
         disk = BadSectors(monkeypatch)
         disk.code = code
         disk.break_all(path)
         with pytest.raises((UnreadableError, AccessDeniedError)):
             index.max_offset(*queue)
-        lag = measure_lag(log, index, FILTER, begin, log.max_file_end)
+        monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", log.max_file_end - begin - 1)
+        lag = measure_lag(log, opened.consume_queues, FILTER, begin, log.max_file_end)
     assert lag.queues == expected.queues
     assert queue in lag.queues

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.broker_store.bad_sectors import BadSectors
 from tests.broker_store.record_bytes import log_file, queue_file, unit
+from tests.sweeps import examples
 from tiered.broker_store.consume_queue_index import QueueKind
 from tiered.broker_store.file_consume_queue import (
     OPEN_FILES_MAX,
@@ -48,7 +49,7 @@ def test_end_of_data_in_preallocated_files(tmp_path: Path, count: int) -> None:
     assert index.last_unit("t", 0)["tags_code"].tolist() == ([count - 1] if count else [])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(counts=st.lists(st.integers(0, 700), min_size=1, max_size=5), hole=st.booleans())
 def test_growth_is_seen_without_listing_again(
     tmp_path_factory: pytest.TempPathFactory, counts: list[int], hole: bool

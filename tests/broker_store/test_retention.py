@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.retention import DeletionMargin, DiskUse, deletion_margin
+from tiered.broker_store.retention import DeletionMargin, DiskUse, deletion_margin, short_margin_s
 
 GIB = 1 << 30
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -65,6 +66,11 @@ def test_a_full_disk_waits_for_nothing() -> None:
 def test_a_growing_disk_is_foreseen() -> None:
     found = margin([file(0, 1), file(1, 0)], disk=DiskUse(0.50, 100 * GIB, growth_bytes_per_s=GIB / 100))
     assert found.seconds == pytest.approx(3500)
+
+
+def test_a_short_margin_is_less_than_every_file_has_when_the_next_begins() -> None:
+    hours = {kept: short_margin_s(replace(CONF, file_reserved_hours=kept)) / 3600 for kept in (0, 1, 12, 72)}
+    assert hours == {0: pytest.approx(1 / 6), 1: 0.5, 12: 6, 72: 6}
 
 
 def test_archived_files_are_no_worry() -> None:

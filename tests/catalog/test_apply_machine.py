@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, append_draft, at, claim_draft
+from tests.sweeps import examples
 from tiered.catalog.apply import apply
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.snapshot import decode_root, describe, encode_root
@@ -255,5 +256,5 @@ class CatalogMachine(RuleBasedStateMachine):
 
 TestCatalogMachine = CatalogMachine.TestCase
 TestCatalogMachine.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.catalog.drafts import append_draft, at, claim_draft, queue
+from tests.sweeps import examples
 from tiered.catalog.apply import apply
 from tiered.catalog.commit import (
     COMMIT_KIND,
@@ -112,7 +113,7 @@ def test_a_put_id_is_per_content_and_writer() -> None:
     assert len({commit.put_id for commit, _ in others} | {put_id}) == 7
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_damage_is_a_corruption_error(data: st.DataObject) -> None:
     _, encoded = encode_commit(full_draft(), PLACE, "n")

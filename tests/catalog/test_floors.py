@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
+from tests.sweeps import examples
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
@@ -116,7 +117,7 @@ def test_floors_survive_a_log_divergence() -> None:
     assert offsets(store, state, B) == [6]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=40))
 def test_what_is_read_is_what_did_not_expire(steps: list[tuple[bool, int]]) -> None:
     store = MemoryStore()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, log_checks, queue, writer
@@ -16,7 +17,7 @@ from tiered.catalog.snapshot import describe
 from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
 from tiered.errors import FencedError
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_HIDDEN
+from tiered.model.tables import FLOOR_DTYPE, QUEUE_HIDDEN
 from tiered.object_store.memory import MemoryStore
 
 A, B, LATE = queue("a"), queue("b"), queue("late")
@@ -215,3 +216,22 @@ def test_only_the_owner_starts_a_history(memory: MemoryStore) -> None:
     writer(memory, instance="w2").claim(take_over=True)
     with pytest.raises(FencedError):
         made.append_history(common_version=0, phys=0)
+
+
+def test_expired_runs_above_the_common_version_do_not_come_back(memory: MemoryStore) -> None:
+    """They stand in a page without living runs, and the floor comes down to the end of the common version."""
+    made = writer(memory)
+    made.claim()
+    grow(made, 10, A)
+    common = made.state
+    grow(made, 30, A)
+    assert made.state.pages
+    row = made.state.queue(A)
+    assert row is not None
+    floors = np.zeros(1, FLOOR_DTYPE)
+    floors[0] = (0, row["end_queue_offset"], row["row_count"])
+    made.append(CommitDraft(CommitKind.MAINTENANCE, queues=[A], floors=floors, created_ms=NOW_MS))
+    made.append_history(common_version=common.version, phys=common.cursor.phys)
+    end = common.queue(A)["end_queue_offset"]  # type: ignore[index]
+    grow(made, 3, A)
+    assert offsets(memory, made.state, A) == list(range(end, end + 4))

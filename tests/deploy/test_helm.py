@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import subprocess
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,9 @@ KUBERNETES = ("--kube-version", "1.31.0")
 DOCUMENTS = {"v1": "api__v1", "apps/v1": "apis__apps__v1", "batch/v1": "apis__batch__v1"}
 
 
-def helm(*arguments: object, values: dict[str, Any], directory: Path) -> subprocess.CompletedProcess[str]:
+def helm(
+    *arguments: object, values: dict[str, Any], directory: Path, chart: Path = CHART
+) -> subprocess.CompletedProcess[str]:
     """Run a command of helm on the chart."""
     try:
         program = helm_binary()
@@ -48,16 +52,18 @@ def helm(*arguments: object, values: dict[str, Any], directory: Path) -> subproc
         pytest.skip(f"helm is not available: {error}")
     given = directory / "values.json"
     given.write_text(json.dumps(values))
-    command = [program, *arguments, CHART, "--values", given, *KUBERNETES]
+    command = [program, *arguments, chart, "--values", given, *KUBERNETES]
     environment = {"HOME": str(directory), "PATH": ""}
     return subprocess.run(
         [str(word) for word in command], env=environment, capture_output=True, text=True, check=False
     )
 
 
-def rendered(values: dict[str, Any], directory: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def rendered(
+    values: dict[str, Any], directory: Path, chart: Path = CHART
+) -> dict[tuple[str, str], dict[str, Any]]:
     """The objects by kind and name."""
-    done = helm("template", "t", "--namespace", "mq", values=values, directory=directory)
+    done = helm("template", "t", "--namespace", "mq", values=values, directory=directory, chart=chart)
     assert done.returncode == 0, done.stderr
     found = [one for one in yaml.safe_load_all(done.stdout) if one]
     return {(one["kind"], one["metadata"]["name"]): one for one in found}
@@ -93,6 +99,10 @@ def test_chart_is_linted_and_its_objects_are_kubernetes_ones(values: dict[str, A
     assert lint.returncode == 0, lint.stdout + lint.stderr
     objects = rendered(values, tmp_path)
     assert len(objects) >= 4
+    check_against_kubernetes(objects)
+
+
+def check_against_kubernetes(objects: dict[tuple[str, str], dict[str, Any]]) -> None:
     for (kind, name), one in objects.items():
         errors = [
             f"{kind}/{name} {error.json_path}: {error.message[:200]}"
@@ -200,3 +210,54 @@ def test_environment_settings_and_arguments_are_known(tmp_path: Path) -> None:
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], said: str, tmp_path: Path) -> None:
     done = helm("template", "t", values=values, directory=tmp_path)
     assert done.returncode != 0 and said in done.stderr
+
+
+OWN_BROKER = """apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: own}
+spec:
+  serviceName: own
+  selector: {matchLabels: {app: own}}
+  template:
+    metadata: {labels: {app: own}}
+    spec:
+%s
+  volumeClaimTemplates:
+    - metadata: {name: tiered-state}
+      spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 4Gi}}}
+"""
+
+
+def test_own_broker_chart_includes_the_sidecar_as_the_page_says(tmp_path: Path) -> None:
+    """Another chart with the lines of docs/INSTALL.md, and this one as its dependency."""
+    page = (ROOT / "docs" / "INSTALL.md").read_text("utf-8")
+    block = (
+        page.partition("**Your own broker chart.**")[2].split("\n\n")[1].replace("    …", "    image: broker")
+    )
+    own = tmp_path / "own"
+    (own / "templates").mkdir(parents=True)
+    (own / "charts").mkdir()
+    shutil.copytree(CHART, own / "charts" / CHART.name)
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    (own / "Chart.yaml").write_text(
+        json.dumps({
+            "apiVersion": "v2", "name": "own", "version": "1.0.0",
+            "dependencies": [{"name": CHART.name, "version": version}],
+        })
+    )  # fmt: skip
+    indented = textwrap.indent(textwrap.dedent(block), 6 * " ")
+    (own / "templates" / "broker.yaml").write_text(OWN_BROKER % indented)
+    values = {CHART.name: {**FULL, "broker": {"enabled": False}}}
+    lint = helm("lint", "--strict", values=values, directory=tmp_path, chart=own)
+    assert lint.returncode == 0, lint.stdout + lint.stderr
+    objects = rendered(values, tmp_path, own)
+    check_against_kubernetes(objects)
+    assert ("StatefulSet", "t-rocketmq-tiered-broker") not in objects
+    pod = objects[("StatefulSet", "own")]["spec"]["template"]["spec"]
+    ours = next(one for one in rendered(FULL, tmp_path).values() if one["kind"] == "StatefulSet")
+    sidecar = next(one for one in ours["spec"]["template"]["spec"]["containers"] if one["name"] == "tiered")
+    assert [one["name"] for one in pod["containers"]] == ["broker", "tiered"]
+    assert pod["containers"][1] == sidecar
+    mounted = {one["name"] for one in sidecar["volumeMounts"]}
+    assert mounted - {one["name"] for one in pod["volumes"]} == {"store", "broker-conf", "tiered-state"}
+    assert ("ConfigMap", "t-rocketmq-tiered-settings") in objects

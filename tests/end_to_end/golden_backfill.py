@@ -48,7 +48,7 @@ def digests(store: Path) -> dict[str, str]:
             store,
             root,
             environment=Environment(clock_ms=lambda: NOW_MS),
-            index_settings=IndexSettings(merge_files=2),
+            index_settings=IndexSettings(day_files_max=2),
         )
     archive = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
     found = {}

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.jobs.backfill_options import BackfillOptions
+from sidecar.cli import main
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.lmq_truth import EVERYTHING
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
@@ -76,3 +78,24 @@ def test_lmqs_share_the_objects_of_their_parents(real_store: RealStore, tmp_path
     found = _classes(root)
     lmqs = {topic: days for topic, days in found.items() if topic.startswith(LMQ_PREFIX)}
     assert lmqs and set(map(tuple, lmqs.values())) == {(7,)}
+
+
+def test_a_bucket_holds_little_but_living_messages_after_gc(
+    real_store: RealStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = '[{"pattern": "t_[a-k]*", "ttl": "1d"}, {"pattern": "t_[l-p]*", "ttl": "90d"}]'
+    flags = ("--set", f"topics.rules={rules}", "--set", "retention.min_archived=1ms")
+    url, store = f"file://{tmp_path}/archive", real_store("A")
+    source = (str(store / "store"), url, "--broker-conf", str(store / "broker.conf"))
+    assert main(["backfill", *source, *flags]) == 0
+    assert main(["expire", url, *flags, "--yes", "--apply"]) == 0
+    for _ in range(2):  # lists of pending deletions are collected by the one after
+        assert main(["gc", url, "--apply", "--grace", "0s"]) == 0
+    assert "expired 41,633 messages" in capsys.readouterr().out
+    archive = PrefixedStore(FileStore(tmp_path / "archive"), archive_prefix(CLUSTER, BROKER))
+    living_bytes = 0.0
+    for page in RunIndex(archive).all_runs(load(archive)):
+        objects, runs = page.chunk.objects, page.chunk.runs
+        of_object = np.bincount(runs["object"], runs["byte_count"], minlength=len(objects))
+        living_bytes += float((objects["size_bytes"] * of_object / objects["raw_bytes"]).sum())
+    assert sum(info.size_bytes for info in archive.list("")) <= 1.1 * living_bytes

@@ -39,8 +39,11 @@ MOMENTS: dict[str, tuple[str, str, int, bool]] = {
     "the commit's reply is lost": ("put", "catalog/", 2, True),
     "after the commit": ("put", "catalog/", 3, False),
     MERGE: ("put", "pages/runs", 1, True),
+    "before sources are deleted": ("delete", "", 1, False),
+    "amid the deletion of sources": ("delete", "", 1, True),
 }
-"""Moment -> request, prefix of its key, the how manieth, and whether it takes effect before the process dies."""
+"""Moment -> request, prefix of its key, the how manieth, and whether it takes effect before the process dies: of a
+deletion, for half of the keys."""
 
 
 class DyingStore(StoreWrapper):
@@ -60,7 +63,11 @@ class DyingStore(StoreWrapper):
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         return self._around("get_range", key, lambda: self._store.get_range(key, offset, length))
 
-    def _around(self, operation: str, key: str, act: Callable[[], object]) -> object:  # type: ignore[misc]
+    def delete(self, keys: Sequence[str]) -> None:
+        some = keys[: len(keys) // 2] if self._operation == "delete" and self._is_after else keys
+        self._around("delete", "", lambda: self._store.delete(some))
+
+    def _around(self, operation: str, key: str, act: Callable[[], object]) -> object:
         is_hit = operation == self._operation and key.startswith(self._prefix)
         if is_hit and not self._is_after:
             self._countdown.strike()

@@ -1,14 +1,19 @@
-"""A `tiered` command that kills itself with SIGKILL at a chosen moment; run by test_kill_maintenance.
+"""`tiered` commands that kill themselves with SIGKILL at a chosen moment; run by test_kill_maintenance.
 
-usage: killed_maintenance.py MOMENT COMMAND...
+Reads commands, {"moment", "words", "output"}, a line of JSON each. Each runs in a process of its own, forked from this
+one, so that modules are imported once. Writes the exit code of each, negative for a signal. What a command prints is in
+the file ``output``, its errors in ``output``.err.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Sequence
 
-from sidecar import archive
+from sidecar import loaded_archive
+from sidecar.cli import expire, gc, ls, verify
 from sidecar.cli import main as tiered
 from tests.faults.killed_child import die
 from tiered.formats.keys import parse_catalog_key
@@ -45,15 +50,35 @@ class DyingStore(StoreWrapper):
         super().delete(keys)
 
 
-def main(moment: str, *command: str) -> int:
-    """The command, on a store that dies."""
+IMPORTED = (expire, gc, ls, verify)
+INTERNAL = 70
+
+
+def main() -> None:
+    """Run commands until the end of the input."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            run(**json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def run(moment: str, words: Sequence[str], output: str) -> None:
+    """End with the exit code of the command, on a store that dies."""
 
     def opened(url: str, options: StoreOptions) -> ObjectStore:
         return DyingStore(open_store(url, options), moment)
 
-    archive.open_store = opened  # type: ignore[assignment]
-    return tiered(list(command))
+    code = INTERNAL
+    try:
+        for number, name in ((1, output), (2, f"{output}.err")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        loaded_archive.open_store = opened  # type: ignore[assignment]
+        code = tiered(list(words))
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main()

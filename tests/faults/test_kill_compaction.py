@@ -1,4 +1,5 @@
-"""kill -9 of a compaction at eight moments, on MinIO: no row changes, leftovers are collected, the next one ends."""
+"""kill -9 of a compaction, and of gc after it, at ten moments, on MinIO: no row changes, leftovers are collected, the
+next compaction ends."""
 
 from __future__ import annotations
 

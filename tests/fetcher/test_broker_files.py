@@ -28,6 +28,7 @@ from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tests.fetcher.hot_reader import SCAN_UNITS_MAX, HotReader, RecordGoneError
 from tests.fetcher.store_growth import grows
 from tests.kernels.record_builder import Message, encode
+from tests.sweeps import examples
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import UnavailableError
 from tiered.model.tables import Table
@@ -249,7 +250,7 @@ def test_a_file_cut_short_while_it_is_read(written: WrittenStore) -> None:
         assert status is S.FOUND and found == list(range(len(found))) and after == len(found) < 32
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 60), body_bytes=st.integers(1, 400), length=st.integers(1, 20_000))
 def test_a_log_written_again_below_old_units_never_gives_wrong_bytes(
     written: WrittenStore, cut: int, body_bytes: int, length: int

@@ -95,7 +95,7 @@ def _by_id(offset_msg_id: str) -> Callable[[Archive], Any]:
 @pytest.fixture(scope="module")
 def scene(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Scene:
     directory = tmp_path_factory.mktemp("whole")
-    index = IndexSettings(after_backfill=True, memory_bytes=1 << 20, merge_files=64)
+    index = IndexSettings(after_backfill=True, memory_bytes=1 << 20, day_files_max=64)
     backfill(real_store(STORE) / "store", FileStore(directory), settings=SETTINGS, index_settings=index)
     store = FileStore(directory / PREFIX)
     state = load(store)

@@ -19,6 +19,7 @@ from fetcher.blocks.block_cache import BlockKey
 from fetcher.blocks.disk_cache import DiskCache, directory_of
 from tests.broker_store.unprivileged import UNPRIVILEGED_UID
 from tests.end_to_end.offloading import SMALL, backfill
+from tests.sweeps import examples
 from tiered.errors import AccessDeniedError
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import FetchSettings, Settings
@@ -95,7 +96,7 @@ def test_a_torn_file_is_a_miss_and_goes(tmp_path: Path, keep: int) -> None:
     assert _get(cache) == STORED
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.integers(0), st.integers(1, 255))
 def test_any_flipped_byte_is_found(
     tmp_path_factory: pytest.TempPathFactory, position: int, flip: int

@@ -30,6 +30,7 @@ from tests.fetcher.plain_queue import OTHER, PLAIN
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored
 from tests.flat_file.queue_reader import QueueReader
+from tests.sweeps import examples
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
@@ -228,7 +229,7 @@ def mixed_archive(seed: int) -> ArchiveBuilder:
     return builder
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 15), data=st.data())
 def test_every_pull_equals_the_simple_reader(seed: int, data: st.DataObject) -> None:
     builder = mixed_archive(seed)
@@ -260,7 +261,7 @@ def test_every_pull_equals_the_simple_reader(seed: int, data: st.DataObject) -> 
                 assert getattr(result.batch, name).tolist() == getattr(expected, name).tolist()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(seed=st.integers(0, 15), count=st.integers(1, 50), tag=st.sampled_from([None, "a", ""]))
 def test_walks_deliver_every_row_once_in_order(seed: int, count: int, tag: str | None) -> None:
     builder = mixed_archive(seed)
@@ -285,7 +286,7 @@ def test_walks_deliver_every_row_once_in_order(seed: int, count: int, tag: str |
         assert found == [row for row in rows if codes is None or (row.tags_code in codes and tag != "")]
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(seed=st.integers(0, 15), data=st.data())
 def test_buffered_rows_equal_the_answer_of_a_pull(seed: int, data: st.DataObject) -> None:
     builder = mixed_archive(seed)

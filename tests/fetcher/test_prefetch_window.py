@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fetcher.prefetch.prefetch_range import PrefetchRange, PullProgress, RunEnds, WindowLimits
 from fetcher.prefetch.prefetch_window import PrefetchWindow
+from tests.sweeps import examples
 
 BLOCK = 100
 """Offsets of a block; an offset is 10 bytes."""
@@ -375,5 +376,5 @@ class Courses(RuleBasedStateMachine):
         assert all(part.end > subject.position for part in subject.ranges if part.is_done)
 
 
-Courses.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Courses.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestCourses = Courses.TestCase

@@ -129,6 +129,7 @@ def test_random_single_reads_fetch_their_block_and_nothing_else() -> None:
     assert simulation.fetcher.prefetcher.counters.fetches == 0
 
 
+@pytest.mark.soak
 def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
     """Buffered they would take twice the budget."""
     simulation = Simulation(archive(), 1, failing=0.01)

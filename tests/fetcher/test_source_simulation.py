@@ -17,6 +17,7 @@ from fetcher.blocks.memory_admission import MemoryShortError
 from fetcher.io.request_scheduler import Priority
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import SourceBench
+from tests.sweeps import examples
 from tiered.errors import CorruptionError, ThrottledError, TieredError, UnansweredError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
 
@@ -99,7 +100,7 @@ class Run:
         self.bench.check_at_rest()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 1 << 32))
 def test_readers_of_a_failing_store_get_the_truth_or_a_typed_error(seed: int) -> None:
     run = Run(seed, failing=0.1, damaging=0.05)
@@ -114,7 +115,7 @@ def test_readers_of_a_failing_store_get_the_truth_or_a_typed_error(seed: int) ->
     assert run.answers > 20
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(0, 1 << 32))
 def test_a_store_that_neither_fails_nor_damages_gives_no_such_error(seed: int) -> None:
     run = Run(seed, failing=0, damaging=0)

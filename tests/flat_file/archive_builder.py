@@ -36,6 +36,7 @@ class Sent:
     offset: int | None = None
     tags: str = ""
     keys: Sequence[str] = ()
+    unique_key: str = ""
     inner_num: int = 1
     lmq: Sequence[QueueKey] = ()
     stored_ms: int = NOW_MS
@@ -129,7 +130,8 @@ class ArchiveBuilder:
             record, tags_code = _record(sent, offset, lmq, self._phys)
             record = self.doctor(record)
             truth = Stored(offset, sent.inner_num, record, self._phys, tags_code, sent.stored_ms)
-            hashes = [xxhash.xxh64_intdigest(f"{sent.queue.topic}#{key}".encode()) for key in sent.keys]
+            keys = [*sent.keys, sent.unique_key] if sent.unique_key else sent.keys
+            hashes = [xxhash.xxh64_intdigest(f"{sent.queue.topic}#{key}".encode()) for key in keys]
             row = RowSpec(record, tags_code, sent.stored_ms, 0, sent.inner_num, hashes)
             rows.append((sent.queue, row, offset, self._phys))
             self._note(sent.queue, truth)
@@ -224,6 +226,18 @@ class ArchiveBuilder:
         self.doctor_runs(runs)
         return runs
 
+    def forget_above(self, phys: int) -> None:
+        """What was sent from ``phys`` on was not: the log was cut there."""
+        self._phys = phys
+        for queue, known in list(self.truth.items()):
+            known.rows[:] = [row for row in known.rows if row.phys < phys]
+            if not known.rows:
+                del self.truth[queue]
+                continue
+            known.end = known.rows[-1].offset + known.rows[-1].inner_num
+            is_lmq = queue.topic.startswith("%LMQ%")
+            known.end_byte = 0 if is_lmq else sum(len(row.record) for row in known.rows)
+
     def rewrite(self, queue: QueueKey) -> CatalogState:
         """Maintenance: the queue's only run moves to a new object."""
         chunk = RunIndex(self.store).runs_of(self.state, queue)
@@ -269,6 +283,8 @@ def _record(sent: Sent, offset: int, lmq: Sequence[tuple[QueueKey, int]], phys: 
         pairs.append((b"TAGS", sent.tags.encode()))
     if sent.keys:
         pairs.append((b"KEYS", " ".join(sent.keys).encode()))
+    if sent.unique_key:
+        pairs.append((b"UNIQ_KEY", sent.unique_key.encode()))
     if sent.inner_num > 1:
         pairs += [(b"INNER_BASE", str(offset).encode()), (b"INNER_NUM", str(sent.inner_num).encode())]
     if lmq:

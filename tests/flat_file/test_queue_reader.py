@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.flat_file.queue_reader import Batch, QueueReader
+from tests.sweeps import examples
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.model.queue import QueueKey
@@ -75,11 +76,11 @@ def _sent(builder: ArchiveBuilder, cycle: Sequence[tuple[int, int, int, int, int
         offset = ends.get(queue, 7) + missing
         ends[queue] = offset + inner_num
         lmqs = [name for bit, name in ((1, LMQ), (2, OTHER_LMQ)) if lmq & bit and queue != BATCHED]
-        sent.append(Sent(queue, bytes(length), offset, f"tag{length % 3}", (), inner_num, lmqs))
+        sent.append(Sent(queue, bytes(length), offset, f"tag{length % 3}", inner_num=inner_num, lmq=lmqs))
     return sent
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cycles(), st.booleans(), st.integers(1, 40), st.integers(1, 5000))
 def test_all_that_was_stored_is_read(
     logged: list[list[tuple[int, int, int, int, int]]], as_set: bool, max_rows: int, max_bytes: int

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.sweeps import examples
 from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.pages import sorted_page
 from tiered.catalog.writer_limits import CatalogLimits
@@ -318,7 +319,7 @@ BUILDER = _archive(3)
 WHOLE = {key: BUILDER.store.get(key) for key in BUILDER.keys}
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.data())
 def test_any_flipped_bit_in_any_data_object_is_found_in_full(data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(BUILDER.keys))

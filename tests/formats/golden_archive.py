@@ -62,7 +62,7 @@ def write(directory: Path) -> None:
     key = state_key("topics", builder.state.epoch, 1, "0123456789abcdef")
     builder.store.put_if_absent(key, [encode_container(STATE_KIND, STATE_DOCUMENT, {})])
     index = IndexBuilder(
-        builder.store, builder.writer, IndexSettings(merge_files=2), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        builder.store, builder.writer, IndexSettings(day_files_max=2), clock_ms=lambda: NOW_MS, log=lambda *_: None,
         random_source=random.Random(2),
     )  # fmt: skip
     for cycle in range(9):

@@ -11,6 +11,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sweeps import examples
 from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.formats import container
 from tiered.formats.container import HEADER, decode_container, encode_container
@@ -37,7 +38,7 @@ def _sample() -> bytes:
 DATA = _sample()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=4), st.integers(0, 50), st.integers(0, 5))
 def test_what_goes_in_comes_out(header: dict[str, Any], rows: int, other_rows: int) -> None:
     tables = {"runs": _table(RUN_DTYPE, rows, rows), "gaps": _table(GAP_DTYPE, other_rows, 1)}
@@ -59,7 +60,7 @@ def test_what_does_not_shrink_is_stored_as_it_is() -> None:
     assert decode_container(data, KIND, source="s").tables["t"].nbytes == 4000
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, len(DATA) * 8 - 1))
 def test_any_flipped_bit_is_a_corruption(bit: int) -> None:
     damaged = bytearray(DATA)
@@ -74,7 +75,7 @@ def test_any_truncation_is_a_corruption(length: int) -> None:
         decode_container(DATA[:length], KIND, source="here")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=300))
 def test_any_payload_with_a_valid_checksum_parses_or_is_a_corruption(payload: bytes) -> None:
     fields = HEADER.pack(KIND, 1, 0, 0, len(payload), len(payload), fastcrc.crc32.iscsi(payload), 0)[:-4]

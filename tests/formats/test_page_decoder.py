@@ -69,6 +69,12 @@ def test_the_kernel_is_loaded_by_the_first_page_beside_other_kernels() -> None:
     )
 
 
+def test_the_kernel_is_never_loaded_where_memory_is_limited() -> None:
+    decode = PageDecoder(pages_by_numpy=0)
+    decode.may_load = False
+    assert _decodes(decode) and decode.loading is None
+
+
 def test_pages_do_not_wait_while_the_kernel_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     may_load, callers = threading.Event(), []
 

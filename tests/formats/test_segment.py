@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.formats.segment_builder import META, RowSpec, RunSpec, Segment, build, opened, read_run, whole
+from tests.sweeps import examples
 from tiered.errors import UnsupportedFormatError
 from tiered.formats import segment_layout
 from tiered.formats.segment import SHARED_BLOCK_BYTES, BlockCodec, SegmentScratch, encode_segment
@@ -103,7 +104,7 @@ def _assert_same(segment: Segment, index: SegmentIndex, data: bytes) -> None:
     assert keys.hashes.tolist() == segment.rows.key_hashes.tolist()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(segments(), st.integers(1, 6000), st.integers(1, 2))
 def test_everything_comes_back(segment: Segment, block_bytes: int, threads: int) -> None:
     encoded = segment.encode(BlockCodec(block_bytes=block_bytes, threads=threads))

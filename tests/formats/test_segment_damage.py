@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.flat_file.uncataloged import open_uncataloged
 from tests.formats.segment_builder import RowSpec, RunSpec, Segment, build, whole
+from tests.sweeps import examples
 from tiered.errors import CorruptionError
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.container import decode_container, encode_container
@@ -78,7 +79,7 @@ def test_an_undamaged_object_opens_both_ways() -> None:
     assert _everything(SEGMENT, _open(DATA, known=False)) == EXPECTED
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, len(DATA) * 8 - 1), st.booleans())
 def test_a_flipped_bit(bit: int, known: bool) -> None:
     damaged = bytearray(DATA)
@@ -95,20 +96,20 @@ def test_every_bit_of_the_trailer_and_before() -> None:
                 _open(bytes(damaged), known=bit % 2 == 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, len(DATA) - 1), st.booleans())
 def test_a_truncated_object(length: int, known: bool) -> None:
     with pytest.raises(CorruptionError):
         _open(DATA[:length], known=known)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, len(DATA)), st.binary(min_size=1, max_size=64), st.booleans())
 def test_bytes_put_in_the_middle(at: int, extra: bytes, known: bool) -> None:
     _check(DATA[:at] + extra + DATA[at:], known=known)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_an_overwritten_range(data: st.DataObject) -> None:
     begin = data.draw(st.integers(0, len(DATA) - 1))
@@ -141,7 +142,7 @@ NUMBERS = st.one_of(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.data())
 def test_a_footer_that_lies_behind_valid_checksums(data: st.DataObject) -> None:
     """Not damage but malice or a defect: no crash, no read outside, no allocation for what is only claimed."""

@@ -13,6 +13,7 @@ from tests.formats.column_pages import KINDS, _encode, _view, page_runs
 from tests.kernels import segment_oracle
 from tests.kernels.guarded_memory import GuardedMemory
 from tests.kernels.segment_oracle import PageRow, PageRun
+from tests.sweeps import examples
 from tiered.formats import column_pages
 from tiered.kernels import columns as column_kernels
 from tiered.kernels.gather import cut_blocks, gather_records
@@ -37,12 +38,19 @@ def _decode(runs: list[PageRun], data: bytes, first: int, end: int) -> list[Page
     return found[0]
 
 
-@settings(max_examples=150, deadline=None)
+def _encode_by_numpy(runs: list[PageRun]) -> bytes:
+    rows = [row for run in runs for row in run.rows]
+    columns = [np.array(values, kind) for values, kind in zip(zip(*rows, strict=True), KINDS, strict=True)]
+    return column_pages.encode_page(*_view(runs).columns, *columns)
+
+
+@settings(max_examples=examples(150), deadline=None)
 @given(page_runs())
 def test_a_page_is_what_the_oracle_says_and_comes_back(runs: list[PageRun]) -> None:
     rows = [row for run in runs for row in run.rows]
     data = _encode(runs, 0, len(rows))
     assert data == segment_oracle.encode_page(runs)
+    assert data == _encode_by_numpy(runs)
     assert (
         _decode(runs, data, 0, len(rows))
         == rows
@@ -50,7 +58,7 @@ def test_a_page_is_what_the_oracle_says_and_comes_back(runs: list[PageRun]) -> N
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(page_runs(), st.data())
 def test_pages_may_begin_and_end_inside_runs(runs: list[PageRun], data: st.DataObject) -> None:
     rows = [row for run in runs for row in run.rows]
@@ -75,7 +83,7 @@ def test_integers_of_every_length_at_every_distance_from_the_end_of_their_stream
                 assert _decode(runs, damaged, 0, len(rows)) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(page_runs(), st.data())
 def test_damaged_pages_decode_to_what_the_oracle_says(runs: list[PageRun], data: st.DataObject) -> None:
     """A page without its checksum: no read outside it, no impossible value."""
@@ -97,7 +105,7 @@ def test_noise_decodes_to_what_the_oracle_says(noise: bytes, runs: list[PageRun]
     assert _decode(runs, noise, 0, sum(count for _, count in counts)) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=20), min_size=1, max_size=6),
     st.integers(1, 80),

@@ -16,6 +16,7 @@ from tests.integration.live_scene import Load, Producer, Scene, cut_tail
 SETTLE_S = 4.0
 BODY_BYTES = 500
 THREADS = 4
+SLOWEST_BYTES_PER_S = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,12 @@ def lose_the_tail(sidecar: Sidecar, byte_count: int) -> None:
 def send(sidecar: Sidecar, scene: Scene, load: Load) -> int:
     """Messages acknowledged by the end of a whole load."""
     with Producer(sidecar.broker, scene, load, sidecar.directory / "producer.out") as producer:
-        return producer.finish(240).acked
+        return producer.finish(240 + slowest_s(load)).acked
+
+
+def slowest_s(load: Load) -> float:
+    """How long a large load takes on a busy machine."""
+    return load.messages * load.body_bytes / SLOWEST_BYTES_PER_S
 
 
 def restore_older_copy(sidecar: Sidecar, scene: Scene, load: Load, lost: Load) -> Path:
@@ -91,12 +97,12 @@ def restore_older_copy(sidecar: Sidecar, scene: Scene, load: Load, lost: Load) -
     sidecar.start()
     send(sidecar, scene, load)
     sidecar.wait_until_archived(120)
-    sidecar.broker.broker.stop(timeout_s=40)
+    sidecar.broker.broker.stop(timeout_s=60)
     subprocess.run(["cp", "-r", "--sparse=always", store, older], check=True)
     sidecar.broker.broker.start()
     send(sidecar, scene, lost)
-    sidecar.wait_until_archived(120)
-    sidecar.broker.broker.stop(timeout_s=40)
+    sidecar.wait_until_archived(120 + slowest_s(lost))
+    sidecar.broker.broker.stop(timeout_s=60)
     store.rename(newer)
     older.rename(store)
     sidecar.broker.broker.start()

@@ -182,7 +182,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def reset(url: str) -> tuple[str, ...]:
     """A command that writes what `tiered serve` keeps."""
-    return ("reset-offset", url, *NAMES, "--group", GROUP, "--topic", TOPIC, "--earliest")
+    return ("reset-offset", url, *NAMES, "--group", GROUP, "--topic", TOPIC, "--earliest", "--new-group")
 
 
 def compact(url: str, spool: Path) -> tuple[object, ...]:

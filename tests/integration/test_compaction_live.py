@@ -29,12 +29,12 @@ def test_objects_are_joined_while_messages_arrive(tmp_path: Path, minio_url: Run
             sent = load.finish(120)
         sidecar.wait_until_archived(60)
         deadline_s = time.monotonic() + 60
-        while (found := sidecar.status()["compaction"])["rounds"] < 3 or found["backlogObjects"]:
+        while not (found := sidecar.status()["compaction"])["rounds"] or found["backlogObjects"]:
             assert time.monotonic() < deadline_s, (found, sidecar.log.read_text()[-3000:])
             time.sleep(0.5)
         shown = sidecar.tiered("status", "--state-dir", str(tmp_path / "state")).stdout
         assert " objects joined to " in shown
         assert found["problem"] == ""
-        assert found["joinedObjects"] >= 3 * found["madeObjects"]
+        assert found["joinedObjects"] >= 2 * found["madeObjects"]
         assert finish(sidecar).shown >= sent.acked
         assert not any((tmp_path / "state" / "compaction").iterdir())

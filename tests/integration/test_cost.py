@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,24 +43,35 @@ def test_counters_of_a_run_and_prices_of_its_bucket(
     with log.open("wb") as stream, subprocess.Popen(command, env=environment, stderr=stream) as process:
         try:
             _await_data(minio_url, url, process, log)
-            done = subprocess.run(
-                [*TIERED, "cost", url, "--state-dir", str(tmp_path / "state"),
-                 "--prices", str(tmp_path / "prices.toml"), "--json"],
-                env=environment, capture_output=True, text=True, check=False, timeout=60,
-            )  # fmt: skip
+            document = _cost(
+                url, environment, "--state-dir", tmp_path / "state", "--prices", tmp_path / "prices.toml"
+            )
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, log.read_text()
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
     requests = document["counters"]["requests"]
     assert requests["put"] > 3 and requests["list"] > 0 and document["counters"]["uploadedBytes"] > 1 << 20
     assert sum(topic["messages"] for topic in document["topics"]) == MESSAGES
     month = document["month"]
     assert month["puts"] == pytest.approx(document["putsADay"] * 30) and month["storage"] == 0
     assert month["gets"] is not None and month["lists"] > 0
+    listed = minio_url.client().list_objects_v2(Bucket=url.split("/")[2])["Contents"]
+    stored = _cost(url, environment)
+    assert (stored["storedObjects"], stored["storedBytes"]) == (
+        len(listed),
+        sum(item["Size"] for item in listed),
+    )
+    assert stored["month"]["storage"] > 0 and stored["counters"] is None
+
+
+def _cost(url: str, environment: dict[str, str], *flags: object) -> dict[str, Any]:
+    command = [*TIERED, "cost", url, *map(str, flags), "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def _await_data(server: RunningStore, url: str, process: subprocess.Popen[bytes], log: Path) -> None:

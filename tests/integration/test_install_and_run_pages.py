@@ -78,6 +78,9 @@ def test_a_new_user_follows_the_pages(broker: RocketMq, minio: RunningStore, tmp
         "PIP_FIND_LINKS": str(tmp_path / "dist"),
         "PIP_CONSTRAINT": str(tmp_path / "versions.txt"),
         "TIERED_ADMIN__PORT": str(free_port()),
+        # The disk of this machine may be fuller than a broker's should be.
+        "TIERED_PINS__CREATE_BELOW_RATIO": "0.99",
+        "TIERED_PINS__RELEASE_ABOVE_RATIO": "1",
         **{
             name: value for name, value in os.environ.items() if name.startswith(("PIP_INDEX", "UV_", "SSL_"))
         },

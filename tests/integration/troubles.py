@@ -25,6 +25,7 @@ from tests.servers.child import free_port
 from tests.servers.proxy import Action, FaultProxy, ProxiedRequest
 from tests.servers.rocketmq import BROKER, CLUSTER, RocketMq
 from tests.servers.running_store import RunningStore
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.formats.keys import data_key
@@ -247,6 +248,9 @@ def _gap(found: Case) -> None:
     found.sidecar.start()
     until(lambda: found.sidecar.status().get("messages", 0) > 0, "nothing is archived")
     found.sidecar.kill()
+    store = found.sidecar.open_archive()
+    archived_phys = load(store).cursor.phys
+    store.close()
     shutil.rmtree(found.directory / "state" / "pins", ignore_errors=True)
     log = found.broker.store / "commitlog"
     before = len(list(log.iterdir()))
@@ -254,16 +258,17 @@ def _gap(found: Case) -> None:
     long_ago_s = time.time() - 100 * 3600
     for file in sorted(log.iterdir())[:-2]:
         os.utime(file, (long_ago_s, long_ago_s))
-    oldest = min(path.name for path in log.iterdir())
     ask(found.broker.broker_address, DELETE_EXPIRED_COMMITLOG)
-    until(lambda: min(path.name for path in log.iterdir()) > oldest, "nothing is deleted", 90)
+    until(lambda: min(int(path.name) for path in log.iterdir()) > archived_phys, "nothing is deleted", 120)
 
 
-def _one_hour(found: Case) -> None:
+def _slow_and_unreserved(found: Case) -> None:
+    """Uploads are slower than the broker writes, and it deletes files as soon as the next one begins."""
+    found.set(OBJECT_STORE__UPLOAD_BYTES_PER_S="32768")
     conf = found.directory / "broker.conf"
     text = re.sub(r"(?m)^(fileReservedTime|deleteWhen).*$", "", found.broker.broker_conf.read_text())
-    soon = (time.localtime().tm_hour + 1) % 24
-    conf.write_text(f"{text}\nfileReservedTime=1\ndeleteWhen={soon:02d}\n")
+    hours = ";".join(f"{hour:02d}" for hour in range(24))
+    conf.write_text(f"{text}\nfileReservedTime=0\ndeleteWhen={hours}\n")
     found.sidecar.arguments = ("--broker-conf", str(conf))
 
 
@@ -494,12 +499,14 @@ TROUBLES = (
         harms_broker=True,
         mend=_start_name_server,
     ),
-    Trouble(
-        "retention margin below six hours",
-        Signs("deletes messages that are not archived", "fileReservedTime", attention("retention-margin")),
+    _attention(
+        "short retention margin",
+        "retention-margin",
+        "deletes messages that are not archived",
+        "fileReservedTime",
         "TieredWouldLoseData",
-        _store_away,
-        _one_hour,
+        None,
+        _slow_and_unreserved,
     ),
     _attention(
         "brake of expiry", "expiry", "max_share", "tiered expire", "TieredExpiryStopped", None, _expire_all

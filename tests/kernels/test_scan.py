@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from tests.kernels import oracle
 from tests.kernels.guarded_memory import GuardedMemory
 from tests.kernels.record_builder import Message, blank, build_log, encode, properties
+from tests.sweeps import examples
 from tiered.kernels.queue_table import ADMITTED, NOT_ADMITTED, QueueTable
 from tiered.kernels.scan import (
     DOUBT_PLAIN,
@@ -509,7 +510,7 @@ def test_random_bytes_never_crash_the_scan(data: bytes) -> None:
     assert_equal_to_oracle(data, 0, 1 << 20)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(LOGS.filter(bool), st.integers(1, 200))
 def test_reading_in_pieces_gives_the_same_rows(messages: list[Message], piece: int) -> None:
     """Every input may end anywhere: what was not whole is offered again."""

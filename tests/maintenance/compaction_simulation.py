@@ -1,4 +1,5 @@
-"""The real compactor, expiry, garbage collection, an owner and readers on one archive, in an order chosen by a seed.
+"""The real compactor, expiry, garbage collection, an owner whose log is cut at times, and readers on one archive, in an
+order chosen by a seed.
 
 Single-threaded: whenever the compactor makes a request that changes something, others may act first, its reply may be
 lost, or it may die. Time passes by a second a step. Garbage is collected after GRACE_S; a reader keeps its version of
@@ -32,11 +33,14 @@ from tiered.object_store.interface import Body, ObjectStore, Piece
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.wrapper import StoreWrapper
 from tiered.settings.topic_rules import TopicRule
+from uploader.common_rows import CommonRowsWriter
 
 STEPS = 40
 GRACE_S = 40
 KEPT_S = 30
 """How long a reader keeps its version, at most."""
+OF_EPOCH = "pages/"
+"""Of what a compactor put for a commit and died: it stays until the next owner."""
 TTL_S = {QUEUES[0].topic: 25, QUEUES[1].topic: 60}
 
 
@@ -59,8 +63,11 @@ class World:
         )  # fmt: skip
         self.owner = ArchiveBuilder(self.store, limits=self.limits)
         self.readers: list[tuple[CatalogState, int]] = []
+        self.ends: list[tuple[int, int]] = []
+        """(version, physical end) of each commit of the log as it is."""
         self.is_in_round = False
-        self.rounds = self.void = self.died = self.read_rows = 0
+        self.rounds = self.void = self.died = self.read_rows = self.cuts = 0
+        self.cut_weight = seed % 2
         self.compaction_limits = replace(LIMITS, growth_min=self.random.choice((1, 4)), dead_share_min=0.5)
 
     def run(self) -> None:
@@ -75,7 +82,8 @@ class World:
         """One actor acts."""
         self.now_ms += 1000
         actors: list[tuple[Callable[[], None], int]] = [
-            (self.grow, 5), (self.read, 4), (self.expire, 1), (self.collect, 1), (self.restart, 1)
+            (self.grow, 5), (self.read, 4), (self.expire, 1), (self.collect, 1), (self.restart, 1),
+            (self.cut_log, self.cut_weight),
         ]  # fmt: skip
         if not self.is_in_round:
             actors.append((self.compact, 3))
@@ -92,7 +100,8 @@ class World:
             )
             for _ in range(self.random.randint(1, 7))
         ]  # fmt: skip
-        self.owner.commit(sent, as_set=self.random.random() < 0.8)
+        state = self.owner.commit(sent, as_set=self.random.random() < 0.8)
+        self.ends.append((state.version, state.cursor.phys))
 
     def restart(self) -> None:
         """Another process takes the archive over."""
@@ -101,6 +110,19 @@ class World:
             limits=self.limits, random=random.Random(self.random.random()), wait=lambda seconds: None,
         )  # fmt: skip
         self.owner.writer.claim(take_over=True)
+
+    def cut_log(self) -> None:
+        """The broker's log loses its end, at most twelve commits; the owner continues behind the rest."""
+        if len(self.ends) < 3:
+            return
+        at = self.random.randrange(max(0, len(self.ends) - 12), len(self.ends) - 1)
+        version, phys = self.ends[at]
+        common_rows = CommonRowsWriter(self.store, writer="test", clock_ms=lambda: self.now_ms)
+        self.owner.writer.append_history(common_version=version, phys=phys, write_common=common_rows)
+        self.owner.forget_above(phys)
+        self.readers = []  # they have what the log no longer has
+        del self.ends[at + 1 :]
+        self.cuts += 1
 
     def expire(self) -> None:
         """A pass of expiry; a time passes that makes some messages due."""
@@ -203,15 +225,25 @@ class World:
             assert made is not None, "no other actor is left"
         else:
             raise AssertionError("rounds come to an end")
+        left = self.leftovers()
+        if self.died:
+            left = [key for key in left if not key.startswith(OF_EPOCH)]
+        assert left == [], left[:3]
+        self.restart()
+        left = self.leftovers()
+        assert left == [], left[:3]
+        state = load(self.store)
+        for queue in self.owner.truth:
+            self.check_queue(state, queue)
+
+    def leftovers(self) -> list[str]:
+        """Of a sound archive, when all grace is over."""
         for _ in range(2):
             self.now_ms += GRACE_S * 2000
             self.collect()
         report = verify_archive(self.store, full=True)
         assert report.anomalies == [], report.anomalies[:3]
-        assert report.leftovers == [], report.leftovers[:3]
-        state = load(self.store)
-        for queue in self.owner.truth:
-            self.check_queue(state, queue)
+        return report.leftovers
 
 
 class Perilous(StoreWrapper):

@@ -20,6 +20,7 @@ from maintenance.compaction_plan import (
     plan_level_2,
 )
 from tests.maintenance.candidates import FIXTURE_F, FIXTURE_G, candidates_of, described, sources
+from tests.sweeps import examples
 from tiered.model.tables import RunKind, Table
 
 
@@ -328,7 +329,7 @@ def within_one_index_file(candidates: Candidates, plan: CompactionPlan, rows: Ta
     return len(files) == 1 and max(versions) == version <= plan.last_version
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(candidates=any_candidates(), bounds=LIMITS)
 def test_level_1_moves_every_live_row_once_in_order_within_memory(
     candidates: Candidates, bounds: CompactionLimits
@@ -370,7 +371,7 @@ def test_level_1_moves_every_live_row_once_in_order_within_memory(
     assert len(sequences) <= len(candidates.queues)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(candidates=any_candidates(), bounds=LIMITS)
 def test_level_2_joins_whole_neighbouring_objects(candidates: Candidates, bounds: CompactionLimits) -> None:
     plan = plan_level_2(replace(candidates, is_set=np.zeros(len(candidates.objects), bool)), bounds)
@@ -385,7 +386,7 @@ def test_level_2_joins_whole_neighbouring_objects(candidates: Candidates, bounds
         assert int(rows["byte_count"].sum()) <= bounds.object_bytes_max
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(candidates=any_candidates(), bounds=LIMITS)
 def test_level_1_reads_each_source_once_an_iteration(
     candidates: Candidates, bounds: CompactionLimits

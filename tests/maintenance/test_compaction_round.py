@@ -210,14 +210,16 @@ def test_the_owner_loses_no_version_to_a_round_in_its_process(tmp_path: Path) ->
     assert len(scene.state.pages) < 60, "pages are merged again afterwards"
 
 
-def test_a_log_that_diverges_inside_joined_runs_is_refused(scene: Scene) -> None:
+def test_a_log_that_diverges_inside_joined_objects_is_refused_by_a_writer_that_copies_nothing(
+    scene: Scene,
+) -> None:
     planned = scene.plan()
     assert planned is not None
     common = load(scene.store, version=planned.plan.last_version // 2)
     scene.run()
     writer = scene.owner.writer
     before = writer.refresh()
-    with pytest.raises(CommitInvalidError, match="inside runs that compaction joined"):
+    with pytest.raises(CommitInvalidError, match="inside objects that compaction joined"):
         writer.append_history(common_version=common.version, phys=common.cursor.phys)
     assert load(scene.store).version == before.version
     scene.check()

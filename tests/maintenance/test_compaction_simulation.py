@@ -13,13 +13,14 @@ import pytest
 
 import maintenance.compaction_round as rounds
 from tests.maintenance.compaction_simulation import World
+from tests.soak.results import knob
 from tests.sweeps import sweep
 from tiered.catalog.commit import CommitDraft
 from tiered.catalog.deletions import Reason
 from tiered.catalog.state import CatalogState
 from tiered.object_store.interface import ObjectStore
 
-SOAK_SEEDS = 3000
+SOAK_SEEDS = knob("COMPACTION_SEEDS", 3000)
 
 
 @pytest.mark.parametrize("seed", sweep(range(60), fast=range(4), rest="integration"))
@@ -32,7 +33,10 @@ def test_nothing_is_lost_or_left_over_in_thousands_of_orders(tmp_path: Path) -> 
     done = void = died = 0
     for seed in range(1000, 1000 + SOAK_SEEDS):
         world = World(seed, tmp_path)
-        world.run()
+        try:
+            world.run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
         done, void, died = done + world.rounds, void + world.void, died + world.died
     assert min(done, void, died) > SOAK_SEEDS / 4
 

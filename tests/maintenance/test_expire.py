@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from maintenance.compaction_plan import CompactionLimits
 from maintenance.compaction_round import plan_rounds, run_round
 from maintenance.compaction_run import CompactionOptions
-from maintenance.expire import Erasure, ExpiryPass, commit_pass, plan_pass
+from maintenance.expire import LIST_ENTRIES_MAX, Erasure, ExpiryPass, commit_pass, plan_pass
 from maintenance.gc import run_gc
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.flat_file.queue_reader import QueueReader
 from tests.formats.golden_archive import GOLDEN
+from tests.sweeps import examples
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.deletions import read_list
@@ -119,20 +120,26 @@ def test_nothing_expires_before_its_time_in_the_bucket() -> None:
     assert readable(store, A) == []
 
 
-def test_objects_without_living_messages_are_deleted_after_the_grace_period() -> None:
+@pytest.mark.parametrize("entries_max", [LIST_ENTRIES_MAX, 3])
+def test_objects_without_living_messages_are_deleted_after_the_grace_period(
+    entries_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maintenance.expire.LIST_ENTRIES_MAX", entries_max)
     store = Bucket()
     made = built(store)
     store.now_ms = NOW_MS + 50 * HOUR_MS
     found, state = expire(store)
-    (listed,) = [listed for listed in state.deletion_lists if listed.reason == "expired"]
-    assert sorted(read_list(store, listed)) == found.objects
-    assert found.objects and found.object_bytes == sum(len(store.get(key)) for key in found.objects)
+    lists = [read_list(store, listed) for listed in state.deletion_lists if listed.reason == "expired"]
+    gone = [key.decode() for key in found.objects]
+    assert [key for listed in lists for key in sorted(listed)] == gone
+    assert len(lists) == -(-len(gone) // entries_max)
+    assert gone and found.object_bytes == sum(len(store.get(key)) for key in gone)
     assert found.shared_bytes > 0  # in objects with messages that are kept
     assert expire(store)[0].plan.rows == 0
     for hours, deleted in ((10, False), (80, True)):
         store.now_ms = NOW_MS + 50 * HOUR_MS + hours * HOUR_MS
         run_gc(store, load(store), apply=True, grace_ms=72 * HOUR_MS, clock=lambda: store.now_ms)
-        assert deleted == (not {info.key for info in store.list("data/")} & set(found.objects))
+        assert deleted == (not {info.key for info in store.list("data/")} & set(gone))
     assert readable(store, KEPT) == bodies(made, KEPT, 0)
     report = verify_archive(store, full=True)
     assert (report.anomalies, report.leftovers) == ([], [])
@@ -344,7 +351,7 @@ class World:
             ], key
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 16))
 def test_no_message_younger_than_its_time_to_live_is_ever_unreadable(seed: int, steps: int) -> None:
     """Nor is one readable whose two times passed before the last pass. Floors only rise within a log history."""

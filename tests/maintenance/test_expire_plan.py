@@ -18,6 +18,7 @@ from maintenance.expire_plan import (
     ExpiryPlanner,
     ExpiryQueues,
 )
+from tests.sweeps import examples
 from tiered.model.tables import RUN_DTYPE, RunKind, Table
 from tiered.settings.topic_rules import TopicRule
 
@@ -317,7 +318,7 @@ def worlds(draw: st.DrawFn) -> World:
     return world
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(worlds(), st.lists(st.integers(0, 30), max_size=4))
 def test_plans_equal_those_of_a_plain_oracle_however_runs_are_cut_into_pages(
     world: World, cuts: list[int]
@@ -341,7 +342,7 @@ def test_plans_equal_those_of_a_plain_oracle_however_runs_are_cut_into_pages(
     assert plan.living_bytes == sum(map(_bytes, living))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(worlds())
 def test_a_second_pass_at_the_same_time_raises_only_what_waited_for_others(world: World) -> None:
     before = floors(world.plan())

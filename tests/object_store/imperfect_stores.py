@@ -70,6 +70,19 @@ class ForgetfulStore(StoreWrapper):
         return iter(list(self._store.list(prefix, start_after=start_after, limit=limit))[:-1])
 
 
+class ReadOnlyStore(StoreWrapper):
+    """A directory that may not be written: its clock is that of a file written there."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        raise AccessDeniedError(f"{self.url}/{key}: Read-only file system", hint="mount it for writing")
+
+    def clock_ms(self, prefix: str = "") -> int:
+        raise AccessDeniedError(f"{self.url}: Read-only file system", hint="mount it for writing")
+
+
 class UndeletableStore(StoreWrapper):
     """Denies deletion."""
 

@@ -41,6 +41,7 @@ from rocketmq_tiered.spark import read
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.kernels.record_builder import Message, encode, properties
+from tests.sweeps import examples
 from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -146,7 +147,7 @@ def every_row(small_archive: Path) -> list[dict[str, Any]]:
     return read_rows(small_archive, Predicate(), COLUMNS)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(wanted=st.lists(filters(), min_size=1, max_size=4))
 def test_push_down_does_not_change_the_rows(
     small_archive: Path, every_row: list[dict[str, Any]], wanted: list[Filter]

@@ -171,6 +171,28 @@ def test_commits_of_others_than_members_are_seen(
     assert authorizer.audited["commit"] == 1
 
 
+def test_a_commit_whose_client_leaves_before_the_reply_is_the_groups_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Clients commit and leave when they are shut down, and a commit waits for the object store."""
+    clients, member = ClientTable(time.monotonic), RecordingPeer(1)
+    clients.heartbeat(heartbeat(member, "g"))
+    table = HandlerTable()
+
+    @table.register(RequestCode.UPDATE_CONSUMER_OFFSET)
+    async def _(_: Request) -> Response:
+        clients.closed(member)
+        return Response()
+
+    authorizer = RulesAuthorizer(None, 60, events=AuditEvents(clients.names_group))
+    sent = request(
+        RequestCode.UPDATE_CONSUMER_OFFSET, member, consumerGroup="g", topic="t", queueId=0, commitOffset=9
+    )
+    asyncio.run(Dispatcher(table, authorizer).answer(sent, is_authorized=False))
+    assert events_of(caplog) == []
+    assert authorizer.audited["commit"] == 0
+
+
 def test_a_pull_that_commits_nothing_is_no_commit(caplog: pytest.LogCaptureFixture) -> None:
     authorizer = RulesAuthorizer(None, 60, events=AuditEvents(lambda *_: False))
     place = {"consumerGroup": "g", "topic": "t", "queueId": 0}
@@ -193,6 +215,19 @@ def test_commits_before_the_broker_has_accepted_a_member_are_the_groups_own() ->
     assert (clients.names_group("g", starting), clients.names_group("g", other)) == (True, False)
     clients.closed(starting)
     assert not clients.names_group("g", starting)
+
+
+def test_the_last_commit_of_a_client_may_come_after_it_has_left() -> None:
+    """Clients hand both to different threads when they are shut down."""
+    clients = ClientTable(time.monotonic)
+    member, other = RecordingPeer(1), RecordingPeer(2)
+    for client, group in ((member, "g"), (other, "other group")):
+        clients.heartbeat(heartbeat(client, group))
+        clients.leave(f"id{client.id}", "g", client)
+    assert not clients.has_member("g", member)
+    assert (clients.names_group("g", member), clients.names_group("g", other)) == (True, False)
+    clients.closed(member)
+    assert not clients.names_group("g", member)
 
 
 def test_members_by_connection() -> None:

@@ -38,6 +38,7 @@ from tests.server.connection_scene import (
     handlers,
     play,
 )
+from tests.sweeps import examples
 from tiered.remoting.command import RemotingCommand, SerializeType, encode
 from tiered.settings.sections import ServeSettings
 
@@ -236,7 +237,7 @@ def test_what_is_no_protocol_closes_the_connection_and_nothing_else(hostile: byt
     play(story)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=200), st.integers(1, 7))
 def test_any_bytes_end_in_an_answer_or_a_close(noise: bytes, cut: int) -> None:
     frame = encode(RemotingCommand(ECHO, 5, ext_fields={"a": "b"}))

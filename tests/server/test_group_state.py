@@ -22,6 +22,7 @@ from server.groups.group_state import (
     snapshot_key,
 )
 from tests.server.group_clock import LEASE_MS, Clock, writing
+from tests.sweeps import examples
 from tiered.errors import CorruptionError, FencedError, UnansweredError, UnsupportedFormatError
 from tiered.formats.keys import SERVE_PREFIX
 from tiered.object_store.interface import Body
@@ -57,7 +58,7 @@ def test_snapshots_come_back(
     assert decode_snapshot(encode_snapshot(snapshot), source="s") == snapshot
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(0, 10_000), st.integers(0, 7))
 def test_a_flipped_bit_is_noticed(at: int, bit: int) -> None:
     data = bytearray(encode_snapshot(GroupSnapshot(1, "me", "h", 5, False, {("g", "t"): {0: 5}})))

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,20 @@ def test_clients_take_turns_at_what_takes_long() -> None:
         return order
 
     assert asyncio.run(story()) == [1, 2, 3, 1, 1, 1]
+
+
+def test_an_iteration_of_the_loop_has_as_many_turns_as_set() -> None:
+    async def story() -> list[int]:
+        turns = Turns(most=2)
+        futures = [turns.turn(client) for client in range(6)]
+        done = [0]
+        while done[-1] < len(futures):
+            await asyncio.sleep(0)
+            done.append(sum(future.done() for future in futures))
+        return done
+
+    done = asyncio.run(story())
+    assert max(after - before for before, after in pairwise(done)) == 2
 
 
 def test_a_slot_is_passed_on_also_when_its_task_is_cancelled() -> None:

@@ -15,6 +15,7 @@ from server.backend.route_handlers import PROXY_TOPIC
 from server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive, small_service
+from tests.sweeps import examples
 from tiered.errors import TieredError
 from tiered.remoting.command import RemotingCommand
 
@@ -66,7 +67,7 @@ VALUES: Any = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 1 << 16), LIKELY | st.just({}), FIELDS, VALUES), min_size=40, max_size=80

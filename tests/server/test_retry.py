@@ -40,6 +40,7 @@ from server.wire.request import HandlerTable, Request, Response
 from tests.end_to_end.offloading import backfill
 from tests.server.original_record import original
 from tests.server.serving_peer import request
+from tests.sweeps import examples
 from tiered.errors import CorruptionError, FencedError, StoreFullError, UnansweredError
 from tiered.formats.record import Record, decode_record
 from tiered.object_store.file import FileStore
@@ -145,7 +146,7 @@ def test_a_base_says_what_all_objects_said(sent: list[tuple[str, int]], step: in
         assert queue.min_offset == (queue.offsets[0] if queue.offsets else queue.next_offset)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 10_000), st.integers(0, 7))
 def test_a_flipped_bit_is_noticed(at: int, bit: int) -> None:
     message = RetryMessage(0, RETRY, 9, original())

@@ -243,6 +243,25 @@ def test_a_message_that_may_not_be_shown_does_not_leave_the_server(tmp_path: Pat
     assert (answer.code, answer.body) == (16, ())
 
 
+def test_a_refused_request_reaches_no_handler(tmp_path: Path) -> None:
+    table = HandlerTable()
+
+    def at_once(request: Request) -> Response:
+        pytest.fail("it was handled")
+
+    @table.register(Code.PULL_MESSAGE, at_once=at_once)
+    async def pull(request: Request) -> Response:
+        pytest.fail("it was handled")
+
+    dispatcher = Dispatcher(table, authorizer_of(tmp_path, USERS))
+    fields = {"consumerGroup": "none", "topic": "none", "subscription": "x || " * 1_000}
+    named = asked(Code.PULL_MESSAGE, "reader", SECRET, **fields)
+    for answer in (
+        asyncio.run(dispatcher.answer(named, is_authorized=False)), dispatcher.at_once(at_once, named),
+    ):  # fmt: skip
+        assert answer is not None and answer.code == 16
+
+
 @pytest.mark.parametrize(
     ("code", "body"),
     [

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 10.0
 
 

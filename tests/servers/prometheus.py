@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -68,6 +69,13 @@ class Prometheus:
         path = self.directory / "targets.json"
         path.with_suffix(".new").write_text(json.dumps(groups))
         path.with_suffix(".new").rename(path)
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series that PromQL finds now."""
+        form = urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(f"{self._url}/api/v1/query?{form}", timeout=10) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return found
 
     def alert(self, name: str, instance: str) -> Alert | None:
         """An alert of one instance; None while it is inactive."""

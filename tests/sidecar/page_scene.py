@@ -50,7 +50,7 @@ class PageScene:
             served=lambda: self.served,
             serving=lambda: None,
             shows_clients=bool(self.relays) or self.served is not None,
-            has_accounts=self.has_accounts,
+            has_accounts=lambda: self.has_accounts,
         )
         self.view = ArchiveView(lambda: self.settings.settings, (CLUSTER, BROKER), lambda: None)
         self.pages = AdminPages(process, self.settings, self.view)

@@ -311,8 +311,10 @@ def test_beyond_loopback_nothing_is_shown_without_a_token(archive: str, host: st
 
 
 def test_where_clients_need_an_account_messages_need_a_token(archive: str) -> None:
-    scene = PageScene(archive, has_accounts=True)
+    scene = PageScene(archive)
     try:
+        assert "k1" in scene.html("/messages?topic=orders&value=k1")
+        scene.has_accounts = True  # as after a reload
         assert "admin.token_file" in scene.html("/messages?topic=orders&value=k1", 403)
         scene.html("/")
     finally:

@@ -17,7 +17,7 @@ from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.errors import UnavailableError, UsageError
+from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
@@ -49,8 +49,16 @@ class Host:
         with closing(open_store(named.url, StoreOptions(self.settings.object_store))) as store:
             return load(PrefixedStore(store, archive_prefix(named.cluster, named.broker)))
 
+    def is_begun(self) -> bool:
+        """Whether the archive has messages."""
+        try:
+            return self.state().started
+        except NotFoundError:
+            return False
+
     def run(self, *, new_archive: bool = False) -> CatalogState:
-        """A process of its own, until messages are archived or none comes."""
+        """A process of its own, until messages are archived; a second's wait is enough where all are."""
+        wait_s = 1 if self.is_begun() else 60
         with StateDirectory(self.state_dir) as state:
             ended = threading.Event()
             writer = Writer(
@@ -62,7 +70,7 @@ class Host:
                 pins=ProcessPins(),
                 new_archive=new_archive,
             )
-            timer = threading.Timer(1, ended.set)
+            timer = threading.Timer(wait_s, ended.set)
             timer.start()
             try:
                 UploaderJob(self.settings, writer, StoreMetrics()).run(ended)

@@ -174,7 +174,7 @@ def test_ls_names_what_is_missing_for_good(case: Case) -> None:
         assert queue["gaps"] == ([gap] if is_victim else [])
     shown = command("ls", case.url).stdout
     assert f"{topic} {queue_id} 0 {offset:,} {offset:,} damaged" in " ".join(shown.split())
-    assert shown.endswith(", 1 gaps\n")
+    assert shown.endswith(", 1 gap\n")
 
 
 def test_a_truncated_file_loses_only_its_tail(case: Case) -> None:

@@ -6,8 +6,10 @@ import argparse
 import ast
 import importlib
 import json
+import os
 import re
 import shlex
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +204,20 @@ def test_texts_for_people() -> None:
 def test_the_console_script_is_declared() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
     assert 'tiered = "sidecar.cli:main"' in text
+
+
+def test_files_of_a_command_are_private_whatever_the_callers_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def execute(_options: argparse.Namespace) -> int:
+        (tmp_path / "file").write_text("")
+        return 0
+
+    monkeypatch.setattr("sidecar.cli.ls.execute", execute)
+    before = os.umask(0)
+    try:
+        assert main(["ls", "file:///archive"]) == 0
+        assert os.umask(0) == 0, "the caller's is back"
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from sidecar import instance
-from sidecar.archive import open_for_reading
 from sidecar.cli import main
 from sidecar.instance import IDENTITY_FILE
 from sidecar.lifecycle import Service
+from sidecar.loaded_archive import open_for_reading
 from sidecar.progress import Progress
 from tests.sidecar.message_counts import MESSAGES
 from tests.truth import read_lines

@@ -6,22 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from sidecar.cli import main
-
 Run = Callable[..., tuple[int, str, str]]
 CYCLES = ("--set", "offload.batch_bytes=65536", "--set", "offload.block_bytes=65536")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*words: object) -> tuple[int, str, str]:
-        code = main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def data_files(directory: Path) -> set[Path]:

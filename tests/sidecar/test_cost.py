@@ -73,6 +73,8 @@ def test_an_archive_without_a_running_instance(run: Run, url: str) -> None:
     stored = kinds["data of many queues"]["bytes"]
     assert sum(topic["storedBytes"] for topic in document["topics"]) == pytest.approx(stored, abs=10)
     assert document["storedBytes"] == sum(kind["bytes"] for kind in kinds.values())
+    assert document["compaction"] == json.loads(run("compact", url, "--json")[1])
+    assert out.endswith(run("compact", url)[1].partition("dry run")[2])
 
 
 def test_a_running_instance_has_its_counters_included(run: Run, url: str, tmp_path: Path) -> None:

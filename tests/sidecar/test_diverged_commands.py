@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
-from tests.end_to_end.offloading import backfill
+from maintenance.compaction_plan import CompactionLimits
+from maintenance.compaction_round import plan_rounds, run_round
+from maintenance.compaction_run import CompactionOptions
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tiered.catalog.catalog_reader import load
+from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.prefixed import PrefixedStore
 
 Run = Callable[..., tuple[int, str, str]]
 SPEC = StoreSpec(topics=1, queues_per_topic=2, body_bytes=100, file_bytes=256 << 10)
@@ -25,15 +32,28 @@ def cat(run: Run, *arguments: str) -> set[tuple[int, int, int]]:
     return {(item["queueId"], item["queueOffset"], item["commitLogOffset"]) for item in found}
 
 
-@pytest.fixture(scope="module")
-def truncated(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """(an archive of the whole log, one whose log was truncated)."""
+def compact(archive: ObjectStore, spool: Path) -> None:
+    """One object for all messages so far."""
+    state = load(archive)
+    planned = next(
+        plan_rounds(archive, state, CompactionLimits(), before_version=1 << 40, is_wanted=lambda *_: True)
+    )
+    options = CompactionOptions(spool, 1 << 30)
+    assert run_round(archive, state, planned, options, clock=archive.clock_ms) is not None
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["", "compacted"])
+def truncated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """(an archive of the whole log, one whose log was truncated, inside an object that compaction joined or not)."""
     directory = tmp_path_factory.mktemp("diverged")
     write_store(directory / "short", SPEC, messages=SHORT)
     write_store(directory / "long", SPEC, messages=LONG)
     for archive, stores in (("whole", ["long"]), ("archive", ["short", "long", "short"])):
         for store in stores:
             backfill(directory / store, FileStore(directory / archive), replace_log=True)
+            if request.param and archive == "archive" and store == "long":
+                made = PrefixedStore(FileStore(directory / archive), archive_prefix(CLUSTER, BROKER))
+                compact(made, directory / "spool")
     return f"file://{directory}/whole", f"file://{directory}/archive"
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sidecar import uploader_job
 from sidecar.doctor.broker import BrokerSubject, broker_checks, judge_clock, judge_version
-from sidecar.doctor.broker_store import StoreAccess, StoreSubject, store_checks
+from sidecar.doctor.broker_store import StoreAccess, StoreSubject, margin, store_checks
 from sidecar.doctor.bucket_rules import judge_lifecycle, judge_lock, judge_versioning
 from sidecar.doctor.check import (
     Check,
@@ -34,6 +34,7 @@ from tests.object_store.imperfect_stores import (
     OverwritingStore,
     RacyStore,
     RangelessStore,
+    ReadOnlyStore,
     UndeletableStore,
     UnsortedStore,
 )
@@ -61,7 +62,7 @@ def failures(results: Mapping[str, Result]) -> list[str]:
 
 
 def trial_of(store: ObjectStore) -> StoreTrial:
-    return StoreTrial(store, None, PolicyLines("BUCKET", "PREFIX/"), clock_ms=store.clock_ms)
+    return StoreTrial(store, None, PolicyLines("BUCKET", "PREFIX/"), clock_ms=MemoryStore().clock_ms)
 
 
 # -- checks and exit codes ----------------------------------------------------
@@ -127,6 +128,7 @@ def test_a_good_store_has_no_failure_and_nothing_stays(
         (UnsortedStore(), "bucket-order", "not sorted"),
         (ForgetfulStore(), "bucket-order", "7 of 8 objects"),
         (UndeletableStore(), "bucket-delete", "s3:DeleteObject: AccessDenied"),
+        (ReadOnlyStore(), "bucket-create", "Read-only file system"),
     ],
 )
 def test_a_defect_of_the_store_is_one_failure(store: ObjectStore, expected: str, says: str) -> None:
@@ -206,7 +208,7 @@ ROOMY = StoreAccess(lambda path: DiskUse(0.25, 100 << 30))
 def test_a_good_store_directory(subject: StoreSubject, tmp_path: Path) -> None:
     results = results_of(store_checks(subject, ROOMY))
     assert not failures(results), results
-    assert results["retention-margin"].finding.outcome is Outcome.NOT_CHECKED
+    assert margin(subject).outcome is Outcome.NOT_CHECKED
     assert "25% used, 75.0 GiB free; no pins above 65%" in results["disk-space"].finding.detail
     assert not (tmp_path / "state").exists(), "the check leaves no directory"
 
@@ -370,6 +372,19 @@ def test_the_command_prints_a_line_each_and_ends_with_0(
     document = json.loads(out)
     assert code == document["exitCode"] == 0
     assert len({check["id"] for check in document["checks"]}) == len(document["checks"]) > 20
+
+
+def test_a_bucket_that_does_not_answer_is_one_failure(
+    run: Run, real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    arguments = ("--store", real_store("F") / "store", "--set", "pins.enabled=false")
+    arguments += ("--endpoint-url", "http://127.0.0.1:9", "--set", "pins.create_below_ratio=0.99")
+    code, out, _ = run("doctor", "s3://bucket/x", *arguments, "--set", "pins.release_above_ratio=1", "--json")
+    checks = {check["id"]: check for check in json.loads(out)["checks"]}
+    assert [name for name, check in checks.items() if check["outcome"] == "failed"] == ["bucket"]
+    assert checks["retention-margin"]["detail"] == "list was not checked" and code == 4
 
 
 def test_names_of_files_are_escaped_and_failures_end_with_1(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 
 import rocketmq_tiered
 from sidecar.cli import main
-from tests.end_to_end.offloading import backfill
+from tests.end_to_end.offloading import SMALL, backfill
 from tiered.object_store.file import FileStore
 
 Run = Callable[..., tuple[int, str, str]]
@@ -48,6 +51,10 @@ def queues(run: Run, url: str) -> dict[tuple[str, int], tuple[int, int]]:
     return {(found["topic"], found["queueId"]): (found["minOffset"], found["maxOffset"]) for found in listed}
 
 
+def data_objects(url: str) -> list[Path]:
+    return [path for path in Path(url.removeprefix("file://")).rglob("*") if path.suffix in (".so", ".sso")]
+
+
 def test_a_pass_is_a_dry_run_and_stops_at_a_large_share(run: Run, url: str) -> None:
     code, out, _ = run("expire", url)
     assert code == 0 and "nothing expires" in out  # forever is the default
@@ -70,7 +77,7 @@ def test_a_pass_is_a_dry_run_and_stops_at_a_large_share(run: Run, url: str) -> N
     assert code == 3 and f"version {version} of the archive is no longer whole" in error
     code, out, _ = run("verify", url, "--full", "--strict")
     assert code == 0 and "rows 0" in out
-    assert not list(Path(url.removeprefix("file://")).rglob("*.so"))
+    assert not data_objects(url)
 
 
 def test_a_topic_is_erased_and_the_others_stay(run: Run, url: str) -> None:
@@ -111,7 +118,7 @@ def test_ls_shows_what_is_due_and_what_is_left(
     assert {(row["topic"], row["queueId"]): row["rows"] for row in expired["queues"]} == {
         queue: row["dueMessages"] for queue, row in due.items() if row["dueMessages"]
     }
-    parts = 0
+    parts, due_after = 0, {}
     with rocketmq_tiered.open(url) as archive:
         for row in listed("--due"):
             before = due[row["topic"], row["queueId"]]
@@ -120,9 +127,81 @@ def test_ls_shows_what_is_due_and_what_is_left(
             assert (row["messages"], row["bytes"]) == (len(left), before["bytes"] - before["dueBytes"])
             stored_ms = [message.record.store_timestamp for message in left]
             assert row["oldestStoreTimestamp"] == min(stored_ms, default=None)
+            due_after[row["topic"], row["queueId"]] = row["oldestStoreTimestamp"]
             parts += bool(left) and before["dueMessages"] > 0
     assert parts > 0
+    asked, all_topics = listed("--topic", "t_k_*"), listed()
+    assert asked and all(
+        row["oldestStoreTimestamp"] == due_after[row["topic"], row["queueId"]] for row in asked
+    )
+    assert not any("oldestStoreTimestamp" in row for row in all_topics)
     by_topic = json.loads(run("ls", url, "--by-topic", "--due", "--json")[1])["topics"]
     assert sum(row["messages"] for row in by_topic) == sum(row["messages"] for row in listed())
     assert {row["nextDueMs"] for row in by_topic} == {None} and not any(row["dueBytes"] for row in by_topic)
     assert "due bytes" in run("ls", url, "--by-topic", "--due")[1].splitlines()[0]
+
+
+def test_readers_say_what_expired(run: Run, real_store: Callable[[str], Path], tmp_path: Path) -> None:
+    backfill(real_store("F") / "store", FileStore(tmp_path / "archive"), settings=SMALL)
+    url = f"file://{tmp_path}/archive"
+    first = json.loads(run("cat", url, "t_k_four", "--queue", "0", "--limit", "1")[1])
+    rules = ("--set", 'topics.rules=[{"pattern": "t_k_four", "max_bytes": "100KiB"}]')
+    assert run("expire", url, *rules, "--yes", "--apply")[0] == 0
+    floor = queues(run, url)["t_k_four", 0][0]
+    assert floor > 1
+    at, stored = ("t_k_four", "--queue", "0"), str(first["storeTimestamp"])
+
+    code, _, error = run("cat", url, *at, "--from", "1", "--limit", "1")
+    assert code == 0 and f"t_k_four queue 0: offsets 1 to {floor - 1} have expired" in error
+    code, _, error = run("cat", url, *at, "--since", stored, "--limit", "1")
+    assert code == 0 and f"t_k_four queue 0: messages before offset {floor} have expired" in error
+    assert run("cat", url, *at, "--limit", "1")[2] == ""
+
+    said = f"t_k_four queue 0: messages before offset {floor:,} have expired"
+    for boundary in ("lower", "upper"):
+        code, out, error = run("offset", url, *at, "--time", stored, "--boundary", boundary)
+        assert (code, out.strip()) == (0, str(floor)) and said in error
+        (row,) = json.loads(run("offset", url, *at, "--time", stored, "--boundary", boundary, "--json")[1])[
+            "queues"
+        ]
+        assert row["expired"] is True
+    assert "expired" not in run("offset", url, *at, "--time", "2100-01-01")[2]
+
+    wanted = (
+        ("--topic", "t_k_four", "--unique-key", first["uniqKey"]),
+        ("--id", f"7F00000100005B1E{first['commitLogOffset']:016X}"),
+    )
+    for arguments in wanted:
+        code, _, error = run("query", url, *arguments)
+        assert code == 3 and "; it may have expired; " in error
+    code, _, error = run("query", url, "--topic", "t_k_one", "--key", "none")
+    assert code == 3 and "may have expired" not in error
+
+
+def test_expiry_and_collection_repeat_until_they_are_stopped(run: Run, url: str) -> None:
+    assert data_objects(url)
+    code, _, error = run("expire", url, "--every", "1h")
+    assert code == 2 and "--every requires --apply" in error
+    code, _, error = run("expire", url, "--every", "soon", "--apply")
+    assert code == 2 and "--every soon is not a duration" in error
+    expire = ("expire", "--set", "retention.max_share=1", "--set", "retention.min_archived=1ms")
+    commands = ((*expire, "--set", "retention.ttl=1h"), ("gc", "--grace", "0s"))
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "sidecar.cli", *command, url, "--apply", "--every", "200ms"],
+            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        )
+        for command in commands
+    ]  # fmt: skip
+    try:
+        deadline_s = time.monotonic() + 60
+        while data_objects(url):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+    finally:
+        for child in children:
+            child.terminate()
+    passes, collections = (child.communicate(timeout=30)[0] for child in children)
+    assert [child.returncode for child in children] == [0, 0]
+    assert "expired 18,004 messages" in passes and "deleted" in collections
+    assert all(begin == end for begin, end in queues(run, url).values())

@@ -97,6 +97,25 @@ def test_verify_and_gc_escape_keys(run: Run, archive: str) -> None:
         assert is_clean(out + error)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls", "{url}", "--due"), ("ls", "{url}", "--by-topic", "--due"), ("ls", "{url}", "--topic", "*"),
+        ("cost", "{url}"), ("expire", "{url}", "--topic", NAME, "--all"),
+        ("compact", "{url}"), ("gc", "{url}"), ("doctor", "{url}", "--store", "{store}"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:1] + arguments[2:3]),
+)  # fmt: skip
+def test_what_lists_topics_is_clean_as_text_and_as_json(
+    run: Run, archive: str, store: WrittenStore, arguments: tuple[str, ...]
+) -> None:
+    words = [word.format(url=archive, store=store.path) for word in arguments]
+    _, out, error = run(*words)
+    assert is_clean(out + error) and (SHOWN in out) is (arguments[0] in ("ls", "cost", "expire"))
+    _, out, error = run(*words, "--json")
+    assert is_clean(out + error) and json.loads(out) is not None
+
+
 def test_status_escapes_everything_that_others_chose(capsys: pytest.CaptureFixture[str]) -> None:
     _print(StatusReport(
         state=NAME, cluster=NAME, broker=NAME, archive_url=NAME, writer=NAME, last_error=NAME, errors=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from sidecar import lag as lag_module
 from sidecar.lag import Lag, measure_lag, store_timestamp_at
 from sidecar.retention_margin import LogGrowth, retention_margin_s
 from tests.bad_input.stale_checksum import copy_with_stale_checksum
+from tests.broker_store.bad_sectors import BadSectors
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.errors import UnreadableError
 from tiered.model.queue import TopicFilter
 
 EVERYTHING = TopicFilter(include_system=True)
@@ -26,9 +29,18 @@ def store(request: pytest.FixtureRequest, real_store: Callable[[str], Path]) -> 
         yield opened
 
 
+def no_queues() -> None:
+    """No consume queue is visible."""
+
+
 def _measure(store: BrokerStore, begin_phys: int, end_phys: int, *, scan: bool) -> Lag:
-    index = None if scan else store.consume_queues()
-    return measure_lag(store.commit_log, index, USERS, begin_phys, end_phys)
+    """By scanning; or by the consume queues, as a lag too long for a scan is."""
+    with pytest.MonkeyPatch.context() as patched:
+        if not scan:
+            patched.setattr(lag_module, "SCAN_BYTES_MAX", 64 * 1024)
+        return measure_lag(
+            store.commit_log, no_queues if scan else store.consume_queues, USERS, begin_phys, end_phys
+        )
 
 
 def _counts(lag: Lag) -> dict[tuple[str, int], tuple[int, int, int]]:
@@ -68,7 +80,7 @@ def test_nothing_is_behind_at_the_end(store: BrokerStore) -> None:
     whole = _measure(store, store.commit_log.min_phys, store.commit_log.max_file_end, scan=True)
     lag = _measure(store, whole.end_phys, store.commit_log.max_file_end, scan=True)
     assert (lag.queues, lag.messages, lag.oldest_ms()) == ({}, 0, None)
-    assert measure_lag(store.commit_log, None, USERS, 10, 10).messages == 0
+    assert measure_lag(store.commit_log, no_queues, USERS, 10, 10).messages == 0
 
 
 def test_a_long_scan_ends_early_and_says_so(store: BrokerStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,10 +107,12 @@ def test_a_record_larger_than_a_chunk_is_counted(store: BrokerStore, monkeypatch
 def test_excluded_topics_are_not_behind(store: BrokerStore) -> None:
     log = store.commit_log
     nothing = TopicFilter(exclude=("*",))
-    for index in (None, store.consume_queues()):
-        assert measure_lag(log, index, nothing, log.min_phys, log.max_file_end).queues == {}
-    everything = measure_lag(log, None, EVERYTHING, log.min_phys, log.max_file_end)
-    assert len(everything.queues) >= len(measure_lag(log, None, USERS, log.min_phys, log.max_file_end).queues)
+    for find_index in (no_queues, store.consume_queues):
+        assert measure_lag(log, find_index, nothing, log.min_phys, log.max_file_end).queues == {}
+    everything = measure_lag(log, no_queues, EVERYTHING, log.min_phys, log.max_file_end)
+    assert len(everything.queues) >= len(
+        measure_lag(log, no_queues, USERS, log.min_phys, log.max_file_end).queues
+    )
 
 
 def test_store_timestamps_come_from_the_record(store: BrokerStore) -> None:
@@ -121,3 +135,56 @@ def test_growth_is_measured_over_a_window() -> None:
     assert growth.bytes_per_s(5.0, 9_000) == 0.0
     assert growth.bytes_per_s(10.0, 11_000) == 1_000.0
     assert growth.bytes_per_s(20.0, 0) == 0.0
+
+
+def test_records_after_a_damaged_one_are_counted(real_store: Callable[[str], Path], tmp_path: Path) -> None:
+    """A scan ends at it, the consume queues do not."""
+    directory = tmp_path / "store"
+    shutil.copytree(real_store("F") / "store", directory)
+    with open_broker_store(directory) as opened:
+        log = opened.commit_log
+        whole = _measure(opened, log.min_phys, log.max_file_end, scan=False)
+        size = log.record_size_at(log.min_phys)
+    first_file = min((directory / "commitlog").iterdir())
+    with first_file.open("r+b") as file:
+        file.seek(size or 0)
+        file.write(bytes(4) + b"\xff" * 4)
+    with open_broker_store(directory) as opened:
+        log = opened.commit_log
+        assert _measure(opened, log.min_phys, log.max_file_end, scan=True).end_phys == log.min_phys + (
+            size or 0
+        )
+        found = measure_lag(log, opened.consume_queues, USERS, log.min_phys, log.max_file_end)
+    assert (found.messages, found.end_phys) == (whole.messages, whole.end_phys)
+
+
+def test_there_is_no_lag_where_the_log_ends_below_the_archive(store: BrokerStore) -> None:
+    """As that of a broker restored from an older copy does."""
+    end_phys = store.commit_log.min_phys
+    for find_index in (no_queues, store.consume_queues):
+        lag = measure_lag(store.commit_log, find_index, USERS, end_phys + 1000, end_phys)
+        assert (lag.queues, lag.messages, lag.end_phys) == ({}, 0, end_phys + 1000)
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_messages_of_a_log_file_that_cannot_be_read_are_counted(
+    real_store: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_missing: bool
+) -> None:
+    """A scan ends at a missing file, and fails at a bad sector; the consume queues name the records."""
+    directory = tmp_path / "store"
+    shutil.copytree(real_store("F") / "store", directory)
+    file = sorted((directory / "commitlog").iterdir())[1]
+    if is_missing:
+        file.unlink()
+    else:
+        BadSectors(monkeypatch).break_page(file, 1 << 20)
+    with open_broker_store(directory) as opened:
+        log = opened.commit_log
+        begin_phys, end_phys = log.min_phys, log.max_file_end
+        by_units = _measure(opened, begin_phys, end_phys, scan=False)
+        if not is_missing:
+            with pytest.raises(UnreadableError):
+                _measure(opened, begin_phys, end_phys, scan=True)
+        found = measure_lag(log, opened.consume_queues, USERS, begin_phys, end_phys)
+    assert _counts(found) == _counts(by_units) and found.end_phys == by_units.end_phys
+    assert found.messages is not None and found.messages > 18_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from sidecar.findings import Finding, of_catalog, of_relay, of_report
 from sidecar.page.history import History, Sampler
 from sidecar.page.html import Html, lines, tag
 from sidecar.page.messages import hex_dump, text_of
-from sidecar.page.overview import _upkeep, level_of, rates_of
+from sidecar.page.overview import Overview, _upkeep, level_of, rates_of, render_overview
 from sidecar.page.sparkline import sparkline
 from sidecar.page.topic_summary import TopicNumbers, summarize
 from sidecar.page.topics import TopicChoice, page_number, parse_choice, render_topics
-from sidecar.page.worker_value import WorkerValue
+from sidecar.page.worker_value import Reading, WorkerValue
+from sidecar.report import StatusReport
 from tests.sidecar.status_report import REPORT
 from tiered.catalog.deletions import KEPT_MS, DeletionList, PendingDeletion, Reason
 from tiered.catalog.queue_directory import QueueDirectory
@@ -54,6 +56,15 @@ def test_a_sparkline_tells_its_values() -> None:
     (points,) = re.findall(r'<polyline points="([^"]+)"', picture)
     assert points == "224.0,24.0 232.0,1.0 240.0,47.0"
     assert "no measurement" in sparkline("Lag", [], str)
+
+
+def test_old_figures_are_shown_with_their_age() -> None:
+    def shown(report: StatusReport) -> Html:
+        none: Reading[Any] = Reading(None)
+        return render_overview(Overview("following", "", True, report, None, none, none, (), lambda _: ()))
+
+    assert "measured" not in shown(REPORT)
+    assert "measured 40s ago" in shown(replace(REPORT, measured_seconds=40))
 
 
 def test_history_keeps_an_hour_and_goes_over_failures() -> None:

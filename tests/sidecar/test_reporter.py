@@ -13,11 +13,12 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from sidecar import reporter as reporter_module
 from sidecar.report import StatusReport
-from sidecar.reporter import Reporter
+from sidecar.reporter import COST_SHARE, Reporter
 from tests.end_to_end.offloading import FILTER
 from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.memory import MemoryStore
+from uploader.offload import OffloadStatus
 
 pytestmark = pytest.mark.integration  # whole uploaders and processes
 
@@ -83,6 +84,56 @@ def test_what_comes_after_the_last_word_of_a_broker_is_behind(tmp_path: Path, br
         report = ask(lambda report: "frozen" in report.bound_reason)
         assert report.bound_phys == CONFIRMED * RECORD
         assert report.lag_messages == MESSAGES - CONFIRMED
+
+
+def test_reports_that_cost_much_are_made_less_often_and_delay_no_request(
+    tmp_path: Path, broker: LivingBroker
+) -> None:
+    """With many thousands of queues a report takes seconds."""
+    now_s, cpu_s, made = [0.0], [0.0], [0]
+    is_being_made, may_end = threading.Event(), threading.Event()
+
+    def slow() -> int:  # a report asks for the time
+        cpu_s[0] += 1.0
+        return 0
+
+    with open_broker_store(tmp_path / "store") as store:
+        offloader = offloader_of(store, MemoryStore("memory://lag"), broker)
+        offloader.run(threading.Event(), follow=False)
+        status = offloader.status()
+        view = open_broker_store(tmp_path / "store")
+        reporter = Reporter(
+            HEAD, view, FILTER, monotonic_s=lambda: now_s[0], cpu_s=lambda: cpu_s[0], wall_ms=slow
+        )
+
+        def counted() -> OffloadStatus | None:
+            made[0] += 1
+            if made[0] == 2:
+                is_being_made.set()
+                assert may_end.wait(10)
+            return status
+
+        first = reporter.report(counted)
+        now_s[0] += COST_SHARE * cpu_s[0] - 0.1
+        assert reporter.report(counted) == replace(first, measured_seconds=now_s[0]) and made == [1]
+        now_s[0] += 0.2
+        assert reporter.report(counted) == replace(first, measured_seconds=now_s[0])
+        assert is_being_made.wait(10)
+        assert reporter.report(counted) == replace(first, measured_seconds=now_s[0]) and made == [2]
+        may_end.set()
+        reporter.close()  # waits for it
+        assert reporter.report(counted).measured_seconds == 0 and made == [2]
+
+
+def test_a_report_without_figures_has_no_age(tmp_path: Path, broker: LivingBroker) -> None:
+    """Before the uploader has a status nothing was measured."""
+    now_s = [0.0]
+    view = open_broker_store(tmp_path / "store")
+    reporter = Reporter(HEAD, view, FILTER, monotonic_s=lambda: now_s[0])
+    assert reporter.report(lambda: None) == HEAD
+    now_s[0] = 60.0
+    assert reporter.report(lambda: None) == HEAD
+    reporter.close()
 
 
 def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroker) -> None:

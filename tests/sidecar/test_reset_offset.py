@@ -130,10 +130,12 @@ def test_a_start_is_within_the_queue(minimum: int, length: int, value: int, kind
 
 def test_archive_mode(archive: str, capsys: pytest.CaptureFixture[str]) -> None:
     ends = bounds(archive)
-    code, planned, _ = reset_offset(capsys, archive, "--group", "G", "--offset", "240", "--dry-run")
+    code, planned, _ = reset_offset(
+        capsys, archive, "--group", "G", "--offset", "240", "--dry-run", "--new-group"
+    )
     assert code == 0 and snapshot(archive) == {}
     assert planned == {queue: (None, min(240, end)) for queue, (_, end) in ends.items()}
-    assert reset_offset(capsys, archive, "--group", "G", "--offset", "240")[1] == planned
+    assert reset_offset(capsys, archive, "--group", "G", "--offset", "240", "--new-group")[1] == planned
     assert snapshot(archive) == {queue: after for queue, (_, after) in planned.items()}
     _, moved, _ = reset_offset(capsys, archive, "--group", "G", "--earliest")
     assert moved == {queue: (planned[queue][1], start) for queue, (start, _) in ends.items()}
@@ -238,6 +240,18 @@ def test_what_does_not_exist_and_wrong_usage(
         main(["reset-offset", "--serve", "127.0.0.1:1", "--group", "G", "--topic", TOPIC, "--earliest"]) == 4
     )
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_an_unknown_group_exists_only_once_it_is_said_to_be_new(
+    served: bool, archive: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ("--serve", request.getfixturevalue("server").address) if served else (archive,)
+    group = ("--group", f"misspelled-{served}", "--earliest")
+    code, _, error = reset_offset(capsys, *place, *group)
+    assert code == 3 and f"misspelled-{served} is unknown" in error and "--new-group" in error
+    assert reset_offset(capsys, *place, *group, "--new-group")[0] == 0
+    assert reset_offset(capsys, *place, *group)[0] == 0
 
 
 class StubbornBroker:

@@ -21,7 +21,14 @@ from server.proxy.relay_service import RelayService
 from server.proxy.relay_status import GroupReading, ProxyStatus
 from server.security.audit_events import AuditEvent
 from sidecar.report import decode_report, encode_report
-from sidecar.serving import MergedHandlers, ServingThread, checks_clients, judges_locks, proxy_config
+from sidecar.serving import (
+    MergedHandlers,
+    ServingThread,
+    checks_clients,
+    judges_locks,
+    needs_account,
+    proxy_config,
+)
 from sidecar.serving_metrics import ServingCollector
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import free_port
@@ -285,3 +292,13 @@ def test_the_configuration_file_shows_whether_the_broker_has_access_control(
 
 def test_access_control_is_assumed_without_a_configuration_file() -> None:
     assert checks_clients(None)
+
+
+def test_whether_clients_need_an_account_follows_broker_conf(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    settings = replace(Settings(), broker=BrokerSettings(conf_path=str(conf)))
+    assert needs_account(settings), "it cannot be read"
+    for text, expected in (("aclEnable=false\n", False), ("aclEnable=true\n", True)):
+        conf.write_text(text)
+        assert needs_account(settings) is expected
+    assert not needs_account(Settings())

@@ -75,8 +75,7 @@ def observed(trouble: Trouble, found: Case, prometheus: Prometheus) -> Row:
         seen = view.until_named(trouble.signs, WATCHED_S)
         row.after_s, row.missed = seen.after_s, seen.missing()
         row.said, row.ready = seen.said.get("status", ""), seen.last["ready"].partition("\n")[0]
-        if int(row.ready[:3] or 0) != trouble.ready:
-            row.missed.append(f"/ready is {row.ready}")
+        _await_ready_code(row, view)
         step = re.search(trouble.signs.step, seen.last["status"])
         row.said += f" → {step.group()}" if step else ""
     else:
@@ -92,6 +91,16 @@ def observed(trouble: Trouble, found: Case, prometheus: Prometheus) -> Row:
 
 def _start(found: Case) -> None:
     found.sidecar.start()
+
+
+def _await_ready_code(row: Row, view: OperatorView) -> None:
+    """A broker that was restarted is compared first, so that the code may be another one for some seconds."""
+    while not row.ready.startswith(str(row.trouble.ready)):
+        if time.monotonic() - view.began_s > LIMIT_S:
+            row.missed.append(f"/ready is {row.ready}")
+            return
+        time.sleep(0.5)
+        row.ready = view.ready().partition("\n")[0]
 
 
 def _await_end(row: Row, found: Case, view: OperatorView) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.record_builder import Message, build_log, properties
+from tests.sweeps import examples
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import RecordColumns, StopReason, scan_log
 from tiered.model.queue import QueueKey, TopicFilter
@@ -277,7 +278,7 @@ def test_a_reverted_plan_can_be_planned_again() -> None:
     assert len(again.gaps) == 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["next", "next", "next", "jump", "reset"]),

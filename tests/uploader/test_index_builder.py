@@ -54,7 +54,7 @@ A, B = QueueKey("a", 0, 0), QueueKey("b", 3, 0)
 def builder_of(store: ObjectStore, writer: CatalogWriter, **settings: Any) -> IndexBuilder:
     """A builder with small bounds."""
     return IndexBuilder(
-        store, writer, IndexSettings(**{"unindexed_objects_max": 4, "merge_files": 3} | settings),
+        store, writer, IndexSettings(**{"unindexed_objects_max": 4, "day_files_max": 3} | settings),
         clock_ms=lambda: NOW_MS, log=lambda *_: None, random_source=random.Random(next(_seeds)),
     )  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_messages_with_many_keys_take_the_same_memory(monkeypatch: pytest.Monkey
             [Sent(A, b"%d" % cycle, keys=[f"{cycle}-{row}-{n}" for n in range(500)]) for row in range(10)]
         )
     memory_bytes = 1 << 20
-    index = builder_of(store, archive.writer, memory_bytes=memory_bytes, merge_files=64)
+    index = builder_of(store, archive.writer, memory_bytes=memory_bytes, day_files_max=64)
     index.run_to_end(threading.Event())
     assert sum(sizes) == index.counters.items == 6 * 10 * 500
     assert max(sizes) <= memory_bytes // (2 * ITEM_DTYPE.itemsize)
@@ -137,7 +137,7 @@ def test_a_version_with_more_keys_than_memory_has_room_for_is_one_file() -> None
     archive = ArchiveBuilder(store)
     for _ in range(2):
         archive.commit([Sent(A, keys=[f"{row}-{n}" for n in range(2000)]) for row in range(10)])
-    index = builder_of(store, archive.writer, memory_bytes=1 << 20, unindexed_objects_max=1, merge_files=64)
+    index = builder_of(store, archive.writer, memory_bytes=1 << 20, unindexed_objects_max=1, day_files_max=64)
     while index.step():
         pass
     assert (index.counters.files, index.counters.items) == (2, 40_000)
@@ -186,7 +186,7 @@ def test_where_there_is_no_room_to_put_items_aside_the_disk_is_named(tmp_path: P
 def test_commits_for_the_index_are_rare() -> None:
     store = MemoryStore()
     archive = ArchiveBuilder(store)
-    builder = builder_of(store, archive.writer, unindexed_objects_max=16, merge_files=8)
+    builder = builder_of(store, archive.writer, unindexed_objects_max=16, day_files_max=8)
     before = archive.state.version
     for number in range(64):
         commit(archive, number)
@@ -235,7 +235,7 @@ def run_until_crash(store: CrashingStore) -> tuple[int, int]:
         if number == 2:
             builder_of(store, archive.writer).run_to_end(threading.Event())  # type: ignore[arg-type]
     before = store.requests
-    builder = builder_of(store, archive.writer, merge_files=2)  # type: ignore[arg-type]
+    builder = builder_of(store, archive.writer, day_files_max=2)  # type: ignore[arg-type]
     builder.run_to_end(threading.Event())
     return before, store.requests
 
@@ -378,7 +378,7 @@ class Damaged:
     def builder(self, **settings: Any) -> IndexBuilder:
         return IndexBuilder(
             self.store, self.archive.writer,
-            IndexSettings(**{"unindexed_objects_max": 4, "merge_files": 3} | settings),
+            IndexSettings(**{"unindexed_objects_max": 4, "day_files_max": 3} | settings),
             clock_ms=lambda: NOW_MS, log=lambda _, fields: self.said.append(fields),
             random_source=random.Random(next(_seeds)),
         )  # fmt: skip
@@ -439,7 +439,7 @@ def test_an_unindexed_segment_never_looks_like_an_absent_key(damaged: Damaged) -
 
 def test_files_that_are_merged_still_leave_it_out(damaged: Damaged) -> None:
     damaged.put(flipped(damaged.whole, -60))
-    builder = damaged.builder(unindexed_objects_max=1, merge_files=2)
+    builder = damaged.builder(unindexed_objects_max=1, day_files_max=2)
     while builder.step():
         pass
     builder.run_to_end(threading.Event())
@@ -463,7 +463,7 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(damaged.store, "get_range", received)
-        damaged.builder(merge_files=64).run_to_end(threading.Event())
+        damaged.builder(day_files_max=64).run_to_end(threading.Event())
     assert damaged.said == [] and not load(damaged.store).unindexed
     assert found(damaged.store, "c", "c-key") == [b"c"]
 
@@ -490,7 +490,7 @@ class Indexed:
 
     def __post_init__(self) -> None:
         self.archive = ArchiveBuilder(self.store, limits=self.limits)
-        builder = self.builder(merge_files=64)
+        builder = self.builder(day_files_max=64)
         for number in range(12):
             commit(self.archive, number)
             if number % 2:
@@ -503,7 +503,7 @@ class Indexed:
     def builder(self, **settings: Any) -> IndexBuilder:
         return IndexBuilder(
             self.store, self.archive.writer,
-            IndexSettings(**{"unindexed_objects_max": 2, "merge_files": 3} | settings),
+            IndexSettings(**{"unindexed_objects_max": 2, "day_files_max": 3} | settings),
             clock_ms=lambda: NOW_MS, log=lambda message, fields: self.said.append((message, fields)),
             random_source=random.Random(next(_seeds)),
         )  # fmt: skip
@@ -549,14 +549,14 @@ def test_messages_are_found_while_an_index_file_is_damaged(indexed: Indexed, wha
 
 
 def test_a_damaged_index_file_over_more_than_memory_has_room_for_becomes_several(indexed: Indexed) -> None:
-    indexed.builder(merge_files=2).run_to_end(threading.Event())
+    indexed.builder(day_files_max=2).run_to_end(threading.Event())
     while len(load(indexed.store).indexes) > 1:
-        indexed.builder(merge_files=2).run_to_end(threading.Event())
+        indexed.builder(day_files_max=2).run_to_end(threading.Event())
     (whole,) = load(indexed.store).indexes
     commit(indexed.archive, 12)
-    indexed.builder(merge_files=64, unindexed_objects_max=1).step()
+    indexed.builder(day_files_max=64, unindexed_objects_max=1).step()
     indexed.damage(whole.key, "tail")
-    small = indexed.builder(memory_bytes=1, merge_files=64)
+    small = indexed.builder(memory_bytes=1, day_files_max=64)
     refs = load(indexed.store).indexes
     small._merge_or_rebuild(indexed.archive.state, refs)
     made = load(indexed.store).indexes
@@ -592,7 +592,7 @@ def test_a_file_that_cannot_be_rebuilt_is_passed_by(monkeypatch: pytest.MonkeyPa
     data = indexed.store.get(key)
     indexed.store.delete([key])
     indexed.store.put_if_absent(key, [flipped(data, len(data) // 2)])
-    builder = indexed.builder(merge_files=2)
+    builder = indexed.builder(day_files_max=2)
     builder._run_index = RunIndex(indexed.store)
     for _ in range(4):
         while builder.step():
@@ -624,7 +624,7 @@ def test_a_deleted_segment_is_no_longer_listed_as_unindexed(
     damaged: Damaged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged.put(flipped(damaged.whole, -60))
-    builder = damaged.builder(unindexed_objects_max=1, merge_files=64)
+    builder = damaged.builder(unindexed_objects_max=1, day_files_max=64)
     while builder.step():
         pass
     state = load(damaged.store)
@@ -636,7 +636,7 @@ def test_a_deleted_segment_is_no_longer_listed_as_unindexed(
         lambda _: CommitDraft(CommitKind.MAINTENANCE, settings=extra, created_ms=NOW_MS)
     )
     assert stale_entries(load(damaged.store), RunIndex(damaged.store)) == {key: {1}, "data/long/gone": {2}}
-    damaged.builder(unindexed_objects_max=1, merge_files=2).run_to_end(threading.Event())
+    damaged.builder(unindexed_objects_max=1, day_files_max=2).run_to_end(threading.Event())
     assert load(damaged.store).unindexed == {key: versions}
     damaged.check_others()
 
@@ -664,7 +664,7 @@ def test_a_backlog_is_found_in_one_pass_over_the_pages_for_many_files(
         commit(archive, number)
     archive.writer.load()
     store = FaultStore(memory, (), wait=lambda seconds: None)
-    builder = builder_of(store, archive.writer, unindexed_objects_max=1, merge_files=64)
+    builder = builder_of(store, archive.writer, unindexed_objects_max=1, day_files_max=64)
     builder.run_to_end(threading.Event())
     pages = {page.key for page in archive.state.pages}
     reads = sum(
@@ -682,7 +682,7 @@ def test_a_backlog_is_found_in_one_pass_over_the_pages_for_many_files(
 def test_a_file_of_which_most_has_expired_is_rebuilt_once(limits: CatalogLimits) -> None:
     store = MemoryStore()
     archive = ArchiveBuilder(store, limits=limits)
-    builder = builder_of(store, archive.writer, unindexed_objects_max=8, merge_files=64)
+    builder = builder_of(store, archive.writer, unindexed_objects_max=8, day_files_max=64)
     for number in range(12):
         messages = [
             Sent(A, b"a%d" % number * 20, keys=(f"a-{number}",)),
@@ -711,6 +711,6 @@ def test_a_file_of_which_most_has_expired_is_rebuilt_once(limits: CatalogLimits)
         assert found(store, "b", f"b-{number}") == [b"b%d" % number]
         assert found(store, "a", f"a-{number}") == []
     version = archive.state.version
-    again = builder_of(store, archive.writer, unindexed_objects_max=8, merge_files=64)
+    again = builder_of(store, archive.writer, unindexed_objects_max=8, day_files_max=64)
     assert not again.step() and archive.state.version == version
     assert verify_archive(store, full=True).anomalies == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tiered.catalog.index_refs import IndexRef
 from tiered.model.tables import OBJECT_DTYPE
-from uploader.index_plan import DAY_MS, Segment, combined, groups_of, plan_merge
+from uploader.index_plan import DAY_MS, MERGES_MAX, Segment, combined, groups_of, plan_merge
 
 DAY = 19_000
 
@@ -60,37 +60,52 @@ def test_an_object_whose_runs_lie_in_several_pages_is_read_once() -> None:
     assert [s.ordinals for s in found] == [(0, 4), (0,)]
 
 
-def test_neighbours_of_a_level_are_merged_when_there_are_enough() -> None:
-    refs = [ref(1, level=1), ref(2), ref(3)]
-    assert plan_merge(refs, 3) == []
-    refs.append(ref(4))
-    assert keys(plan_merge(refs, 3)) == ["index/2", "index/3", "index/4"]
+def test_a_day_has_few_files_each_rewritten_few_times() -> None:
+    refs, numbers, written, most = list[IndexRef](), range(1, 271), 0, 0
+    for number in numbers:
+        refs.append(ref(number))
+        while merging := plan_merge(refs, 5):
+            begin = refs.index(merging[0])
+            size_bytes, level = sum(old.size_bytes for old in merging), 1 + max(old.level for old in merging)
+            written += size_bytes // 100
+            refs[begin : begin + len(merging)] = [
+                ref(merging[-1].to_version, level=level, size_bytes=size_bytes)
+            ]
+        most = max(most, len(refs))
+    assert most == 5 and max(found.level for found in refs) == 5
+    assert written <= 5 * len(numbers)
+
+
+def test_files_that_were_merged_often_are_left_alone() -> None:
+    often = [ref(number, level=MERGES_MAX) for number in range(1, 9)]
+    assert plan_merge([*often, ref(9)], 2) == []
+    assert keys(plan_merge([*often, ref(9), ref(10), ref(11)], 2)) == ["index/9", "index/10", "index/11"]
     refs = [ref(1, level=1), ref(2, level=1), ref(3), ref(4, level=1), ref(5)]
-    assert keys(plan_merge(refs, 3)) == keys(refs)
+    assert keys(plan_merge(refs, 4)) == keys(refs)
 
 
 def test_a_day_that_is_over_becomes_one_file() -> None:
     refs = [ref(1), ref(2, level=3), ref(3), ref(4, day=DAY + 1)]
-    assert keys(plan_merge(refs, 8)) == ["index/1", "index/2", "index/3"]
+    assert keys(plan_merge(refs, 5)) == ["index/1", "index/2", "index/3"]
 
 
 def test_one_message_from_the_future_does_not_end_the_days_after_it() -> None:
     """Else the day's one file would be written again with every new one, forever: one damaged timestamp is enough."""
     future = ref(1, day=DAY + 100_000)
-    assert plan_merge([future, ref(2, level=2, size_bytes=10_000), ref(3)], 8) == []
+    assert plan_merge([future, ref(2, level=2, size_bytes=10_000), ref(3)], 5) == []
     refs, written = [future], 0
     for number in range(2, 202):
         refs.append(ref(number))
         written += 1
-        while merging := plan_merge(refs, 8):
+        while merging := plan_merge(refs, 5):
             at = refs.index(merging[0])
             level = 1 + max(old.level for old in merging)
             written += sum(old.size_bytes // 100 for old in merging)
             refs[at : at + len(merging)] = [
                 ref(merging[-1].to_version, level=level, size_bytes=sum(old.size_bytes for old in merging))
             ]
-    assert len(refs) < 25
-    assert written <= 200 * 4
+    assert len(refs) <= 6
+    assert written <= 200 * 6
 
 
 def test_the_end_of_a_backfill_leaves_a_large_file_alone_for_little() -> None:
@@ -104,7 +119,7 @@ def test_the_end_of_a_backfill_leaves_a_large_file_alone_for_little() -> None:
     st.booleans(),
 )
 def test_merging_ends_with_few_files(
-    rows: list[tuple[int, int, int]], merge_files: int, is_final: bool
+    rows: list[tuple[int, int, int]], day_files_max: int, is_final: bool
 ) -> None:
     """Every plan merges neighbours of one day; repeating it ends, with one file a day that is over."""
     days = sorted(day for _, day, _ in rows)
@@ -113,7 +128,7 @@ def test_merging_ends_with_few_files(
         for number, ((level, _, size), day) in enumerate(zip(rows, days, strict=True), 1)
     ]
     for _ in range(100):
-        merging = plan_merge(refs, merge_files, is_final=is_final)
+        merging = plan_merge(refs, day_files_max, is_final=is_final)
         if not merging:
             break
         first = refs.index(merging[0])
@@ -129,4 +144,4 @@ def test_merging_ends_with_few_files(
     newest = max((found.end_ms // DAY_MS for found in refs), default=0)
     over = [found.end_ms // DAY_MS for found in refs if found.end_ms // DAY_MS < newest]
     assert len(over) == len(set(over))
-    assert len(refs) <= len(set(over)) + merge_files * 8
+    assert len(refs) <= len(set(over)) + day_files_max

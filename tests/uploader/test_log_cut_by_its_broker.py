@@ -12,12 +12,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from maintenance.compaction_plan import CompactionLimits
+from maintenance.compaction_round import plan_rounds, run_round
+from maintenance.compaction_run import CompactionOptions
+from maintenance.gc import run_gc
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.flat_file.queue_reader import QueueReader
 from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.diverged import superseded_state
 from tiered.catalog.pages import RunIndex
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.flat_file.verify import verify_archive
@@ -93,6 +98,35 @@ def test_what_came_after_the_cut_is_archived(
     directory, memory, broker = cut
     overwrite(directory, broker, tmp_path)
     archive_the_rest(directory, memory, broker)
+    assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
+
+
+def test_what_compaction_joined_is_cut_as_the_log_is(
+    cut: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
+) -> None:
+    directory, memory, broker = cut
+    archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    before = load(archive)
+    limits = CompactionLimits()
+    options = CompactionOptions(tmp_path / "spool", 1 << 30)
+    planned = next(plan_rounds(archive, before, limits, before_version=1 << 40))
+    assert run_round(archive, before, planned, options, clock=archive.clock_ms) is not None
+    joined = load(archive)
+    overwrite(directory, broker, tmp_path)
+    archive_the_rest(directory, memory, broker)
+    assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
+    state = load(archive)
+    (history,) = state.log_histories
+    assert 0 < history.begin_phys < KEPT * RECORD
+    run_gc(archive, state, apply=True, grace_ms=0, diverged_grace_ms=1 << 40, clock=archive.clock_ms)
+    superseded = superseded_state(archive, load(archive), 1)
+    for queue in joined.visible_queues():
+        old = QueueReader(archive, superseded, queue)
+        row = joined.queue(queue)
+        assert row is not None and old.max_offset == row["end_queue_offset"]
+        batch = old.read(old.min_offset, max_rows=100_000, max_bytes=1 << 30)
+        assert len(batch) == old.max_offset - old.min_offset
+        assert batch.phys[0] >= history.begin_phys
     assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
 
 

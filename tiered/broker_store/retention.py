@@ -15,6 +15,7 @@ from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.conf import BrokerConf
 
 _HOUR_MS = 3_600_000
+SHORT_S_MIN, SHORT_S_MAX = 600.0, 6 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ def deletion_margin(
                 until_full, file, "the disk fills up until the broker deletes regardless of age"
             )
     return DeletionMargin(seconds, file, why)
+
+
+def short_margin_s(conf: BrokerConf) -> float:
+    """Below it a retention margin is short: half of the time that the broker keeps its files, which every file has when
+    the next one begins; within SHORT_S_MIN and SHORT_S_MAX."""
+    return min(SHORT_S_MAX, max(SHORT_S_MIN, conf.file_reserved_hours * 1800.0))
 
 
 def disk_limit(conf: BrokerConf) -> float:

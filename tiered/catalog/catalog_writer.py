@@ -32,7 +32,8 @@ from tiered.catalog.commit import (
     encode_commit,
 )
 from tiered.catalog.commit_attempt import CommitAttempt
-from tiered.catalog.log_histories import Divergence, begin_history
+from tiered.catalog.joined_objects import WriteCommonRows, refuse_joined
+from tiered.catalog.log_histories import Divergence, HistoryPages, NewHistory, begin_history
 from tiered.catalog.page_writer import PageWriter
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import NO_ROOT, CatalogState, Owner, RootRef
@@ -46,7 +47,7 @@ from tiered.formats.container import CATALOG_MAJOR
 from tiered.object_store.interface import Body, ObjectStore
 
 T = TypeVar("T")
-Built = tuple[CommitDraft, CatalogState | None]
+Built = tuple[CommitDraft, NewHistory | None]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class _Pending:
     commit: Commit
     body: Body
     next_state: CatalogState
+    object_keys: Sequence[str] = ()
+    """Of data objects that only the state after it names."""
 
 
 class CatalogWriter:
@@ -131,6 +134,16 @@ class CatalogWriter:
             and owner is not None
             and not owner.released
         )
+
+    @property
+    def commits(self) -> int:
+        """Commits of this writer so far."""
+        return self._pages.commits
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of the catalog that this writer wrote so far."""
+        return self._pages.written_bytes
 
     def load(self) -> CatalogState | None:
         """Read the head; None while no commit has moved the cursor.
@@ -218,8 +231,11 @@ class CatalogWriter:
             self._background(self._merge_pages)
         return state
 
-    def append_history(self, *, common_version: int, phys: int) -> CatalogState:
-        """Start a new log history at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
+    def append_history(
+        self, *, common_version: int, phys: int, write_common: WriteCommonRows = refuse_joined
+    ) -> CatalogState:
+        """Start a new log history at ``phys``, the end of ``common_version``; 0: no version is in the new log.
+        ``write_common`` puts the rows below it of objects that compaction joined across it."""
         with self._lock:
             common = (
                 self._retry.call(lambda: load(self._store, version=common_version))
@@ -228,7 +244,7 @@ class CatalogWriter:
             )
 
             def build(state: CatalogState) -> Built:
-                return self._retry.call(lambda: self._history(self._owned(state), common, phys))
+                return self._retry.call(lambda: self._history(self._owned(state), common, phys, write_common))
 
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
@@ -303,7 +319,7 @@ class CatalogWriter:
         if settled is not None and settled.source is source:
             return
         while (built := build(self._state)) is not None:
-            draft, history_state = built
+            draft, history = built
             state = self._state
             major = CATALOG_MAJOR if epoch_step else state.major
             place = CommitPlace(
@@ -312,7 +328,10 @@ class CatalogWriter:
             )  # fmt: skip
             commit, container = encode_commit(draft, place, self._nonce)
             body = commit_object(commit, container)
-            self._pending = _Pending(source, commit, body, apply(state, commit, history_state))
+            next_state = apply(state, commit, None if history is None else history.state)
+            self._pending = _Pending(
+                source, commit, body, next_state, () if history is None else history.object_keys
+            )
             if self._settle() is not None:
                 return
 
@@ -328,7 +347,11 @@ class CatalogWriter:
             self._move_to(pending.next_state)
             self._pending = None
             self._pages.settled(
-                pending.next_state.catalog_keys() | set(pending.commit.draft.pending_deletions),
+                {
+                    *pending.next_state.catalog_keys(),
+                    *pending.commit.draft.pending_deletions,
+                    *pending.object_keys,
+                },
                 sum(map(len, pending.body)),
             )
             return pending
@@ -338,25 +361,31 @@ class CatalogWriter:
             self._pages.postpone(self._state)
         return None
 
-    def _history(self, state: CatalogState, common: CatalogState | None, phys: int) -> Built:
+    def _history(
+        self, state: CatalogState, common: CatalogState | None, phys: int, write_common: WriteCommonRows
+    ) -> Built:
         now_ms = self._clock_ms()
         root_key = self._pages.new_key("line", state.version + 1, state.epoch)
-        start = Divergence(phys, common, root_key, now_ms)
-        history_state = begin_history(
-            state, start, self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max
-        )
-        self._pages.put(root_key, [encode_root(history_state)])
+        history = begin_history(
+            state,
+            Divergence(phys, common, root_key, now_ms),
+            HistoryPages(
+                self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max, write_common,
+                self._pages.garbage,
+            ),
+        )  # fmt: skip
+        self._pages.put(root_key, [encode_root(history.state)])
         draft = CommitDraft(
             CommitKind.LOG_HISTORY,
-            history=history_state.cursor.history,
+            history=history.state.cursor.history,
             from_phys=phys,
             to_phys=phys,
-            check=history_state.cursor.check,
+            check=history.state.cursor.check,
             created_ms=now_ms,
             common_version=0 if common is None else common.version,
             pages=PageChange(root=RootRef(root_key, state.version + 1)),
         )
-        return draft, history_state
+        return draft, history
 
 
 def _name(owner: Owner | None) -> str:

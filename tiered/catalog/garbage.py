@@ -47,21 +47,39 @@ class KeySet:
     def __init__(self, keys: Iterable[str]) -> None:
         parts: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
         stream = iter(keys)
-        while digests := [_digest(key) for key in islice(stream, 100_000)]:
-            parts.append(np.unique(np.array(digests, np.uint64)))
+        while len(part := digests(islice(stream, 100_000))):
+            parts.append(np.unique(part))
         self._digests = np.unique(np.concatenate(parts))
 
     @staticmethod
     def union(parts: Iterable[KeySet]) -> KeySet:
         """All keys of ``parts``."""
+        return KeySet.of_digests(part._digests for part in parts)
+
+    @staticmethod
+    def of_digests(parts: Iterable[NDArray[np.uint64]]) -> KeySet:
+        """The keys with these digests."""
         found = KeySet(())
-        found._digests = np.unique(np.concatenate([found._digests, *(part._digests for part in parts)]))
+        found._digests = np.unique(np.concatenate([found._digests, *parts]))
         return found
+
+    def holds(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """For each of ``digests``: whether its key is in the set."""
+        if not len(self._digests):
+            return np.zeros(len(digests), np.bool_)
+        at = np.searchsorted(self._digests, digests)
+        at[at == len(self._digests)] = 0
+        return np.equal(self._digests[at], digests)
 
     def __contains__(self, key: object) -> bool:
         digest = _digest(str(key))
         at = int(np.searchsorted(self._digests, np.uint64(digest)))
         return at < len(self._digests) and int(self._digests[at]) == digest
+
+
+def digests(keys: Iterable[str]) -> NDArray[np.uint64]:
+    """What a KeySet keeps of each of ``keys``."""
+    return np.array([_digest(key) for key in keys], np.uint64)
 
 
 def _digest(key: str) -> int:

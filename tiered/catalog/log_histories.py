@@ -1,16 +1,17 @@
 """Starts a new log history after the broker's log was replaced or truncated.
 
 Records above the divergence point are superseded: they leave the visible offsets and their objects become garbage.
-They stay findable in the commits that added them, which are kept. If the archive and the new log share no record,
-nothing is removed: every queue ends hidden, and its next record starts a new generation.
+They stay findable in the commits that added them, which are kept; or, if compaction joined them, in the pages of the
+joined objects, which are garbage as these are. If the archive and the new log share no record, nothing is removed:
+every queue ends hidden, and its next record starts a new generation.
 
 Reads pages and the state at the common version. The uploader finds the divergence point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,18 @@ from numpy.typing import NDArray
 
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import PendingDeletion, Reason
+from tiered.catalog.joined_objects import (
+    Replacements,
+    WriteCommonRows,
+    compared_runs,
+    joined_objects,
+    memory_pages,
+    refuse_joined,
+)
 from tiered.catalog.pages import Page, PutPage, RunIndex, cut, referenced_keys, write_pages
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
+    EMPTY_CHUNK,
     CatalogState,
     LogCheck,
     LogCursor,
@@ -30,6 +40,7 @@ from tiered.catalog.state import (
     RunChunk,
     selected,
 )
+from tiered.formats.keys import is_compacted, object_of
 from tiered.model.tables import QUEUE_EXPIRED, QUEUE_FILLED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
 Ints = NDArray[Any]
@@ -45,12 +56,30 @@ class Divergence:
     now_ms: int
 
 
-def begin_history(
-    state: CatalogState, start: Divergence, index: RunIndex, put: PutPage, runs_max: int
-) -> CatalogState:
+@dataclass(frozen=True)
+class HistoryPages:
+    """Reads and writes of the pages of a new log history. ``write_common``: of objects that compaction joined across
+    its begin; ``unnamed``: keys that no commit names yet."""
+
+    index: RunIndex
+    put: PutPage
+    runs_max: int
+    write_common: WriteCommonRows = refuse_joined
+    unnamed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NewHistory:
+    """The first state of a log history, and the keys of data objects that only it names."""
+
+    state: CatalogState
+    object_keys: Sequence[str] = ()
+
+
+def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -> NewHistory:
     """The first state of the new log history, one version after ``state``; its put id is not known yet.
 
-    Raises CommitInvalidError when ``start`` is not on the current log history, or inside a run that compaction joined.
+    Raises CommitInvalidError when ``start`` is not on the current log history, and what ``pages`` raises.
     """
     version = state.version + 1
     common_version = 0 if start.common is None else start.common.version
@@ -74,30 +103,111 @@ def begin_history(
     if start.common is None:
         table = state.table.copy()
         table["flags"] |= QUEUE_HIDDEN | QUEUE_SUPERSEDED
-        after = replace(base, table=table)
-        superseded: list[str] = []
-    else:
-        after, superseded = _walked_back(base, state, start.common, _Cut(index, put, runs_max, start.phys))
-    replaced = sorted(state.catalog_keys() - after.catalog_keys())
-    pending_deletions = dict(state.pending_deletions)
-    for keys, reason in ((superseded, Reason.DIVERGED), (replaced, Reason.REPLACED)):
-        for key in keys:
-            pending_deletions.setdefault(key, PendingDeletion(start.now_ms, version, reason))
-    return replace(after, pending_deletions=pending_deletions)
+        return NewHistory(_with_garbage(state, replace(base, table=table), start.now_ms, _Garbage()))
+    walk = _Walk(state, start.common.version, start.phys, pages)
+    after = _walked_back(base, state, start.common, walk)
+    return NewHistory(_with_garbage(state, after, start.now_ms, walk.garbage()), walk.replacements.keys)
 
 
 @dataclass(frozen=True)
-class _Cut:
-    index: RunIndex
-    put: PutPage
-    runs_max: int
-    phys: int
+class _Garbage:
+    """Data objects without a living run, and objects of pages that named joined ones of them."""
+
+    data: frozenset[str] = frozenset()
+    pages: frozenset[str] = frozenset()
 
 
-def _walked_back(
-    base: CatalogState, state: CatalogState, common: CatalogState, at: _Cut
-) -> tuple[CatalogState, list[str]]:
-    """``base`` without the part above the cut, and the keys of unreferenced objects."""
+def _with_garbage(state: CatalogState, after: CatalogState, now_ms: int, garbage: _Garbage) -> CatalogState:
+    """``after`` with pending deletions of ``garbage``, and of pages and roots that only ``state`` names."""
+    replaced = state.catalog_keys() - after.catalog_keys()
+    diverged = garbage.data | (garbage.pages & replaced)
+    pending_deletions = dict(state.pending_deletions)
+    for keys, reason in ((diverged, Reason.DIVERGED), (replaced, Reason.REPLACED)):
+        for key in sorted(keys):
+            pending_deletions.setdefault(key, PendingDeletion(now_ms, after.version, reason))
+    return replace(after, pending_deletions=pending_deletions)
+
+
+class _Walk:
+    """What stays of the runs in memory and in pages that are newer than the common version. By row of the queue:
+    ``rows_gone``, and ``end_byte`` of runs that stay although they are newer (they filled gaps, or replaced older
+    ones)."""
+
+    def __init__(self, state: CatalogState, common_version: int, phys: int, io: HistoryPages) -> None:
+        self._state, self._common_version, self._phys, self._io = state, common_version, phys, io
+        objects = joined_objects(state, self._living_pages, phys)
+        common = io.write_common(state, phys, objects, io.unnamed) if objects else ()
+        self.replacements = Replacements(objects, common, phys)
+        self.rows_gone = np.zeros(state.queue_count, np.int64)
+        self.end_byte = np.zeros(state.queue_count, np.int64)
+        self._before: set[str] = set()
+        self._after: set[str] = set()
+        self._changed_pages: list[tuple[str, set[str]]] = []
+
+    def pages(self) -> list[PageRef]:
+        """Refs of the new history's pages; those that change are put."""
+        refs: list[PageRef] = []
+        for ref in self._state.pages:
+            refs += self._page(ref) if ref.to_version > self._common_version else [ref]
+        return refs
+
+    def memory(self) -> RunChunk:
+        """The runs that stay in memory."""
+        found = EMPTY_CHUNK
+        for page in memory_pages(self._state):
+            found, _ = self._kept(page)
+        return found
+
+    def garbage(self) -> _Garbage:
+        """Of ``pages`` and ``memory``, after them."""
+        gone = self._before - self._after
+        pages = {key for key, named in self._changed_pages if any(map(is_compacted, named & gone))}
+        return _Garbage(frozenset(gone), frozenset(pages))
+
+    def _living_pages(self) -> Iterator[Page]:
+        for ref in self._state.pages:
+            if ref.to_version > self._common_version:
+                yield self._io.index.living(self._state, self._io.index.page(ref))
+        yield from memory_pages(self._state)
+
+    def _page(self, ref: PageRef) -> list[PageRef]:
+        """Refs of what stays of a page: its own one, or those of pages that are put."""
+        stored = self._io.index.page(ref)
+        page = self._io.index.living(self._state, stored)
+        kept, is_changed = self._kept(page)
+        # A floor may come down to the begin: runs below it must not come back.
+        above = compared_runs(self._state, stored) & (stored.chunk.runs["end_phys"] > self._phys)
+        if not above.any() and not is_changed:
+            return [ref]
+        self._changed_pages.append((object_of(ref.key), set(_keys(page.chunk))))
+        if not len(kept.runs):
+            return []
+        versions = (ref.from_version, ref.to_version)
+        return write_pages(cut(Page(page.queues, kept), self._io.runs_max), ref.level, versions, self._io.put)
+
+    def _kept(self, page: Page) -> tuple[RunChunk, bool]:
+        """What stays of living runs, which is counted, and whether it is something else."""
+        chunk = self.replacements.applied(page.chunk)
+        is_kept = ~(compared_runs(self._state, page) & (chunk.runs["end_phys"] > self._phys))
+        kept = selected(chunk, is_kept)
+        self._before.update(_keys(page.chunk))
+        self._after.update(_keys(kept))
+        row = self._state.directory.rows(page.queues, len(self._state.table))[page.chunk.runs["queue"]]
+        known = row >= 0
+        np.add.at(self.rows_gone, row[known], page.chunk.runs["rows"][known])
+        np.subtract.at(self.rows_gone, row[known & is_kept], chunk.runs["rows"][known & is_kept])
+        newer = chunk.runs[known & is_kept & (chunk.runs["version"] > self._common_version)]
+        newer_row = row[known & is_kept & (chunk.runs["version"] > self._common_version)]
+        np.maximum.at(self.end_byte, newer_row, newer["base_byte"] + newer["byte_count"])
+        return kept, chunk is not page.chunk or not is_kept.all()
+
+
+def _keys(chunk: RunChunk) -> list[str]:
+    return referenced_keys(Page((), chunk)) if len(chunk.runs) else []
+
+
+def _walked_back(base: CatalogState, state: CatalogState, common: CatalogState, walk: _Walk) -> CatalogState:
+    """``base`` without the part above the begin."""
     kept_rows = [
         row
         for row, (key, _) in enumerate(state.queues())
@@ -105,32 +215,23 @@ def _walked_back(
     ]
     row_number = np.full(state.queue_count, -1, np.int64)
     row_number[kept_rows] = np.arange(len(kept_rows))
-    ended = np.flatnonzero(state.table["flags"] & QUEUE_SUPERSEDED)
-    pages, lost = _cut_pages(state, common.version, at)
-    chunks = []
-    for chunk in state.chunks:
-        above = _above(chunk.runs, at.phys, np.isin(chunk.runs["queue"], ended))
-        lost += _only_in(chunk, above)
-        kept = selected(chunk, ~above)
-        kept.runs["queue"] = row_number[kept.runs["queue"]]
-        if len(kept.runs):
-            chunks.append(kept)
-    table = _restored(state, common, kept_rows, _since(state, common, at))
+    pages, memory = walk.pages(), walk.memory()
+    memory.runs["queue"] = row_number[memory.runs["queue"]]
+    table = _restored(state, common, kept_rows, walk)
     gaps = state.gaps[row_number[state.gaps["queue"]] >= 0].copy()
     gaps["queue"] = row_number[gaps["queue"]]
     gaps = gaps[gaps["end_queue_offset"] <= table["end_queue_offset"][gaps["queue"]]]
     tombstones = state.tombstones[row_number[state.tombstones["queue"]] >= 0].copy()
     tombstones["queue"] = row_number[tombstones["queue"]]
-    after = replace(
+    return replace(
         base,
         directory=QueueDirectory([state.key_of(row) for row in kept_rows]),
         table=table,
         gaps=gaps,
         tombstones=tombstones,
-        chunks=tuple(chunks),
+        chunks=(memory,) if len(memory.runs) else (),
         pages=tuple(pages),
     )
-    return after, sorted(set(lost))
 
 
 def _ended(state: CatalogState, row: int) -> bool:
@@ -138,87 +239,7 @@ def _ended(state: CatalogState, row: int) -> bool:
     return bool(state.table["flags"][row] & QUEUE_SUPERSEDED)
 
 
-def _above(runs: Table, phys: int, ended: Ints) -> Ints:
-    """Which runs are above the cut; never those of queues that ``ended`` with an earlier log history."""
-    straddling = ~ended & (runs["min_phys"] < phys) & (runs["end_phys"] > phys)
-    if straddling.any():
-        raise CommitInvalidError(
-            f"the broker's log diverges at {phys} from the archive, inside runs that compaction joined",
-            hint="start the broker with its newer log, or archive to another archive.url; this archive stays readable",
-        )
-    above: Ints = ~ended & (runs["min_phys"] >= phys)
-    return above
-
-
-def _page_above(state: CatalogState, page: Page, phys: int) -> Ints:
-    rows = [state.row_of(key) for key in page.queues]
-    ended = np.array([row is not None and _ended(state, row) for row in rows], bool)
-    return _above(page.chunk.runs, phys, ended[page.chunk.runs["queue"]])
-
-
-def _cut_pages(state: CatalogState, common_version: int, at: _Cut) -> tuple[list[PageRef], list[str]]:
-    """Page refs without superseded runs: pages that contain some are rewritten."""
-    refs: list[PageRef] = []
-    lost: list[str] = []
-    for ref in state.pages:
-        if ref.to_version <= common_version:
-            refs.append(ref)
-            continue
-        page = at.index.page(ref)
-        above = _page_above(state, page, at.phys)
-        if not above.any():
-            refs.append(ref)
-            continue
-        lost += _only_in(page.chunk, above)
-        if not above.all():
-            rest = Page(page.queues, replace(page.chunk, runs=page.chunk.runs[~above]))
-            refs += write_pages(cut(rest, at.runs_max), ref.level, (ref.from_version, ref.to_version), at.put)
-    return refs, lost
-
-
-def _only_in(chunk: RunChunk, above: Ints) -> list[str]:
-    """Keys of objects that only runs in ``above`` reference."""
-    if not above.any():
-        return []
-    gone = set(referenced_keys(Page((), replace(chunk, runs=chunk.runs[above]))))
-    return sorted(gone - set(referenced_keys(Page((), replace(chunk, runs=chunk.runs[~above])))))
-
-
-@dataclass(frozen=True)
-class _Since:
-    """Changes after the common version, by queue row: consume queue rows removed now, and the end in bytes of runs
-    that stay although they are newer (they filled gaps, or replaced older runs)."""
-
-    rows_gone: dict[int, int]
-    end_byte: dict[int, int]
-
-
-def _since(state: CatalogState, common: CatalogState, at: _Cut) -> _Since:
-    since = _Since({}, {})
-    ended = np.flatnonzero(state.table["flags"] & QUEUE_SUPERSEDED)
-    for chunk in state.chunks:
-        above = _above(chunk.runs, at.phys, np.isin(chunk.runs["queue"], ended))
-        _count(since, range(state.queue_count), chunk.runs, above, common.version)
-    for ref in state.pages:
-        if ref.to_version > common.version:
-            page = at.index.living(state, at.index.page(ref))
-            rows = [state.row_of(key) for key in page.queues]
-            _count(since, rows, page.chunk.runs, _page_above(state, page, at.phys), common.version)
-    return since
-
-
-def _count(since: _Since, rows: Sequence[int | None], runs: Table, above: Ints, common_version: int) -> None:
-    for run in runs[above]:
-        row = rows[int(run["queue"])]
-        if row is not None:
-            since.rows_gone[row] = since.rows_gone.get(row, 0) + int(run["rows"])
-    for run in runs[~above & (runs["version"] > common_version)]:
-        row = rows[int(run["queue"])]
-        if row is not None:
-            since.end_byte[row] = max(since.end_byte.get(row, 0), int(run["base_byte"] + run["byte_count"]))
-
-
-def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int], since: _Since) -> Table:
+def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int], walk: _Walk) -> Table:
     """Queue rows that end as at the common version, with later maintenance applied."""
     table = state.table[kept_rows]
     for number, row in enumerate(kept_rows):
@@ -229,10 +250,10 @@ def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int
         now = table[number]
         is_newest = state.current_generation(key.topic, key.queue_id) == key.generation
         hidden = QUEUE_HIDDEN if is_newest and now["flags"] & QUEUE_HIDDEN else 0
-        now["row_count"] -= since.rows_gone.get(row, 0)
+        now["row_count"] -= walk.rows_gone[row]
         for name in ("end_queue_offset", "end_phys", "max_store_timestamp"):
             now[name] = before[name]
-        now["end_byte"] = max(int(before["end_byte"]), since.end_byte.get(row, 0))
+        now["end_byte"] = max(int(before["end_byte"]), int(walk.end_byte[row]))
         now["min_queue_offset"] = min(int(now["min_queue_offset"]), int(before["end_queue_offset"]))
         now["flags"] = int(before["flags"]) | hidden | (int(now["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED))
     return table

@@ -12,8 +12,9 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,19 @@ WINDOW_RUNS = 1024
 
 PutPage = Callable[[int, bytes], str]
 """(version, bytes) -> key of the durable page; raises what the object store raises."""
+
+
+class Bounds(Enum):
+    """What a position of a queue means. Both ascend from run to run."""
+
+    OFFSET = ("base_queue_offset", "end_queue_offset")
+    PHYS = ("min_phys", "end_phys")
+
+    def hold(self, runs: Table, position: int) -> NDArray[np.bool_]:
+        """Whether each of ``runs`` holds ``position``."""
+        low, high = self.value
+        held: NDArray[np.bool_] = (runs[low] <= position) & (position < runs[high])
+        return held
 
 
 @dataclass(frozen=True)
@@ -161,6 +175,9 @@ def spill(state: CatalogState, runs_max: int, put: PutPage) -> list[PageRef]:
 
 # -- reading --------------------------------------------------------------------------------------------------
 
+WindowSearch = Generator[PageRef, Page, tuple[PageRef, RunChunk] | None]
+"""Yields pages to read; returns a page and some of its runs."""
+
 
 class RunIndex:
     """Finds runs in memory and in pages, with an LRU of pages up to ``cache_bytes``. Thread-safe."""
@@ -246,21 +263,39 @@ class RunIndex:
         self, state: CatalogState, key: QueueKey, offset: int, runs_max: int = WINDOW_RUNS
     ) -> tuple[PageRef, RunChunk] | None:
         """Up to ``runs_max`` live runs of a queue, one of which holds ``offset``, as ``runs_of``, and the page they are
-        in; None if no page has such a run.
+        in; None if no page has such a run."""
+        search = self.search(state, key, offset, runs_max)
+        try:
+            ref = next(search)
+            while True:
+                ref = search.send(self.page(ref))
+        except StopIteration as end:
+            found: tuple[PageRef, RunChunk] | None = end.value
+            return found
 
-        Runs of later versions have higher offsets, except those that filled gaps: a binary search over sequences, then
-        the remaining ones.
+    def search(
+        self,
+        state: CatalogState,
+        key: QueueKey,
+        position: int,
+        runs_max: int = WINDOW_RUNS,
+        bounds: Bounds = Bounds.OFFSET,
+    ) -> WindowSearch:
+        """The search of ``window`` for a run that holds ``position``; yields pages to read, and takes them.
+
+        Runs of later versions have higher positions, except those that filled gaps: a binary search over sequences,
+        then the remaining ones.
         """
         row = state.queue(key)
-        candidates = list(self._candidates(state, key, offset))
+        candidates = list(self._candidates(state, key, position, bounds))
         looked: set[str] = set()
         left = candidates
-        at_begin = row is not None and offset <= int(row["min_queue_offset"])
+        at_begin = row is not None and bounds is Bounds.OFFSET and position <= int(row["min_queue_offset"])
         while left:
             number = 0 if at_begin else len(left) // 2
             ref = left[number]
             looked.add(ref.key)
-            found = self._look(state, ref, key, offset, runs_max)
+            found = self._look((yield ref), state, key, position, runs_max, bounds)
             if isinstance(found, RunChunk):
                 return ref, found
             if found is None:
@@ -269,19 +304,22 @@ class RunIndex:
                 left = left[:number] if found < 0 else left[number + 1 :]
         for ref in candidates:
             if ref.key not in looked:
-                found = self._look(state, ref, key, offset, runs_max)
+                found = self._look((yield ref), state, key, position, runs_max, bounds)
                 if isinstance(found, RunChunk):
                     return ref, found
         return None
 
-    def _candidates(self, state: CatalogState, key: QueueKey, offset: int) -> Iterator[PageRef]:
-        """Pages that may hold ``offset``, oldest sequence first: one of each sequence if first offsets are known."""
-        for sequence in self._sequences_of(state):
+    def _candidates(
+        self, state: CatalogState, key: QueueKey, position: int, bounds: Bounds
+    ) -> Iterator[PageRef]:
+        """Pages that may hold ``position``, oldest sequence first: one of each sequence if first offsets are known, and
+        it is an offset."""
+        for sequence in self.sequences(state):
             begin = bisect_left(sequence, key, key=lambda ref: ref.last)
             end = bisect_right(sequence, key, key=lambda ref: ref.first)
             mine = sequence[begin:end]
-            if mine and all(ref.first_offset != UNKNOWN_OFFSET for ref in mine):
-                at = bisect_right(mine, (key, offset), key=lambda ref: (ref.first, ref.first_offset))
+            if bounds is Bounds.OFFSET and mine and all(ref.first_offset != UNKNOWN_OFFSET for ref in mine):
+                at = bisect_right(mine, (key, position), key=lambda ref: (ref.first, ref.first_offset))
                 mine = mine[at - 1 : at] if at else []
             yield from mine
 
@@ -296,7 +334,7 @@ class RunIndex:
         chunk.runs["queue"] = 0
         return self.living(state, Page([key], chunk)).chunk
 
-    def _sequences_of(self, state: CatalogState) -> list[list[PageRef]]:
+    def sequences(self, state: CatalogState) -> list[list[PageRef]]:
         """The sequences of pages, oldest first."""
         pages, sequences = self._sequences
         if pages is not state.pages:
@@ -308,24 +346,23 @@ class RunIndex:
         return sequences
 
     def _look(
-        self, state: CatalogState, ref: PageRef, key: QueueKey, offset: int, runs_max: int
+        self, page: Page, state: CatalogState, key: QueueKey, position: int, runs_max: int, bounds: Bounds
     ) -> RunChunk | int | None:
-        """The runs around ``offset``; -1 or 1 if they are in older or newer pages; None: none of the queue are here."""
-        page = self.page(ref)
+        """The runs around ``position``; -1 or 1 if they are in older or newer pages; None: none of the queue are
+        here."""
         number = _find(page.queues, key)
         if number is None:
             return None
         begin, end = np.searchsorted(page.chunk.runs["queue"], [number, number + 1]).tolist()
         runs = page.chunk.runs[begin:end]
-        at = int(np.searchsorted(runs["base_queue_offset"], offset, "right")) - 1
+        at = int(np.searchsorted(runs[bounds.value[0]], position, "right")) - 1
         if at < 0:
             return -1
         first = at // runs_max * runs_max
         chunk = selected(page.chunk, np.arange(begin + first, min(begin + first + runs_max, end)))
         chunk.runs["queue"] = 0
         living = self.living(state, Page([key], chunk)).chunk
-        holds = (living.runs["base_queue_offset"] <= offset) & (offset < living.runs["end_queue_offset"])
-        return living if holds.any() else 1
+        return living if bounds.hold(living.runs, position).any() else 1
 
     def runs_from(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
         """As ``runs_of``, but pages are read only up to the first run with a message stored at or after
@@ -347,7 +384,7 @@ class RunIndex:
 
     def _in_order(self, state: CatalogState, key: QueueKey) -> Iterator[PageRef]:
         """Pages that cover the queue, by the offsets in them."""
-        for sequence in self._sequences_of(state):
+        for sequence in self.sequences(state):
             yield from (ref for ref in sequence if ref.first <= key <= ref.last)
 
     def _runs_by_time(

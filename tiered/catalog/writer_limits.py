@@ -13,7 +13,7 @@ class CatalogLimits:
     """Commits between two roots, at least."""
     root_every_max: int = 256
     """Commits between two roots, at most."""
-    root_bytes_factor: float = 1.5
+    root_bytes_factor: float = 1.75
     """In between, a root is due when so many times its bytes were committed."""
     root_runs_max: int = 1024
     """More runs in memory are spilled before a root: roots must not repeat them."""

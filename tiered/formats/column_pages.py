@@ -14,8 +14,9 @@ Every run and every page starts from size and parent queue offset 0, the run's m
 offset. Integers are 7 bits a byte, lowest first, at most ten bytes; sums wrap at 64 bits. The queue offset is not
 stored: rows of a run are contiguous.
 
-``encode_page`` and ``decode_page`` of ``tiered.kernels.columns`` write and read them; ``decode_page`` here reads them
-without a compiled kernel, at six times the cost. ``tiered.formats.page_decoder`` chooses.
+``encode_page`` and ``decode_page`` of ``tiered.kernels.columns`` write and read them. Those here do so without compiled
+kernels, at six times the cost: for processes that handle few pages, or have no memory for numba, which takes 100 MiB.
+``tiered.formats.page_decoder`` chooses for readers.
 """
 
 from __future__ import annotations
@@ -38,6 +39,35 @@ _LOW = np.uint64(0x7F)
 _EVEN_1, _ODD_1 = np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)
 _EVEN_2, _ODD_2 = np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000)
 _EVEN_4, _ODD_4 = np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000)
+
+
+def encode_page(
+    first_row: NDArray[np.int64],
+    kind: NDArray[np.int32],
+    min_store_timestamp: NDArray[np.int64],
+    min_phys: NDArray[np.int64],
+    *columns: NDArray[Any],
+) -> bytes:
+    """The page of all rows of ``columns``. Run i has rows [first_row[i], first_row[i + 1]), at least one."""
+    size, tags_code, store_timestamp, phys, inner_num, parent, parent_offset = columns
+    begins, rows_of_run = first_row[:-1], np.diff(first_row)
+    sizes = size.astype(np.int64)
+    size_steps = _steps(sizes, sizes, begins, 0)
+    time_steps = _steps(store_timestamp, store_timestamp, begins, min_store_timestamp)
+    phys_steps = _steps(phys, phys + sizes, begins, min_phys)
+    signed = [_zigzag(one) for one in (size_steps, tags_code, time_steps, phys_steps)]
+    batch_rows = np.flatnonzero(np.repeat(kind == _BATCH, rows_of_run))
+    lmq_rows = np.flatnonzero(np.repeat(kind == _LMQ, rows_of_run))
+    lmq_begins = np.searchsorted(lmq_rows, begins[kind == _LMQ])
+    offsets = parent_offset[lmq_rows]
+    streams = [
+        *map(_stream, signed),
+        _stream(inner_num[batch_rows].astype(np.uint64)),
+        _stream(parent[lmq_rows].astype(np.uint64)),
+        _stream(_zigzag(_steps(offsets, offsets, lmq_begins, 0))),
+    ]
+    lengths = np.array([len(stream) for stream in streams], "<u4")
+    return b"".join([lengths.tobytes(), *streams])
 
 
 def decode_page(
@@ -83,6 +113,36 @@ def decode_page(
         is_first = np.concatenate([np.ones(1, np.bool_), lmq_bounds[1:] > lmq_bounds[:-1]])
         parent_offset[is_lmq] = _sums(_signed(streams[6]), lmq_bounds[is_first])
     return True
+
+
+def _steps(
+    values: NDArray[Any], ends: NDArray[Any], begins: NDArray[Any], at_begins: NDArray[Any] | int
+) -> NDArray[np.int64]:
+    """Differences of ``values`` to the ``ends`` of the rows before; at ``begins``, to ``at_begins``. They wrap."""
+    before = np.empty(len(values), np.int64)
+    before[1:] = ends[:-1]
+    before[begins] = at_begins
+    steps: NDArray[np.int64] = values - before
+    return steps
+
+
+def _zigzag(values: NDArray[np.int64]) -> NDArray[np.uint64]:
+    found: NDArray[np.uint64] = ((values << 1) ^ (values >> 63)).view(np.uint64)
+    return found
+
+
+def _stream(words: NDArray[np.uint64]) -> bytes:
+    """Integers of 7 bits a byte, lowest first."""
+    longest = max(1, -(-int(words.max(initial=0)).bit_length() // 7))
+    if longest == 1:
+        return words.astype(np.uint8).tobytes()
+    shifted = words[:, None] >> (np.arange(longest, dtype=np.uint64) * np.uint64(7))
+    is_more = np.zeros(shifted.shape, bool)
+    np.not_equal(shifted[:, 1:], 0, out=is_more[:, :-1])
+    is_own = np.ones(shifted.shape, bool)
+    is_own[:, 1:] = is_more[:, :-1]
+    groups = (shifted & _LOW).astype(np.uint8) | (is_more.view(np.uint8) << 7)
+    return groups[is_own].tobytes()
 
 
 def _streams(data: NDArray[np.uint8], counts: tuple[int, ...]) -> list[NDArray[np.uint64]] | None:

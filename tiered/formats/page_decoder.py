@@ -30,6 +30,8 @@ class PageDecoder:
     def __init__(self, pages_by_numpy: int = PAGES_BY_NUMPY) -> None:
         self._left = pages_by_numpy
         self._is_loaded = False
+        self.may_load = True
+        """False: never. Numba takes 100 MiB, which a process with a memory limit may not have."""
         self._lock = threading.Lock()
         self.loading: threading.Thread | None = None
         """Loads the kernel; started by the page after ``pages_by_numpy``, by the first one if numba is imported."""
@@ -40,7 +42,7 @@ class PageDecoder:
             return decode_page(data, *arguments)
         with self._lock:
             self._left -= 1
-            if self.loading is None and (self._left < 0 or "numba" in sys.modules):
+            if self.may_load and self.loading is None and (self._left < 0 or "numba" in sys.modules):
                 # Not a daemon: an interpreter that ends would take LLVM down while it compiles.
                 self.loading = threading.Thread(target=self.load, name="load-page-kernel", daemon=False)
                 self.loading.start()
@@ -58,3 +60,7 @@ class PageDecoder:
             logger.warning("column pages are decoded without their kernel, which does not load: %r", error)
         else:
             self._is_loaded = True
+
+
+decode_column_page = PageDecoder()
+"""The decoder of this process."""

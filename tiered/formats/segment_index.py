@@ -20,7 +20,7 @@ from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.formats.container import Container, decode_container
 from tiered.formats.memory_bound import memory_contained, out_of_memory
 from tiered.formats.page_cache import Columns, PageCache
-from tiered.formats.page_decoder import COLUMN_KINDS, PageDecoder
+from tiered.formats.page_decoder import COLUMN_KINDS, decode_column_page
 from tiered.formats.segment import RowTable, SegmentMeta
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
@@ -45,7 +45,6 @@ SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
 
 _decoded = PageCache()
-_decode_page = PageDecoder()
 
 _ROWS_MAX = 1 << 40
 _RUNS_MAX = 1 << 22
@@ -67,6 +66,16 @@ class BlockSpan(NamedTuple):
     end_row: int
     raw_offset: int
     raw_bytes: int
+
+
+class SegmentBounds(NamedTuple):
+    """Begins of runs and blocks in an object, each with the end of the last: in rows, and in raw bytes. LMQ runs count
+    nothing."""
+
+    run_rows: NDArray[np.int64]
+    run_raw: NDArray[np.int64]
+    block_rows: NDArray[np.int64]
+    block_raw: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -266,7 +275,9 @@ class SegmentIndex:
         first, last = int(self._page_row[page]), int(self._page_row[page + 1])
         columns = tuple(np.empty(last - first, kind) for kind in COLUMN_KINDS)
         arguments: list[Any] = [*self._view.columns, *columns]
-        if not _decode_page(np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments):
+        if not decode_column_page(
+            np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments
+        ):
             raise CorruptionError(f"{where} does not decode")
         for column in columns:
             column.flags.writeable = False
@@ -300,6 +311,22 @@ class SegmentIndex:
             max(0, int(self._block_row[first]) - row_base), min(rows, int(self._block_row[end]) - row_base),
             raw - int(self._run_raw[run]), int(self._block_raw[end]) - raw,
         )  # fmt: skip
+
+    @property
+    def block_offsets(self) -> NDArray[Any]:
+        """Where each block begins in the object, and the end of the last."""
+        return self._block_offset
+
+    @property
+    def bounds(self) -> SegmentBounds:
+        """Where runs and blocks begin."""
+        return SegmentBounds(self._run_row, self._run_raw, self._block_row, self._block_raw)
+
+    def blocks_of_runs(self, runs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The blocks [first, end) that hold each of ``runs``; of an LMQ they mean nothing."""
+        first = np.searchsorted(self._block_row, self._run_row[runs], side="right") - 1
+        end = np.searchsorted(self._block_row, self._run_row[runs + 1], side="left")
+        return first, end
 
     def bounds_of_blocks(self, run: int, span: BlockSpan) -> tuple[list[int], list[int]]:
         """Begin of each block of ``span`` and end of the last: in rows from the span's first row, and in bytes."""

@@ -15,6 +15,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from tiered.formats.column_pages import encode_page
 from tiered.formats.segment import (
     SHARED_BLOCK_BYTES,
     BlockCodec,
@@ -34,7 +35,6 @@ from tiered.formats.segment_layout import (
     encode_header,
     encode_trailer,
 )
-from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX, encode_page
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE, RunKind, Table
 
@@ -43,7 +43,6 @@ _COLUMNS = {
     "inner_num": np.int32, "parent": np.int32, "parent_queue_offset": np.int64,
 }  # fmt: skip
 """In the order of the parameters of ``encode_page``."""
-_STREAM_BYTES = STREAMS * VARINT_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,6 @@ class SegmentWriter:
         self._page_rows = 0
         self._page_runs: list[tuple[int, int]] = []
         """Runs with rows in the page: (run, first row in the page)."""
-        self._streams = np.empty(PAGE_ROWS * _STREAM_BYTES, np.uint8)
-        self._page_out = np.empty(PAGE_ROWS * _STREAM_BYTES + LENGTHS_BYTES, np.uint8)
         self._pages: list[bytes] = []
         self._page_table: list[Table] = []
         self._key_counts: list[NDArray[Any]] = []
@@ -263,14 +260,12 @@ class SegmentWriter:
             np.array([run["min_store_timestamp"] for run in runs], np.int64),
             np.array([run["min_phys"] for run in runs], np.int64),
         ]
-        columns: list[Any] = [*heads, *self._page.values(), self._streams, self._page_out]
-        length = int(encode_page(0, self._page_rows, 0, *columns))
-        raw = self._page_out[:length].tobytes()
+        raw = encode_page(*heads, *(column[: self._page_rows] for column in self._page.values()))
         stored, codec = self._compressor.compress(raw), CODEC_ZSTD
-        if len(stored) >= length:
+        if len(stored) >= len(raw):
             stored, codec = raw, CODEC_RAW
         page = np.zeros(1, PAGE_DTYPE)
-        page[0] = (self._page_rows, length, len(stored), fastcrc.crc32.iscsi(stored), codec)
+        page[0] = (self._page_rows, len(raw), len(stored), fastcrc.crc32.iscsi(stored), codec)
         self._page_table.append(page)
         self._pages.append(stored)
         self._page_rows, self._page_runs = 0, []

@@ -28,6 +28,8 @@ class Covered:
     objects: Table
     keys: tuple[str, ...]
     pages: Table = field(default_factory=lambda: np.zeros(0, PAGE_DTYPE))
+    names_queues: bool = True
+    """False: the file is of version 1, without places."""
 
     def page_range(self, shape: Shape, page: int) -> tuple[int, int]:
         """Offset and length of a page of places."""
@@ -88,11 +90,10 @@ def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
         objects = container.table("objects", COVERED_DTYPE)
         if len(objects) and int(objects["key"].max()) >= len(keys):
             raise ValueError("objects point outside the keys")
-        pages = (
-            container.table("places", PAGE_DTYPE) if "places" in container.tables else np.zeros(0, PAGE_DTYPE)
-        )
+        names_queues = "places" in container.tables
+        pages = container.table("places", PAGE_DTYPE) if names_queues else np.zeros(0, PAGE_DTYPE)
         if int(pages["stored_bytes"].sum(dtype=np.int64)) != shape.footer_offset - shape.places_offset:
             raise ValueError("pages of places do not fill their room")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptionError(f"{where} does not parse: {error!r}") from error
-    return meta, Covered(objects, keys, pages)
+    return meta, Covered(objects, keys, pages, names_queues)

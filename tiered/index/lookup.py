@@ -1,12 +1,15 @@
-"""Finds the items of a key in an index file: one read of a slot, one of its items.
+"""Finds the items of a key in an index file: one read where its hash should be.
 
-Coroutines over ``read(key, offset, length)`` serve threads and event loops alike. Bytes are checked before use. Only a
-slot that holds a key of thousands of messages takes more reads: its pages are searched by bisection.
+Hashes are uniform, so their position is known within some square roots of the number of items. In files of more than
+GUESSED_ITEMS_MAX items, and where keys of many messages shift the others, a read of a slot and one of its items follow
+instead. Coroutines over ``read(key, offset, length)`` serve threads and event loops alike. Bytes are checked before
+use. Only a slot that holds a key of thousands of messages takes more reads: its pages are searched by bisection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +24,9 @@ ReadRange = Callable[[str, int, int], Awaitable[bytes]]
 
 PAGES_AT_ONCE = 8
 """Pages of one read: 32 KiB."""
+GUESSED_ITEMS_MAX = 1 << 20
+GUESS_SPREAD = 2
+"""Half of the guessed range in square roots of the number of items: at least four standard deviations."""
 
 
 class Wanted(NamedTuple):
@@ -44,6 +50,9 @@ async def find_items(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches:
     nothing = Matches(np.zeros(0, ITEM_DTYPE), True)
     if shape.items == 0:
         return nothing
+    guessed = await _guessed(read, shape, wanted) if shape.items <= GUESSED_ITEMS_MAX else None
+    if guessed is not None:
+        return guessed
     slot = shape.slot_of(wanted.hash)
     first, count = decode_slot(shape, slot, await read(shape.key, *shape.slot_range(slot)))
     if count == 0:
@@ -64,6 +73,25 @@ async def find_items(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches:
         if found >= wanted.items_max and begin < pages.end_item:
             return Matches(np.concatenate(parts), False)
     return Matches(np.concatenate(parts), True) if parts else nothing
+
+
+async def _guessed(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches | None:
+    """All matches, if they lie inside the range of items where they are expected, else None."""
+    middle = wanted.hash * shape.items >> 64
+    spread = GUESS_SPREAD * isqrt(shape.items) + 1
+    first_page = max(0, middle - spread) // PAGE_ITEMS
+    end_page = min(shape.pages, (middle + spread) // PAGE_ITEMS + 1)
+    data = await read(shape.key, *shape.page_range(first_page, end_page))
+    items = decode_pages(shape, first_page, end_page, data)
+    hashes = items["hash"]
+    if bool((hashes[1:] < hashes[:-1]).any()):
+        raise CorruptionError(f"{shape.key}: items of pages [{first_page}, {end_page}) are not in order")
+    begin = _lower_bound(items, wanted.hash, wanted.end_ms)
+    end = int(np.searchsorted(hashes, np.uint64(wanted.hash), side="right"))
+    if (begin == 0 and first_page > 0) or (end == len(items) and end_page < shape.pages):
+        return None
+    found = items[begin:end]
+    return Matches(found[found["store_timestamp"] >= wanted.begin_ms], True)
 
 
 class _Pages:

@@ -115,3 +115,11 @@ ROW_COLUMNS = {
 }
 """Consume-queue columns of a row, in the order they are stored. LMQ rows add ``parent`` (index into the footer's
 queue table, i4) and ``parent_queue_offset`` (i8)."""
+
+
+def positions(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
+    """All of [start, start + count), for each of ``starts``."""
+    counts = counts.astype(np.int64)
+    found: NDArray[np.int64] = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    found += np.arange(len(found))
+    return found

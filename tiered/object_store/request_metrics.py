@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -53,6 +53,19 @@ class StoreMetrics:
                 name: replace(stats, failures=dict(stats.failures), latency_counts=list(stats.latency_counts))
                 for name, stats in self._operations.items()
             }
+
+    def add(self, others: Mapping[str, OperationStats]) -> None:
+        """Count what another process has counted."""
+        with self._lock:
+            for operation, other in others.items():
+                stats = self._operations.setdefault(operation, OperationStats())
+                stats.requests += other.requests
+                stats.bytes += other.bytes
+                stats.seconds += other.seconds
+                for failure, count in other.failures.items():
+                    stats.failures[failure] = stats.failures.get(failure, 0) + count
+                counts = zip(stats.latency_counts, other.latency_counts, strict=True)
+                stats.latency_counts = [one + more for one, more in counts]
 
     @property
     def requests(self) -> int:

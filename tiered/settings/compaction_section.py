@@ -22,10 +22,12 @@ class CompactionSettings:
     )
     min_age_ms: int = setting(
         DAY_MS,
-        "younger commits stay as they are: a truncated log is followed back to a commit, not into a joined object",
+        "younger commits stay as they are: where a log is truncated inside joined objects, these are copied first",
         minimum=0,
     )
-    memory_bytes: int = setting(128 * MIB, "messages in memory at a time", minimum=16 * MIB)
+    memory_bytes: int = setting(
+        128 * MIB, "memory for messages, tables of runs, reads in progress", minimum=16 * MIB
+    )
     spool_bytes: int = setting(
         4096 * MIB,
         "disk for objects that are being made; of `tiered run` in its state directory",

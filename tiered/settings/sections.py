@@ -275,9 +275,11 @@ class IndexSettings:
         minimum=1 * MIB,
         maximum=4 * GIB,
     )
-    work_dir: str = setting("", "directory for building larger index files; empty: the temporary directory")
-    merge_files: int = 8
-    """Files of one day that are merged into one."""
+    work_dir: str = setting(
+        "", "directory for building larger index files, and copies of objects; empty: the temporary directory"
+    )
+    day_files_max: int = 5
+    """Index files of a day that has not ended; one more is merged with those before it."""
     retry_ms: int = 30_000
     """Wait after a failure."""
 

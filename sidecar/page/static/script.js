@@ -3,6 +3,7 @@
 "use strict";
 
 const EVERY_MS = 5000;
+const PENDING_MS = 500; // a part is not there yet
 let seen = new Date();
 
 async function refresh() {
@@ -31,8 +32,12 @@ function tell(text) {
 
 async function loop() {
   await refresh();
-  setTimeout(loop, EVERY_MS);
+  setTimeout(loop, wait());
+}
+
+function wait() {
+  return document.querySelector("[data-live] [data-pending]") ? PENDING_MS : EVERY_MS;
 }
 
 document.addEventListener("visibilitychange", refresh);
-setTimeout(loop, EVERY_MS);
+setTimeout(loop, wait());

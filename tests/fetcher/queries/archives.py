@@ -55,7 +55,7 @@ def archive_of(name: str, real_store: Callable[[str], Path], *, indexed: bool = 
         directory = real_store(name)
         root = MemoryStore(f"memory://{name}-{indexed}")
         # A little memory only: many index files are made, and merged.
-        settings = IndexSettings(enabled=indexed, after_backfill=True, memory_bytes=1 << 20, merge_files=3)
+        settings = IndexSettings(enabled=indexed, after_backfill=True, memory_bytes=1 << 20, day_files_max=3)
         backfill(directory / "store", root, settings=SETTINGS, index_settings=settings)
         store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
         _made[name, indexed] = RealArchive(directory, store, load(store), name)

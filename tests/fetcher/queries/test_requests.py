@@ -14,6 +14,7 @@ from fetcher.queries.by_key import READ_AT_ONCE, KeyQuery
 from maintenance.compaction_plan import CompactionLimits
 from maintenance.compaction_round import plan_rounds, run_round
 from maintenance.compaction_run import CompactionOptions
+from maintenance.expire import Erasure, commit_pass, plan_pass
 from maintenance.gc import run_gc
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.sweeps import sweep
@@ -24,6 +25,7 @@ from tiered.flat_file.verify import verify_archive
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import IndexSettings
+from tiered.settings.topic_rules import TopicRule
 from uploader.index_builder import IndexBuilder
 
 A, B = QueueKey("a", 0, 0), QueueKey("b", 1, 0)
@@ -44,7 +46,7 @@ def archive_of(cycles: int, *, index_every: int = 0) -> tuple[MemoryStore, Archi
 def index_builder(store: MemoryStore, archive: ArchiveBuilder) -> IndexBuilder:
     """Of what is in ``archive``."""
     return IndexBuilder(
-        store, archive.writer, IndexSettings(merge_files=64), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        store, archive.writer, IndexSettings(day_files_max=64), clock_ms=lambda: NOW_MS, log=lambda *_: None,
         random_source=random.Random(1),
     )  # fmt: skip
 
@@ -77,7 +79,7 @@ def test_an_id_takes_at_most_four_requests_among_ten_thousand_segments(cycles: i
     store = MemoryStore()
     archive = ArchiveBuilder(store, limits=CatalogLimits(root_every=8, spill_runs=500, page_runs_max=400))
     index = IndexBuilder(
-        store, archive.writer, IndexSettings(merge_files=8), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        store, archive.writer, IndexSettings(day_files_max=8), clock_ms=lambda: NOW_MS, log=lambda *_: None,
         random_source=random.Random(1),
     )  # fmt: skip
     queues = [QueueKey("t", number, 0) for number in range(100)]
@@ -127,25 +129,63 @@ def test_messages_of_compacted_objects_are_found_without_reading_all_tails(tmp_p
                 with ArchiveQueries(store, state) as queries:
                     found = queries.by_id(id_of(row.record))
                     assert found is not None and found.data == row.record
-                    assert queries.requests <= 6 + len(state.pages)
+                    assert queries.requests <= 6 + 3
                 with ArchiveQueries(store, state) as queries:
                     page = queries.by_key(KeyQuery(queue.topic, f"{queue.topic}-{row.offset}"))
                     assert [message.data for message in page.messages] == [row.record]
-                    assert queries.requests <= 6 + len(state.pages)
+                    assert queries.requests <= 6 + 3
         with ArchiveQueries(store, state) as queries:
             assert queries.by_id(OffsetMsgId.parse("00" * 8 + f"{1:016x}")) is None
         assert verify_archive(store, full=True).anomalies == []
 
 
-def test_a_key_takes_two_requests_an_index_file() -> None:
+def test_a_key_takes_one_request_an_index_file() -> None:
     store, _ = archive_of(60, index_every=20)
     state = load(store)
     with ArchiveQueries(store, state) as queries:
         assert not queries.by_key(KeyQuery("a", "not there")).messages
-        assert queries.requests <= 2 * len(state.indexes)
+        assert queries.requests == len(state.indexes)
         queries.requests = 0
         assert not queries.by_key(KeyQuery("a", "k3", end_ms=NOW_MS - 1)).messages
         assert queries.requests == 0
+
+
+def test_expired_messages_that_are_still_indexed_are_counted() -> None:
+    store, archive = archive_of(20, index_every=20)
+    rule = TopicRule("a", None, 0, "test", None, "test", "NOT_IN_DISK", "test")
+    state, clock = load(store), store.clock_ms
+    found = plan_pass(store, state, lambda _: rule, clock=clock, erase=Erasure("a"))
+    commit_pass(store, state, found, clock=clock)
+    archive.writer.load()
+    archive.commit([Sent(A, b"new", keys=("k3",))])
+    with ArchiveQueries(store, load(store)) as queries:
+        page = queries.by_key(KeyQuery("a", "k3"))
+        assert ([message.queue_offset for message in page.messages], page.expired) == ([20], 1)
+        page = queries.by_key(KeyQuery("a", "k4"))
+        assert (page.messages, page.expired) == ([], 1)
+        assert queries.by_key(KeyQuery("b", "same")).expired == 0
+
+
+def test_a_message_by_key_or_id_takes_as_many_requests_however_many_pages_its_queue_has() -> None:
+    store = MemoryStore()
+    limits = CatalogLimits(
+        root_every=8, root_runs_max=16, page_runs_max=20, merge_sequences=4, merge_spills=4
+    )
+    archive = ArchiveBuilder(store, limits=limits)
+    for number in range(300):
+        archive.commit([Sent(A, b"%d" % number, keys=(f"k{number}",)), Sent(B, b"b", keys=("same",))])
+    index_builder(store, archive).run_to_end(threading.Event())
+    state = load(store)
+    assert len(state.pages) > 25 and len(state.indexes) == 2
+    for row in archive.truth[A].rows[::17]:
+        with ArchiveQueries(store, state) as queries:
+            page = queries.by_key(KeyQuery("a", f"k{row.offset}"))
+            assert [message.data for message in page.messages] == [row.record]
+            assert queries.requests <= 2 * len(state.indexes) + 2 + 5
+        with ArchiveQueries(store, state) as queries:
+            found = queries.by_id(id_of(row.record))
+            assert found is not None and found.data == row.record
+            assert queries.requests <= 4
 
 
 def test_segments_not_indexed_take_one_request_each() -> None:
@@ -235,7 +275,7 @@ def test_a_replaced_index_file_is_looked_for_in_the_newer_catalog() -> None:
     for number in range(20, 40):
         archive.commit([Sent(A, b"%d" % number, keys=(f"k{number}",))])
     builder = IndexBuilder(
-        store, archive.writer, IndexSettings(merge_files=2), clock_ms=lambda: NOW_MS, log=lambda *_: None
+        store, archive.writer, IndexSettings(day_files_max=2), clock_ms=lambda: NOW_MS, log=lambda *_: None
     )
     builder.run_to_end(threading.Event())
     gone = {ref.key for ref in old.indexes} - {ref.key for ref in load(store).indexes}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.jobs.backfill_tails import advance, move, moves_of
 from tests.kernels.record_builder import Message, build_log, properties
+from tests.sweeps import examples
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import RecordColumns, scan_log
 from tiered.model.queue import TopicFilter
@@ -30,7 +31,7 @@ def plan(table: QueueTable, tails: QueueTails, messages: Sequence[Message], phys
     return CyclePlanner(table, tails, split_bytes=700).plan(columns, gap_reason=GapReason.NEVER_WRITTEN)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 3), STEPS, st.booleans()), max_size=20), max_size=5),
     st.booleans(),

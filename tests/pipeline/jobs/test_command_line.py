@@ -38,7 +38,7 @@ def test_flags_become_options_of_the_data_source() -> None:
     found = chosen(
         "--endpoint-url", "http://127.0.0.1:9000", "--region", "eu-west-1", "--topic", "a,b*", "--permissive",
         "--generation", "all", "--option", "batchbytes=100000", "--option", "addressingStyle=path",
-        "--option", "version=7", "--partition-bytes", "2000000",
+        "--at-version", "7", "--partition-bytes", "2000000",
     )  # fmt: skip
     assert found == SourceOptions(
         URL, Source.ARCHIVE, ("a", "b*"), all_generations=True, version=7, mode=Mode.PERMISSIVE,
@@ -46,6 +46,7 @@ def test_flags_become_options_of_the_data_source() -> None:
         addressing_style="path",
     )  # fmt: skip
     assert chosen() == SourceOptions(URL)
+    assert chosen("--option", "version=7").version == 7
     assert chosen("--option", "mode=PERMISSIVE", "--partition-bytes", "1048576").mode is Mode.PERMISSIVE
 
 

@@ -13,7 +13,7 @@ from pipeline.options.source_options import SourceOptions
 from tests.pipeline.gapped_archive import ONE, OTHER, GappedArchive, with_a_gap
 from tests.pipeline.jobs.export_runs import exported, run
 from tests.pipeline.jobs.inline_tasks import InlineTasks
-from tiered.errors import UnavailableError
+from tiered.errors import SnapshotExpiredError, UnavailableError
 
 
 @pytest.fixture
@@ -22,11 +22,13 @@ def archive(tmp_path: Path) -> GappedArchive:
     return with_a_gap(tmp_path / "archive")
 
 
-def export_once(archive: GappedArchive, target: Path, *topics: str) -> ExportReport:
-    return run(SourceOptions(archive.url, topics=topics, partition_bytes=1000), target)
+def export_once(
+    archive: GappedArchive, target: Path, *topics: str, version: int | None = None
+) -> ExportReport:
+    return run(SourceOptions(archive.url, topics=topics, version=version, partition_bytes=1000), target)
 
 
-def killed(archive: GappedArchive, target: Path, after: int) -> None:
+def killed(archive: GappedArchive, target: Path, after: int, version: int | None = None) -> None:
     """An export that dies when so many of its parts are written."""
     parts = iter(range(after))
 
@@ -35,7 +37,7 @@ def killed(archive: GappedArchive, target: Path, after: int) -> None:
             raise UnavailableError("killed")
 
     with pytest.raises(UnavailableError, match="killed"):
-        run(SourceOptions(archive.url, partition_bytes=1000), target, InlineTasks(die))
+        run(SourceOptions(archive.url, version=version, partition_bytes=1000), target, InlineTasks(die))
 
 
 def offsets(target: Path, topic: str = "one") -> Counter[int]:
@@ -111,3 +113,26 @@ def test_a_killed_export_continues_after_all_its_rows_expired(archive: GappedArc
     assert export_once(archive, target).expired == 20
     assert offsets(target) == Counter()
     assert offsets(target, "other") == Counter(range(18))
+
+
+@pytest.mark.parametrize("written", [None, 0])
+def test_an_earlier_version_is_exported_with_what_expired_since(
+    archive: GappedArchive, tmp_path: Path, written: int | None
+) -> None:
+    target, version = tmp_path / "table", archive.state.version
+    archive.put(OTHER, [5])
+    archive.expire(ONE)
+    if written is not None:
+        killed(archive, target, written, version)
+    assert export_once(archive, target, version=version).expired == 0
+    assert offsets(target) == Counter([*range(10), *range(15, 25)])
+    assert offsets(target, "other") == Counter(range(5))
+    assert export_once(archive, target, version=version).batches == 0
+    export_once(archive, target)
+    assert offsets(target) == Counter([*range(10), *range(15, 25)])
+    assert offsets(target, "other") == Counter(range(6))
+    archive.age()
+    with pytest.raises(
+        SnapshotExpiredError, match=rf"offsets \[0, 5\) have expired .* {version}; run the job"
+    ):
+        export_once(archive, tmp_path / "late", version=version)

@@ -31,6 +31,7 @@ from server.proxy.offset_merge import (
     reply_code,
 )
 from tests.kernels.record_builder import Message, encode, properties
+from tests.sweeps import examples
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
 
@@ -287,7 +288,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(archived, [low, high], draw(st.lists(st.integers(0, 6), max_size=6)), gap, cached=cached)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     worlds(),
     st.sampled_from([ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE]),

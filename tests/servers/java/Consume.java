@@ -20,7 +20,9 @@ import org.apache.rocketmq.remoting.RPCHook;
  *         outcome(ok, back) topic RETRY_TOPIC ORIGIN_MESSAGE_ID msgId
  * With -Dconsume.everything=true one field more: all that a message says of itself, URL-encoded.
  * With -Dconsume.access.key and -Dconsume.secret.key push and orderly consumers sign their requests.
- * With -Dconsume.pause.ms=n push and orderly consumers take n ms for a message.
+ * With -Dconsume.pause.ms=n push and orderly consumers take n ms for a message; with -Dconsume.pause.while=file only
+ * as long as the file exists.
+ * With -Dconsume.pull.size=n push and orderly consumers pull n messages at once, and no more while they hold n.
  * mode light: the pull API on a light queue, whose parent topic is the expression.
  */
 public class Consume {
@@ -80,6 +82,8 @@ public class Consume {
     static final int API_TIMEOUT_MS = 15000;
 
     static final long PAUSE_MS = Long.getLong("consume.pause.ms", 0);
+    static final String PAUSE_WHILE = System.getProperty("consume.pause.while");
+    static final int PULL_SIZE = Integer.getInteger("consume.pull.size", 0);
 
     /** Signs requests with -Dconsume.access.key and -Dconsume.secret.key, if given. */
     static RPCHook hook() {
@@ -89,7 +93,7 @@ public class Consume {
 
     static void pause() {
         try {
-            if (PAUSE_MS > 0) Thread.sleep(PAUSE_MS);
+            if (PAUSE_MS > 0 && (PAUSE_WHILE == null || Files.exists(Paths.get(PAUSE_WHILE)))) Thread.sleep(PAUSE_MS);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
@@ -140,6 +144,10 @@ public class Consume {
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         c.setPollNameServerInterval(1000);
         c.setPersistConsumerOffsetInterval(500);
+        if (PULL_SIZE > 0) {
+            c.setPullBatchSize(PULL_SIZE);
+            c.setPullThresholdForQueue(PULL_SIZE);
+        }
         if (a.length > 9) c.setMaxReconsumeTimes(Integer.parseInt(a[9]));
         if (mode.equals("broadcast")) broadcast(c);
         if (mode.equals("pop")) c.getClass().getMethod("setClientRebalance", boolean.class).invoke(c, false); // 5.x

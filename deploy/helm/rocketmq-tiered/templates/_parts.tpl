@@ -84,7 +84,7 @@ livenessProbe:
 {{- end }}
 
 {{/* The sidecar's container. root; store: name of the volume with the broker's store; storePath: where the broker
-     mounts it; conf: name of the volume with broker.conf */}}
+     mounts it; conf: name of the volume with broker.conf; address: the broker's, if not 127.0.0.1:10911 */}}
 {{- define "rocketmq-tiered.sidecar" -}}
 - name: tiered
   image: {{ include "rocketmq-tiered.image" .root | quote }}
@@ -92,7 +92,7 @@ livenessProbe:
   args: [run]
   env:
     - {name: TIERED_BROKER__CONF_PATH, value: /etc/rocketmq/broker.conf}
-    - {name: TIERED_BROKER__ADDRESS, value: "127.0.0.1:10911"}
+    - {name: TIERED_BROKER__ADDRESS, value: {{ .address | default "127.0.0.1:10911" | quote }}}
     {{- include "rocketmq-tiered.environment" (dict "root" .root "account" .root.Values.accounts.sidecar "environment" .root.Values.sidecar.environment) | nindent 4 }}
   ports: [{name: admin, containerPort: {{ .root.Values.admin.port }}}]
   {{- include "rocketmq-tiered.probes" .root | nindent 2 }}

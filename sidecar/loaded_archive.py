@@ -16,7 +16,7 @@ from tiered.settings.sections import Settings
 
 
 @dataclass(frozen=True)
-class Archive:
+class LoadedArchive:
     """One broker's archive, open for reading at one catalog version. ``store`` is rooted at the archive."""
 
     url: str
@@ -32,7 +32,7 @@ class Archive:
 
 
 @contextmanager
-def open_all_for_reading(url: str, settings: Settings) -> Iterator[list[Archive]]:
+def open_all_for_reading(url: str, settings: Settings) -> Iterator[list[LoadedArchive]]:
     """Every archive below ``url`` that ``settings.archive`` does not exclude, by name.
 
     Raises NotFoundError when there is none.
@@ -43,7 +43,7 @@ def open_all_for_reading(url: str, settings: Settings) -> Iterator[list[Archive]
         names = [] if all(wanted) else [names for names in list_archives(root) if _fits(names, wanted)]
         every = [open_archive(root, *found) for found in names]
         every = every or [open_archive(root, *(want or None for want in wanted))]
-        yield [Archive(url, one.cluster, one.broker, one.store, load(one.store)) for one in every]
+        yield [LoadedArchive(url, one.cluster, one.broker, one.store, load(one.store)) for one in every]
     finally:
         root.close()
 
@@ -53,7 +53,7 @@ def _fits(names: tuple[str, str], wanted: tuple[str, str]) -> bool:
 
 
 @contextmanager
-def open_for_reading(url: str, settings: Settings) -> Iterator[Archive]:
+def open_for_reading(url: str, settings: Settings) -> Iterator[LoadedArchive]:
     """The archive that ``settings.archive`` names below ``url``, or the only one there.
 
     Raises NotFoundError when there is none, UsageError listing the names when there are several.
@@ -61,6 +61,6 @@ def open_for_reading(url: str, settings: Settings) -> Iterator[Archive]:
     root = open_store(url, StoreOptions(settings.object_store))
     try:
         found = open_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
-        yield Archive(url, found.cluster, found.broker, found.store, load(found.store))
+        yield LoadedArchive(url, found.cluster, found.broker, found.store, load(found.store))
     finally:
         root.close()

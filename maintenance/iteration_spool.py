@@ -1,0 +1,213 @@
+"""Keeps what sources have for each iteration of a compaction: in memory up to a limit, and then in a file.
+
+Pieces come source by source, and are wanted iteration by iteration. All work is on tables, whatever the number of
+pieces: a piece of an archive with many queues often has one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from tiered.formats.segment import RowTable
+from tiered.formats.segment_layout import BLOCK_DTYPE
+from tiered.model.tables import Table, positions
+
+FOUND_DTYPE = np.dtype([
+    ("iteration", "<i4"),
+    ("rows", "<i4"), ("chunks", "<i4"), ("blocks", "<i4"), ("hashes", "<i4"),
+    ("ordinal", "<i8"),            # among the pieces of the iteration's parts
+    ("base_queue_offset", "<i8"),  # of its first row
+    ("begin_byte", "<i8"),         # where that row's record begins in its run
+])  # fmt: skip
+"""A piece that was read, and how much of the other tables is its own."""
+ROW_DTYPE = np.dtype([
+    ("size", "<i4"), ("tags_code", "<i8"), ("store_timestamp", "<i8"), ("phys", "<i8"), ("inner_num", "<i4"),
+    ("parent", "<i4"), ("parent_queue_offset", "<i8"), ("key_count", "<u2"),
+])  # fmt: skip
+CHUNK_DTYPE = np.dtype([("rows", "<i4"), ("blocks", "<i4"), ("size_bytes", "<i8")])
+"""Records back to back, or ``blocks`` as they are stored."""
+
+
+@dataclass(frozen=True)
+class FoundPieces:
+    """Pieces (FOUND_DTYPE) and what they have, one behind the other: rows (ROW_DTYPE), key hashes, chunks
+    (CHUNK_DTYPE), stored blocks (BLOCK_DTYPE), and the bytes of each chunk."""
+
+    pieces: Table
+    rows: Table
+    hashes: NDArray[Any]
+    chunks: Table
+    blocks: Table
+    data: Sequence[bytes | memoryview]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all tables and bytes."""
+        tables = (self.pieces, self.rows, self.hashes, self.chunks, self.blocks)
+        return sum(table.nbytes for table in tables) + int(self.chunks["size_bytes"].sum())
+
+    def selected(self, order: NDArray[Any]) -> FoundPieces:
+        """The pieces ``order`` with all that they have."""
+        taken = self.pieces[order]
+        tables = {
+            name: table[positions(_starts(self.pieces[name])[order], taken[name])]
+            for name, table in (("rows", self.rows), ("hashes", self.hashes), ("blocks", self.blocks))
+        }
+        places = positions(_starts(self.pieces["chunks"])[order], taken["chunks"])
+        data = [self.data[place] for place in places.tolist()]
+        return FoundPieces(pieces=taken, chunks=self.chunks[places], data=data, **tables)
+
+    def cut(self, bounds: Sequence[int]) -> Iterator[FoundPieces]:
+        """The pieces between each two of ``bounds``. Nothing is copied."""
+        ends = {name: [0, *np.cumsum(self.pieces[name], dtype=np.int64).tolist()] for name in _COUNTS}
+        for first, last in pairwise(bounds):
+            rows, chunks, blocks, hashes = (slice(ends[name][first], ends[name][last]) for name in _COUNTS)
+            yield FoundPieces(
+                self.pieces[first:last], self.rows[rows], self.hashes[hashes], self.chunks[chunks],
+                self.blocks[blocks], self.data[chunks],
+            )  # fmt: skip
+
+    def row_table(self) -> RowTable:
+        """All rows, which are of one run. Raises ValueError if a piece does not continue the one before."""
+        columns = {name: np.ascontiguousarray(self.rows[name]) for name in ROW_DTYPE.names or ()}
+        spans = columns["inner_num"].astype(np.int64)
+        base = self.pieces["base_queue_offset"]
+        queue_offset = base[0] + np.cumsum(spans) - spans
+        if not np.array_equal(queue_offset[_starts(self.pieces["rows"])], base):
+            raise ValueError(f"pieces do not continue behind {base[0]}")
+        position = np.full(len(spans), -1, np.int64)
+        return RowTable(position=position, queue_offset=queue_offset, key_hashes=self.hashes, **columns)
+
+    def chunk_blocks(self) -> Iterator[tuple[int, Table, bytes | memoryview]]:
+        """Rows, stored blocks (none if these are records) and bytes of each chunk."""
+        begin = 0
+        rows = zip(self.chunks["rows"].tolist(), self.chunks["blocks"].tolist(), self.data, strict=True)
+        for count, blocks, data in rows:
+            yield count, self.blocks[begin : begin + blocks], data
+            begin += blocks
+
+
+_COUNTS = ("rows", "chunks", "blocks", "hashes")
+
+
+class _Place(NamedTuple):
+    """Where the file has pieces of an iteration, in how many bytes, and the lengths of their tables."""
+
+    position: int
+    stored_bytes: int
+    lengths: tuple[int, ...]
+
+
+class IterationSpool:
+    """Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w+b", buffering=0)
+        self._added: list[FoundPieces] = []
+        self._added_bytes = 0
+        self._places: dict[int, list[_Place]] = {}
+        self._end = 0
+        self._is_packed = False
+
+    def add(self, found: FoundPieces, memory_bytes_max: int | None) -> None:
+        """Keep ``found``; everything goes to the file above ``memory_bytes_max``, if there is one."""
+        self._added.append(found)
+        self._added_bytes += found.size_bytes
+        if memory_bytes_max is not None and self._added_bytes > memory_bytes_max:
+            self._flush()
+
+    def take(self, iteration: int) -> FoundPieces:
+        """The pieces of an iteration, by ordinal. Those of earlier ones may be gone. Raises OSError."""
+        if self._places:
+            self._flush()
+            found = joined([self._read(place) for place in self._places.pop(iteration, [])])
+        else:
+            found = joined(self._added)
+            self._added = [found]
+            is_mine = found.pieces["iteration"] == iteration
+            if is_mine.all():
+                self._added, self._added_bytes = [], 0
+            else:
+                found = found.selected(np.flatnonzero(is_mine))
+        return found.selected(np.argsort(found.pieces["ordinal"], kind="stable"))
+
+    def clear(self, *, is_packed: bool) -> None:
+        """Forget all. ``is_packed``: what follows is compressed in the file."""
+        self._is_packed = is_packed
+        self._added, self._added_bytes = [], 0
+        self._places, self._end = {}, 0
+        self._file.truncate(0)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+    def _flush(self) -> None:
+        if not self._added:
+            return
+        found = joined(self._added)
+        self._added, self._added_bytes = [], 0
+        found = found.selected(np.argsort(found.pieces["iteration"], kind="stable"))
+        iterations, first = np.unique(found.pieces["iteration"], return_index=True)
+        parts = found.cut([*first.tolist(), len(found.pieces)])
+        self._file.seek(self._end)
+        for iteration, part in zip(iterations.tolist(), parts, strict=True):
+            tables = (part.pieces, part.rows, part.hashes, part.chunks, part.blocks)
+            stored = b"".join([*(np.ascontiguousarray(table).data for table in tables), *part.data])
+            if self._is_packed:
+                stored = zstandard.ZstdCompressor(level=1).compress(stored)
+            written = 0
+            while written < len(stored):
+                written += self._file.write(memoryview(stored)[written:])
+            place = _Place(self._end, len(stored), tuple(map(len, tables)))
+            self._places.setdefault(iteration, []).append(place)
+            self._end += len(stored)
+
+    def _read(self, place: _Place) -> FoundPieces:
+        self._file.seek(place.position)
+        stored = bytearray(place.stored_bytes)
+        target, begin = memoryview(stored), 0
+        while begin < place.stored_bytes:
+            count = self._file.readinto(target[begin:])
+            if not count:
+                raise OSError(f"{self._file.name}: ends at {place.position + begin}")
+            begin += count
+        raw = zstandard.ZstdDecompressor().decompress(stored) if self._is_packed else stored
+        begin = 0
+        tables: list[Table] = []
+        for count, kind in zip(place.lengths, _TABLES, strict=True):
+            tables.append(np.frombuffer(raw, kind, count, begin) if count else np.zeros(0, kind))
+            begin += count * kind.itemsize
+        view = memoryview(raw)
+        ends = accumulate(tables[3]["size_bytes"].tolist(), initial=begin)
+        pieces, rows, hashes, chunks, blocks = tables
+        data = [view[one:end] for one, end in pairwise(ends)]
+        return FoundPieces(pieces, rows, hashes, chunks, blocks, data)
+
+
+_TABLES = (FOUND_DTYPE, ROW_DTYPE, np.dtype("<u8"), CHUNK_DTYPE, BLOCK_DTYPE)
+
+
+def joined(parts: Sequence[FoundPieces]) -> FoundPieces:
+    """All pieces of ``parts``, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    names = ("pieces", "rows", "hashes", "chunks", "blocks")
+    tables = {
+        name: np.concatenate([np.zeros(0, kind), *(getattr(part, name) for part in parts)])
+        for name, kind in zip(names, _TABLES, strict=True)
+    }
+    return FoundPieces(**tables, data=[one for part in parts for one in part.data])
+
+
+def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
+    starts: NDArray[np.int64] = np.cumsum(counts, dtype=np.int64) - counts
+    return starts

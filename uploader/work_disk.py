@@ -1,0 +1,21 @@
+"""Errors of the local disk that holds temporary files, as the uploader's own errors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tiered.errors import UnavailableError
+
+
+@contextmanager
+def work_disk(work_dir: str, what: str) -> Iterator[None]:
+    """Translate errors of the local disk; those of the object store are translated already. ``what``: is written."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot write {what} in {work_dir or tempfile.gettempdir()}: {error.strerror or error}",
+            hint="free space there, or set index.work_dir",
+        ) from error
