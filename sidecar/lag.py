@@ -1,8 +1,8 @@
 """Measures the lag of each queue: messages, bytes and the age of the oldest message that is not archived.
 
 Counts from the dispatch offset to a physical end by scanning the commitlog, which costs less than a search in each of
-many consume queues. The scan is bounded: a longer lag is counted by the consume queues as far as they reach. Where none
-is visible (RocksDB), it ends early, and totals are None.
+many consume queues. These are searched where the scan meets damage. The scan is bounded: the messages of a longer lag
+are estimated from its first 64 MiB.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
 
 SCAN_BYTES_MAX = 64 * 1024 * 1024
 CHUNK_BYTES = 8 * 1024 * 1024
+PAGE_BYTES = 4096
 _BORN_V6 = 0x10
 _SYS_FLAG = struct.Struct(">i")
 _TIMESTAMP = struct.Struct(">q")
@@ -49,17 +50,20 @@ class QueueLag:
 
 @dataclass
 class Lag:
-    """The lag of all queues. ``is_complete`` is False if the scan ended early."""
+    """The lag of all queues."""
 
     queues: dict[tuple[str, int], QueueLag] = field(default_factory=dict)
-    is_complete: bool = True
+    """What was counted: of an estimated lag, its first part."""
     end_phys: int = 0
-    """Physical end of the last record counted."""
+    """Physical end of the last record."""
+    estimated_from: float = 1.0
+    """Share of the bytes that was counted; below 1 ``messages`` is an estimate."""
 
     @property
     def messages(self) -> int | None:
-        """The sum of all queues; None if incomplete."""
-        return sum(queue.messages for queue in self.queues.values()) if self.is_complete else None
+        """The sum of all queues; None if nothing could be counted of a long lag."""
+        counted = sum(queue.messages for queue in self.queues.values())
+        return round(counted / self.estimated_from) if self.estimated_from else None
 
     def oldest_ms(self) -> int | None:
         """Store timestamp of the oldest message that is not archived; None without lag."""
@@ -94,16 +98,39 @@ def measure_lag(
 ) -> Lag:
     """Count [committed_phys, end_phys) per queue. ``find_index`` is called where consume queues are needed; its None:
     none is visible."""
-    lag, shown_phys = Lag(end_phys=committed_phys), committed_phys
     if committed_phys >= end_phys:
-        return lag
-    if end_phys - committed_phys <= SCAN_BYTES_MAX:
-        with suppress(UnreadableError, AccessDeniedError):
-            _count_scanned(lag, log, topic_filter, committed_phys, end_phys)
-            if lag.end_phys >= end_phys:
-                return lag
-        lag = Lag(end_phys=committed_phys)  # the consume queues pass what is damaged or missing
-    index = find_index()
+        return Lag(end_phys=committed_phys)
+    if end_phys - committed_phys > SCAN_BYTES_MAX:
+        end_phys = written_end(log, committed_phys, end_phys)
+    if end_phys - committed_phys > SCAN_BYTES_MAX:
+        return _estimated_lag(log, topic_filter, committed_phys, end_phys)
+    lag = Lag(end_phys=committed_phys)
+    with suppress(UnreadableError, AccessDeniedError):
+        _count_scanned(lag, log, topic_filter, committed_phys, end_phys)
+        if lag.end_phys >= end_phys:
+            return lag
+    # The consume queues pass what is damaged or missing.
+    return lag_by_queues(log, find_index(), topic_filter, committed_phys, end_phys)
+
+
+def _estimated_lag(log: CommitLog, topic_filter: TopicFilter, committed_phys: int, end_phys: int) -> Lag:
+    lag = Lag(end_phys=committed_phys)
+    with suppress(UnreadableError, AccessDeniedError):
+        _count_scanned(lag, log, topic_filter, committed_phys, committed_phys + SCAN_BYTES_MAX)
+    lag.estimated_from = (lag.end_phys - committed_phys) / (end_phys - committed_phys)
+    lag.end_phys = end_phys
+    return lag
+
+
+def lag_by_queues(
+    log: CommitLog,
+    index: ConsumeQueueIndex | None,
+    topic_filter: TopicFilter,
+    committed_phys: int,
+    end_phys: int,
+) -> Lag:
+    """Count [committed_phys, end_phys) by the consume queues as far as they reach, the rest by a scan."""
+    lag, shown_phys = Lag(end_phys=committed_phys), committed_phys
     if (
         index is not None
         and (reach := min(index.frontier_phys(at_least=end_phys), end_phys)) > committed_phys
@@ -115,6 +142,25 @@ def measure_lag(
             lag = Lag(end_phys=committed_phys)  # unreadable queue: scan the log instead
     _count_scanned(lag, log, topic_filter, shown_phys, end_phys)
     return lag
+
+
+def written_end(log: CommitLog, begin_phys: int, end_phys: int) -> int:
+    """About where zeros follow to ``end_phys``: files have their full size before they are written. A page of zeros
+    inside a record can make it too small."""
+    low, high = begin_phys // PAGE_BYTES, -(-end_phys // PAGE_BYTES)  # the end is above low, at most at high
+    if _is_written(log, high - 1):
+        return end_phys
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _is_written(log, middle) else (low, middle)
+    return min(max(begin_phys, high * PAGE_BYTES), end_phys)
+
+
+def _is_written(log: CommitLog, page: int) -> bool:
+    try:
+        return any(log.read(page * PAGE_BYTES, PAGE_BYTES))
+    except (UnreadableError, AccessDeniedError):
+        return True  # it has been there
 
 
 def _count_units(
@@ -143,9 +189,6 @@ def _count_scanned(
     batch = LogBatch(min(CHUNK_BYTES, end_phys - begin_phys))
     phys = begin_phys
     while phys < end_phys:
-        if phys - begin_phys >= SCAN_BYTES_MAX:
-            lag.is_complete = False
-            return
         batch.reset(phys, 0)
         outcome = FeedOutcome.MORE
         while outcome is FeedOutcome.MORE and batch.room:

@@ -78,6 +78,8 @@ class StatusReport:
     """Physical offset up to which the broker allows uploads; None if unknown."""
     bound_reason: str = ""
     lag_messages: int | None = None
+    is_lag_estimated: bool = False
+    """Whether ``lag_messages`` is an estimate, and ``queues`` the lag in the first part of a long one."""
     lag_bytes: int | None = None
     lag_seconds: float | None = None
     measured_seconds: float = 0.0

@@ -176,8 +176,8 @@ class Reporter:
         # Beyond the bound too: what a silent broker excludes is lag as well.
         committed_phys, bound_phys = report.committed_phys, report.bound_phys
         lag = measure_lag(log, self._fresh_index, self._filter, committed_phys, written_phys)
-        end_phys = lag.end_phys if lag.is_complete else max(lag.end_phys, bound_phys or 0)
-        if bound_phys is not None and report.bound_reason == BoundReason.DEAD.value and lag.is_complete:
+        end_phys = lag.end_phys
+        if bound_phys is not None and report.bound_reason == BoundReason.DEAD.value:
             bound_phys = min(bound_phys, max(end_phys, committed_phys))  # it ends where its files do
         growth = self._growth.bytes_per_s(self._monotonic_s(), end_phys)
         now_ms = self._wall_ms()
@@ -185,6 +185,7 @@ class Reporter:
             report,
             bound_phys=bound_phys,
             lag_messages=lag.messages,
+            is_lag_estimated=lag.estimated_from < 1,
             lag_bytes=max(0, end_phys - committed_phys),
             lag_seconds=lag.age_s(now_ms),
             retention_margin_seconds=retention_margin_s(self._view, committed_phys, end_phys, growth),

@@ -51,7 +51,8 @@ class BoundSource:
         """The configuration the broker last reported; read by all threads."""
 
     def ask(self, cursor_phys: int) -> Bound:
-        """The bound now. Costs a lock query, one request to a live broker, and a read of the consume queues."""
+        """The bound now. Costs a lock query, one request to a live broker, and a read of the consume queues unless that
+        counts the dispatch."""
         bound = self._gather(cursor_phys)
         return self.settle() or bound
 
@@ -133,8 +134,8 @@ class BoundSource:
             self.config = offsets.config
         index = self._store.consume_queues()
         frontier = None
-        if index is not None and not liveness.is_dead:
-            # Finds new queues without a refresh, which would cost a stat per queue each time.
+        if index is not None and not liveness.is_dead and (offsets is None or not offsets.counts_dispatch):
+            # Not where the broker counts: each of up to 320 reads waits for the interpreter's lock.
             said = offsets.max_phys if offsets is not None else None
             frontier = index.frontier_phys(at_least=said)
         log = self._store.commit_log

@@ -69,6 +69,7 @@ class FollowLoop:
         alive, pin = Every(ASK_EVERY_MS), Every(PIN_EVERY_MS)
         ask_end = Every(ASK_END_EVERY_MS)
         broker = self._store.liveness()
+        result = StepResult.CAUGHT_UP
         while not stop.is_set():
             self._check_failure()
             now_ms = self._clock_ms()
@@ -78,7 +79,9 @@ class FollowLoop:
                 self._log.refresh()
             if ask_end.is_due(now_ms):
                 self._refuse_cut_log()
-            wants_more = dispatcher.cursor >= source.feed.limit_phys and self._has_new_bytes()
+            # The bound may be inside a record, which ends a step below it.
+            has_ended = dispatcher.cursor >= source.feed.limit_phys or result is StepResult.CAUGHT_UP
+            wants_more = has_ended and self._has_new_bytes()
             # At least once: without a bound the lag is unknown.
             if (wants_more or source.last is None) and ask.is_due(now_ms):
                 source.ask(dispatcher.cursor)

@@ -223,6 +223,7 @@ class HeaderComparison:
         """Look for units of any queue that reference ``rows``."""
         if not len(rows) or len(self._index.queues()) > SEARCHED_MAX:
             return
+        self._index.refresh()  # for queues created since
         self.has_searched = True
         begin, end = int(self._phys[rows[0]]), int(self._phys[rows[-1]]) + 1
         for name, units in self._index.units_between(begin, end).items():

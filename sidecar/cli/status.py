@@ -167,6 +167,7 @@ def _report(
         bound_phys=end_phys,
         bound_reason="end of the broker's log" if lag is not None else "store not read",
         lag_messages=None if lag is None else lag.messages,
+        is_lag_estimated=lag is not None and lag.estimated_from < 1,
         lag_bytes=None if end_phys is None else max(0, end_phys - state.cursor.phys),
         lag_seconds=None if lag is None else lag.age_s(now_ms),
         retention_margin_seconds=margin_s,
@@ -206,7 +207,10 @@ def _print(report: StatusReport) -> None:
         f"archived    to {report.committed_phys:,} of {bound} ({report.bound_reason or 'bound unknown'})"
     )
     measured = f" (measured {duration_text(report.measured_seconds)} ago)" if report.is_old else ""
-    print_lines(f"behind      {lag_messages}, {lag_bytes}, {duration_text(report.lag_seconds)}{measured}")
+    about = "about " if report.is_lag_estimated and report.lag_messages is not None else ""
+    print_lines(
+        f"behind      {about}{lag_messages}, {lag_bytes}, {duration_text(report.lag_seconds)}{measured}"
+    )
     print_lines(f"retention   {_margin(report)}")
     print_lines(f"gaps        {report.gaps:,}")
     if report.pending_deletions:

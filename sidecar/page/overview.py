@@ -118,7 +118,8 @@ def _lag(report: StatusReport, shown: Overview) -> Html:
     return section(
         "lag", "Lag behind the broker",
         _cards(
-            card("Messages", count_text(report.lag_messages), "not archived yet",
+            card("Messages", count_text(report.lag_messages),
+                 "not archived yet, an estimate" if report.is_lag_estimated else "not archived yet",
                  sparkline("Lag in messages", points("lag_messages"), count_text)),
             card("Bytes", bytes_text(report.lag_bytes), f"archived to {count_text(report.committed_phys)} of {bound}",
                  sparkline("Lag in bytes", points("lag_bytes"), bytes_text)),

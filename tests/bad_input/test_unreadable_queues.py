@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sidecar import lag as lag_module
-from sidecar.lag import measure_lag
+from sidecar.lag import lag_by_queues, measure_lag
 from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
@@ -157,7 +156,6 @@ def test_the_lag_is_counted_from_the_log(
         disk.break_all(path)
         with pytest.raises((UnreadableError, AccessDeniedError)):
             index.max_offset(*queue)
-        monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", log.max_file_end - begin - 1)
-        lag = measure_lag(log, opened.consume_queues, FILTER, begin, log.max_file_end)
+        lag = lag_by_queues(log, opened.consume_queues(), FILTER, begin, log.max_file_end)
     assert lag.queues == expected.queues
     assert queue in lag.queues

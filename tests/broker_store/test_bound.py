@@ -54,6 +54,20 @@ def test_what_the_broker_has_not_dispatched_is_above_the_bound() -> None:
     assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=None)).phys == 700
 
 
+def test_what_was_dispatched_stays_dispatched() -> None:
+    """The broker counts the end of its log before the lag of its dispatch, which has grown since."""
+    offsets = BrokerOffsets(max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=400)
+    live = replace(LIVE, offsets=offsets, frontier_phys=None)
+    assert decide_bound(replace(live, previous=Bound(900, 900, BoundReason.BROKER))) == Bound(
+        900, 900, BoundReason.CONSUME_QUEUE
+    )
+    assert decide_bound(replace(live, previous=Bound(1001, 1001, BoundReason.BROKER))).has_retreated
+    early = replace(live, offsets=replace(offsets, max_phys=0, confirm_phys=0))
+    assert decide_bound(early).phys == 0
+    scan = Bound(900, 900, BoundReason.DEAD)
+    assert decide_bound(replace(live, previous=scan)).phys == 600
+
+
 def test_what_is_not_dispatched_is_counted_from_the_confirm_offset() -> None:
     offsets = BrokerOffsets(max_phys=1000, confirm_phys=800, dispatch_behind_bytes=100)
     assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)).phys == 700

@@ -283,6 +283,7 @@ def test_units_of_records_of_a_queue_that_came_since_the_last_look(tmp_path: Pat
     queue_file(tmp_path, "new", 3, units_for(5, 10))
     queue_file(tmp_path, "a", 1, units_for(0, 2))
     assert index.units_of_records("a", 0, 350, 601)["queue_offset"].tolist() == [4, 5, 6]
+    assert index.units("new", 3, 1, 2)["phys"].tolist() == [600, 700]
     assert index.units_of_records("new", 3, 600, 701)["queue_offset"].tolist() == [1, 2]
     assert index.units_of_records("a", 1, 0, 1000)["phys"].tolist() == [0, 100]
     for name in (

@@ -497,7 +497,7 @@ def simulate(seed: int, *, replacing: bool, steps: int = 250) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", sweep(range(10), fast=[0, 3, 6]))
+@pytest.mark.parametrize("seed", sweep(range(10), fast=[3, 6]))
 def test_two_writers_lose_nothing_and_show_nothing_twice(seed: int) -> None:
     world = simulate(seed, replacing=False)
     assert world.crashes > 3

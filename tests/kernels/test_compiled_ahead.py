@@ -30,6 +30,7 @@ event.register("numba:compile", count)
 """
 
 
+@pytest.mark.integration
 def test_no_process_compiles_what_is_compiled_ahead(package_copy: Path, tmp_path: Path) -> None:
     code = COMPILES + CALL + "; print(count.started)"
     nowhere = Path("/dev/null")
@@ -51,6 +52,7 @@ def test_no_process_compiles_what_is_compiled_ahead(package_copy: Path, tmp_path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
+@pytest.mark.integration
 def test_kernels_that_another_user_can_write_are_not_used(package_copy: Path) -> None:
     run(AHEAD, cwd=package_copy, cache=Path("/dev/null"))
     (ahead,) = (package_copy / "tiered" / "kernels" / "__pycache__").glob("ahead-*")

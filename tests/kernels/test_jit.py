@@ -32,6 +32,7 @@ print("same")
     assert run(code, cwd=ROOT, cache=tmp_path, **environment) == "same"
 
 
+@pytest.mark.integration
 def test_a_change_in_another_kernel_file_voids_the_cache(package_copy: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert run(CALL + HITS, cwd=package_copy, cache=cache).split() == ["3", "0"]
@@ -42,6 +43,7 @@ def test_a_change_in_another_kernel_file_voids_the_cache(package_copy: Path, tmp
     assert run(CALL + HITS, cwd=package_copy, cache=cache).split() == ["21", "1"]
 
 
+@pytest.mark.integration
 def test_a_process_whose_files_are_replaced_does_not_cache_old_code_as_new(
     package_copy: Path, tmp_path: Path
 ) -> None:
@@ -61,6 +63,7 @@ def test_kernels_run_where_no_directory_is_writable(package_copy: Path) -> None:
     assert run(code, cwd=package_copy, cache=Path("/dev/null")).split() == ["3", "NullCache"]
 
 
+@pytest.mark.integration
 def test_kernels_run_without_a_home_directory(package_copy: Path) -> None:
     no_home = "import os, pwd; os.environ.pop('HOME', None); pwd.getpwuid = lambda uid: {}[uid]; "
     for hits in "01":
@@ -83,6 +86,7 @@ class Planted:
         return open, (str(self._marker), "w")
 
 
+@pytest.mark.integration
 def test_compiled_code_that_another_user_has_altered_does_not_run(package_copy: Path, tmp_path: Path) -> None:
     """numba unpickles what it has cached. A directory in which every user writes is used by several services."""
     cache, marker = tmp_path / "cache", tmp_path / "marker"

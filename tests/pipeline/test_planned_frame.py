@@ -27,6 +27,7 @@ def _plan_text(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
+@pytest.mark.integration
 def test_spark_does_not_copy_rows_again(spark: SparkSession, small_archive: Path) -> None:
     frame = read(spark, f"file://{small_archive}")
     assert "MapInArrow ReadParts" in _plan_text(frame)

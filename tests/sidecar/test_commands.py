@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -354,7 +355,8 @@ def test_watching_continues_while_no_process_answers_and_ends_in_order(
             raise NotFoundError("the disk is not mounted")
         return open_for_reading(*arguments)
 
-    monkeypatch.setattr("time.sleep", sleep)
+    # Only the command's: threads of other tests sleep too.
+    monkeypatch.setattr("sidecar.cli.status.time", SimpleNamespace(sleep=sleep, time_ns=time.time_ns))
     monkeypatch.setattr("sidecar.cli.status.open_for_reading", opened)
     code, out, error = run("status", archive, "--watch")
     assert (code, error) == (0, "tiered: the store is away\ntiered: the disk is not mounted\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar import lag as lag_module
-from sidecar.lag import Lag, measure_lag, store_timestamp_at
+from sidecar.lag import Lag, lag_by_queues, measure_lag, store_timestamp_at, written_end
 from sidecar.retention_margin import LogGrowth, retention_margin_s
 from tests.bad_input.stale_checksum import copy_with_stale_checksum
 from tests.broker_store.bad_sectors import BadSectors
@@ -34,13 +34,9 @@ def no_queues() -> None:
 
 
 def _measure(store: BrokerStore, begin_phys: int, end_phys: int, *, scan: bool) -> Lag:
-    """By scanning; or by the consume queues, as a lag too long for a scan is."""
-    with pytest.MonkeyPatch.context() as patched:
-        if not scan:
-            patched.setattr(lag_module, "SCAN_BYTES_MAX", 64 * 1024)
-        return measure_lag(
-            store.commit_log, no_queues if scan else store.consume_queues, USERS, begin_phys, end_phys
-        )
+    """By scanning, however long; or by the consume queues, as beyond damage."""
+    log = store.commit_log
+    return lag_by_queues(log, None if scan else store.consume_queues(), USERS, begin_phys, end_phys)
 
 
 def _counts(lag: Lag) -> dict[tuple[str, int], tuple[int, int, int]]:
@@ -52,7 +48,7 @@ def test_the_log_alone_says_what_the_consume_queues_say(store: BrokerStore) -> N
     log = store.commit_log
     scanned = _measure(store, log.min_phys, log.max_file_end, scan=True)
     shown = _measure(store, log.min_phys, log.max_file_end, scan=False)
-    assert scanned.is_complete and shown.is_complete
+    assert scanned.estimated_from == shown.estimated_from == 1
     by_scan, by_units = _counts(scanned), _counts(shown)
     assert by_units.keys() <= by_scan.keys()
     same = [queue for queue in by_units if by_units[queue] == by_scan[queue]]
@@ -83,13 +79,39 @@ def test_nothing_is_behind_at_the_end(store: BrokerStore) -> None:
     assert measure_lag(store.commit_log, no_queues, USERS, 10, 10).messages == 0
 
 
-def test_a_long_scan_ends_early_and_says_so(store: BrokerStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", 64 * 1024)
-    monkeypatch.setattr(lag_module, "CHUNK_BYTES", 64 * 1024)
+def test_a_long_lag_is_estimated_from_its_first_part(
+    store: BrokerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = store.commit_log
-    lag = _measure(store, log.min_phys, log.max_file_end, scan=True)
-    assert not lag.is_complete and lag.messages is None and lag.queues
-    assert lag.end_phys < log.max_file_end
+    whole = _measure(store, log.min_phys, log.max_file_end, scan=True)
+    monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", (whole.end_phys - log.min_phys) // 2)
+    lag = measure_lag(log, unexpected_search, USERS, log.min_phys, log.max_file_end)
+    assert 0.4 < lag.estimated_from < 0.6
+    assert 0 <= lag.end_phys - whole.end_phys < lag_module.PAGE_BYTES
+    assert whole.messages is not None and lag.messages == pytest.approx(whole.messages, rel=0.6)
+    assert lag.oldest_ms() == whole.oldest_ms()
+
+
+def unexpected_search() -> None:
+    pytest.fail("consume queues were searched")
+
+
+def test_a_long_lag_that_begins_with_damage_is_unknown(
+    store: BrokerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = store.commit_log
+    monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", 64 * 1024)
+    lag = measure_lag(log, no_queues, USERS, log.min_phys + 1, log.max_file_end)
+    assert lag.messages is None and lag.end_phys > log.min_phys
+
+
+def test_the_written_end_of_a_log_is_found_to_a_page(store: BrokerStore) -> None:
+    log = store.commit_log
+    end_phys = _measure(store, log.min_phys, log.max_file_end, scan=True).end_phys
+    for begin_phys in (log.min_phys, end_phys - 5000, end_phys):
+        found = written_end(log, begin_phys, log.max_file_end)
+        assert end_phys <= found <= end_phys + lag_module.PAGE_BYTES, begin_phys
+    assert written_end(log, log.min_phys, end_phys) == end_phys
 
 
 def test_a_record_larger_than_a_chunk_is_counted(store: BrokerStore, monkeypatch: pytest.MonkeyPatch) -> None:

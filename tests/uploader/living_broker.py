@@ -19,6 +19,8 @@ class LivingBroker:
     def __init__(self, store: Path) -> None:
         self.end_phys = 0
         self.answers = True
+        self.behind_bytes = 0
+        """Lag of the dispatch."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", HOLD_LOCK, str(store / "lock")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -27,7 +29,9 @@ class LivingBroker:
         assert self._process.stdout.readline() == b"held\n"
 
     def offsets(self) -> BrokerOffsets | None:
-        return BrokerOffsets(max_phys=self.end_phys, dispatch_behind_bytes=0) if self.answers else None
+        if not self.answers:
+            return None
+        return BrokerOffsets(max_phys=self.end_phys, dispatch_behind_bytes=self.behind_bytes)
 
     def close(self) -> None:
         self._process.communicate()

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
+from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.file_consume_queue import FileConsumeQueues
+from tiered.broker_store.liveness import Liveness, LivenessReport
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import OffloadSettings
@@ -18,6 +20,7 @@ from uploader.bound_source import BoundSource, no_offsets
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 SMALL = OffloadSettings(batch_bytes=256 << 10, split_bytes=64 << 10, block_bytes=64 << 10)
+RUNS = LivenessReport(Liveness.ALIVE, 1, True, "it runs")
 Records = dict[tuple[str, int], tuple[int, int]]
 
 
@@ -118,3 +121,26 @@ def test_unreadable_queues_end_the_backfill(real_store: Callable[[str], Path], t
             BoundSource(store, no_offsets).ask(0)
         with pytest.raises(PermissionError):
             _offloader(store, Environment()).run(threading.Event(), follow=False)
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_queues_are_searched_only_where_the_broker_does_not_count_its_dispatch(
+    real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, is_certain: bool
+) -> None:
+    searches = []
+    search = FileConsumeQueues.frontier_phys
+
+    def counted(index: FileConsumeQueues, at_least: int | None = None) -> int:
+        searches.append(at_least)
+        return search(index, at_least)
+
+    monkeypatch.setattr(FileConsumeQueues, "frontier_phys", counted)
+    monkeypatch.setattr(BrokerStore, "liveness", lambda _store: RUNS)
+    with open_broker_store(real_store("A") / "store") as store:
+        end_phys = store.commit_log.max_file_end
+        offsets = BrokerOffsets(end_phys, None, 1000, is_certain)
+        bound = BoundSource(store, lambda: offsets).ask(0)
+    if is_certain:
+        assert not searches and bound.phys == end_phys - 1000
+    else:
+        assert searches == [end_phys] and 0 < bound.phys < end_phys - 1000

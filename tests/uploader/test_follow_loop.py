@@ -102,6 +102,20 @@ def follow_to_the_end(
     return status.pins.problem if status is not None and status.pins is not None else ""
 
 
+def test_following_continues_after_a_bound_inside_a_record(
+    living: tuple[Path, MemoryStore, LivingBroker],
+) -> None:
+    """A broker under load counts the end of its log and the lag of its dispatch at different times."""
+    _, _, broker = living
+    broker.behind_bytes = 10
+    timer = threading.Timer(2, setattr, (broker, "behind_bytes", 0))
+    timer.start()
+    try:
+        follow_to_the_end(*living)
+    finally:
+        timer.cancel()
+
+
 def test_a_directory_of_pins_that_fails_does_not_end_following(
     living: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
 ) -> None:

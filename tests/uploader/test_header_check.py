@@ -150,6 +150,9 @@ class PlayedUnits:
     def __init__(self, queues: Mapping[tuple[str, int], Mapping[int, int]]) -> None:
         self._queues = queues
 
+    def refresh(self) -> None:
+        """Nothing is created."""
+
     def queues(self) -> list[BrokerQueue]:
         return [BrokerQueue(*name, QueueKind.PLAIN) for name in self._queues]
 

@@ -42,6 +42,11 @@ class BrokerOffsets:
     is_confirm_certain: bool = True
     config: Mapping[str, str] = field(default_factory=dict, compare=False)
 
+    @property
+    def counts_dispatch(self) -> bool:
+        """Whether these offsets tell exactly what the consume queues contain."""
+        return self.dispatch_behind_bytes is not None and self.is_confirm_certain
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -61,8 +66,8 @@ class BoundFacts:
     """Inputs of the bound, gathered in this order: liveness, broker offsets, frontier, log end.
 
     ``frontier_phys``: physical end of the newest unit in the consume queues; None where none is visible (RocksDB of a
-    running broker). ``log_end_phys``: end of the last file. ``cursor_phys``: read position. ``proven_phys``: for a
-    dead broker, see damage.proven_phys. ``previous``: the bound before this one.
+    running broker), or ``offsets`` count the dispatch. ``log_end_phys``: end of the last file. ``cursor_phys``: read
+    position. ``proven_phys``: for a dead broker, see damage.proven_phys. ``previous``: the bound before this one.
     """
 
     liveness: Liveness
@@ -112,19 +117,19 @@ def _bound_by_word(facts: BoundFacts, said: int) -> Bound:
 
 
 def _frontier(facts: BoundFacts) -> int | None:
-    """End of what consume queues contain: seen there, or by the broker's dispatch lag.
+    """End of what consume queues contain: by the broker's dispatch lag, else seen there.
 
-    The lag is needed because the last records of a log may belong to no queue (half messages, deleted topics).
+    The lag also covers last records of a log that belong to no queue (half messages, deleted topics).
     """
     offsets, said = facts.offsets, _reported_phys(facts.offsets)
-    counted = None
-    if offsets is not None and said is not None and offsets.dispatch_behind_bytes is not None:
-        counted = said - offsets.dispatch_behind_bytes
-    if facts.frontier_phys is None:
-        return counted
-    if counted is None or offsets is None or not offsets.is_confirm_certain:
+    if offsets is None or said is None or offsets.dispatch_behind_bytes is None:
         return facts.frontier_phys
-    return max(facts.frontier_phys, counted)
+    if facts.frontier_phys is not None and not offsets.is_confirm_certain:
+        return facts.frontier_phys
+    # The lag may have grown since the end was counted: what was dispatched before is dispatched now.
+    previous = facts.previous
+    dispatched = 0 if previous is None or _was_scan(previous) else min(previous.phys, said)
+    return max(said - offsets.dispatch_behind_bytes, dispatched)
 
 
 def _frozen(facts: BoundFacts) -> Bound:

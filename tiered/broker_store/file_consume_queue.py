@@ -179,7 +179,7 @@ class FileConsumeQueues:
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
         """See ConsumeQueueIndex."""
         with self._lock:
-            queue = self._queues.get((topic, queue_id))
+            queue = self._queues.get((topic, queue_id)) or self._look_for_queue(topic, queue_id)
             return queue.read(queue.index_of(from_offset), count) if queue is not None else empty_units()
 
     def last_unit(self, topic: str, queue_id: int) -> Table:

@@ -118,6 +118,7 @@ def test_tasks_write_and_the_driver_commits_each_round_once(
     assert data_objects(store) * 4 < before
 
 
+@pytest.mark.integration
 def test_a_repeated_task_leaves_garbage_that_is_found(
     archived: tuple[str, ObjectStore], tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_repeated_task_leaves_garbage_that_is_found(
     checked(store, expected)
 
 
+@pytest.mark.integration
 def test_a_job_that_dies_changes_nothing_and_the_next_one_completes(
     archived: tuple[str, ObjectStore], tmp_path: Path
 ) -> None:
