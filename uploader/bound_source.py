@@ -80,13 +80,16 @@ class BoundSource:
         return log_end_phys if said < 0 else min(said, log_end_phys)
 
     def reported_end_phys(self) -> int | None:
-        """The end of its log that a live broker reports; None from a dead or silent one."""
+        """The end of its log that a live broker reports, also for ``written_phys``; None from a dead or silent one."""
         if self._store.liveness().is_dead:
             return None
         offsets = self._word_source()
-        return (
-            None if offsets is None or offsets.max_phys is None or offsets.max_phys < 0 else offsets.max_phys
-        )
+        if offsets is None or offsets.max_phys is None or offsets.max_phys < 0:
+            return None
+        if self.last is not None:
+            end_phys = self._store.commit_log.max_file_end
+            self._facts = replace(self._facts, offsets=offsets, log_end_phys=end_phys)
+        return offsets.max_phys
 
     def settle(self) -> Bound | None:
         """Read what ``ask_early`` skipped; None when nothing was. Raises what reading the queues raises."""

@@ -144,3 +144,19 @@ def test_queues_are_searched_only_where_the_broker_does_not_count_its_dispatch(
         assert not searches and bound.phys == end_phys - 1000
     else:
         assert searches == [end_phys] and 0 < bound.phys < end_phys - 1000
+
+
+def test_the_written_end_grows_without_a_new_bound(
+    real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the lag is not that of the last bound."""
+    monkeypatch.setattr(BrokerStore, "liveness", lambda _store: RUNS)
+    offsets = BrokerOffsets(1000, None, 0)
+    with open_broker_store(real_store("A") / "store") as store:
+        source = BoundSource(store, lambda: offsets)
+        assert source.reported_end_phys() == 1000 and source.written_phys == 0
+        source.ask(0)
+        offsets = BrokerOffsets(3000, None, 0)
+        assert source.written_phys == 1000
+        assert source.reported_end_phys() == 3000
+        assert source.written_phys == 3000 and source.feed.limit_phys == 1000
