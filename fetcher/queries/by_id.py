@@ -238,7 +238,7 @@ async def _is_living(
         return run in candidate.ordinals
     if not state.log_histories:
         return True
-    chunk = await source.runs_at(state, entry.queue, entry.queue_offset)
+    chunk = await source.runs_at(state, entry.queue, entry.queue_offset, stored_ms=entry.store_timestamp)
     at = int(np.searchsorted(chunk.runs["base_queue_offset"], entry.queue_offset, side="right")) - 1
     if at < 0:
         return False

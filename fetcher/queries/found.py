@@ -99,7 +99,7 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
     row = state.queue(entry.queue)
     if row is None or not row["min_queue_offset"] <= entry.queue_offset < row["end_queue_offset"]:
         return None
-    chunk = await source.runs_at(state, entry.queue, entry.queue_offset)
+    chunk = await source.runs_at(state, entry.queue, entry.queue_offset, stored_ms=entry.store_timestamp)
     runs = chunk.runs
     at = int(np.searchsorted(runs["base_queue_offset"], entry.queue_offset, side="right")) - 1
     if at < 0 or int(runs["end_queue_offset"][at]) <= entry.queue_offset:

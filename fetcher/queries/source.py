@@ -231,10 +231,16 @@ class QuerySource:
         return found
 
     async def runs_at(
-        self, state: CatalogState, queue: QueueKey, position: int, bounds: Bounds = Bounds.OFFSET
+        self,
+        state: CatalogState,
+        queue: QueueKey,
+        position: int,
+        bounds: Bounds = Bounds.OFFSET,
+        stored_ms: int | None = None,
     ) -> RunChunk:
         """Some living runs of a queue by base offset, with their objects: around the one that holds ``position``, or
-        none if there is no such run. Reads a page or a few, whatever the queue's history."""
+        none if there is no such run. Reads one page if ``stored_ms`` is given, else a few, whatever the queue's
+        history."""
         known = self._windows.get((state.version, queue))
         if known is not None and bounds.hold(known.runs, position).any():
             return known
@@ -243,7 +249,8 @@ class QuerySource:
             return EMPTY_CHUNK
         found = state.memory_runs_of(row)
         if not bounds.hold(found.runs, position).any():
-            window = await self._window(self._catalog.search(state, queue, position, bounds=bounds))
+            search = self._catalog.search(state, queue, position, bounds=bounds, stored_ms=stored_ms)
+            window = await self._window(search)
             if window is None:
                 return EMPTY_CHUNK
             found = window

@@ -280,19 +280,22 @@ class RunIndex:
         position: int,
         runs_max: int = WINDOW_RUNS,
         bounds: Bounds = Bounds.OFFSET,
+        stored_ms: int | None = None,
     ) -> WindowSearch:
         """The search of ``window`` for a run that holds ``position``; yields pages to read, and takes them.
 
         Runs of later versions have higher positions, except those that filled gaps: a binary search over sequences,
-        then the remaining ones.
+        then the remaining ones. It begins where a message stored at ``stored_ms`` is, so that one page suffices.
         """
         row = state.queue(key)
         candidates = list(self._candidates(state, key, position, bounds))
         looked: set[str] = set()
         left = candidates
         at_begin = row is not None and bounds is Bounds.OFFSET and position <= int(row["min_queue_offset"])
+        first = [] if stored_ms is None else [ref.min_ms <= stored_ms <= ref.max_ms for ref in left]
         while left:
-            number = 0 if at_begin else len(left) // 2
+            number = first.index(True) if True in first else 0 if at_begin else len(left) // 2
+            first = []
             ref = left[number]
             looked.add(ref.key)
             found = self._look((yield ref), state, key, position, runs_max, bounds)
