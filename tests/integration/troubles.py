@@ -243,18 +243,25 @@ def _cut_log(found: Case) -> None:
     found.broker.broker.start()
 
 
-def _gap(found: Case) -> None:
-    """The broker deletes its files while the sidecar is down."""
+def _fall_behind(found: Case) -> int:
+    """The sidecar is down while the broker writes some files of its log. Where the archive ends."""
     found.sidecar.start()
     until(lambda: found.sidecar.status().get("messages", 0) > 0, "nothing is archived")
     found.sidecar.kill()
     store = found.sidecar.open_archive()
     archived_phys = load(store).cursor.phys
     store.close()
-    shutil.rmtree(found.directory / "state" / "pins", ignore_errors=True)
     log = found.broker.store / "commitlog"
     before = len(list(log.iterdir()))
     until(lambda: len(list(log.iterdir())) > before + 3, "the log does not grow", 120)
+    return archived_phys
+
+
+def _gap(found: Case) -> None:
+    """The broker deletes its files while the sidecar is down."""
+    archived_phys = _fall_behind(found)
+    shutil.rmtree(found.directory / "state" / "pins", ignore_errors=True)
+    log = found.broker.store / "commitlog"
     long_ago_s = time.time() - 100 * 3600
     for file in sorted(log.iterdir())[:-2]:
         os.utime(file, (long_ago_s, long_ago_s))
@@ -263,7 +270,8 @@ def _gap(found: Case) -> None:
 
 
 def _slow_and_unreserved(found: Case) -> None:
-    """Uploads are slower than the broker writes, and it deletes files as soon as the next one begins."""
+    """Uploads are slower than the broker writes, and it deletes files as soon as the next one begins: some wait."""
+    _fall_behind(found)
     found.set(OBJECT_STORE__UPLOAD_BYTES_PER_S="32768")
     conf = found.directory / "broker.conf"
     text = re.sub(r"(?m)^(fileReservedTime|deleteWhen).*$", "", found.broker.broker_conf.read_text())
