@@ -97,7 +97,7 @@ class BrokerOffsetsClient:
             max_phys=_number(info, "commitLogMaxOffset"),
             confirm_phys=confirm_phys,
             dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),
-            is_confirm_certain=_is_confirm_certain(self._config, info, confirm_phys),
+            is_dispatch_certain=_is_dispatch_certain(self._config, info, confirm_phys),
             config=self._config,
         )
 
@@ -117,14 +117,18 @@ class BrokerOffsetsClient:
             self._client = None
 
 
-def _is_confirm_certain(config: Mapping[str, str], info: Mapping[str, str], confirm_phys: int | None) -> bool:
-    """Whether the confirm offset bounds log and replicas exactly. 5.x counts undispatched bytes from an internal offset
-    (DefaultMessageStore.behind), which some configurations do not report."""
+def _is_dispatch_certain(
+    config: Mapping[str, str], info: Mapping[str, str], confirm_phys: int | None
+) -> bool:
+    """Whether the broker's dispatch lag is exact. 5.x counts undispatched bytes from an internal confirm offset
+    (ReputMessageService.behind), which some configurations do not report. ConcurrentReputMessageService advances
+    before consume queues are written."""
     if not config:
         return confirm_phys is None  # only a 5.x reports one
     if "enableControllerMode" not in config:
         return True  # 4.9 counts from the end of the log
-    if "true" in (config["enableControllerMode"], config.get("duplicationEnable")):
+    uncertain = "enableControllerMode", "duplicationEnable", "enableBuildConsumeQueueConcurrently"
+    if "true" in (config.get(name) for name in uncertain):
         return False
     return config.get("flushDiskType") != "SYNC_FLUSH" or info.get("remainHowManyDataToFlush") == "0 B"
 

@@ -95,7 +95,7 @@ def test_a_dead_brokers_log_is_proven_nowhere_until_its_queues_are_read() -> Non
 
 def test_a_count_from_a_confirm_offset_that_may_be_lower_is_an_upper_limit_only() -> None:
     offsets = BrokerOffsets(
-        max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=0, is_confirm_certain=False
+        max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=0, is_dispatch_certain=False
     )
     assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)).phys == 640
     behind = replace(offsets, dispatch_behind_bytes=300)

@@ -72,13 +72,14 @@ def test_a_broker_without_runtime_info_still_has_a_word() -> None:
         ({"enableControllerMode": "false", "flushDiskType": "ASYNC_FLUSH"}, "12 B", True),
         ({"enableControllerMode": "true"}, "0 B", False),  # a slave, or a replica in sync that is away
         ({"enableControllerMode": "false", "duplicationEnable": "true"}, "0 B", False),
+        ({"enableControllerMode": "false", "enableBuildConsumeQueueConcurrently": "true"}, "0 B", False),
         ({"enableControllerMode": "false", "flushDiskType": "SYNC_FLUSH"}, "12 B", False),
         ({"enableControllerMode": "false", "flushDiskType": "SYNC_FLUSH"}, "0 B", True),
         ({"flushDiskType": "SYNC_FLUSH"}, "12 B", True),  # 4.9
         (None, "0 B", False),
     ],
 )
-def test_a_broker_whose_own_confirm_offset_may_be_lower_is_not_taken_at_its_count(
+def test_a_broker_whose_dispatch_lag_is_not_exact_is_not_taken_at_its_count(
     config: dict[str, str] | None, unflushed: str, is_certain: bool
 ) -> None:
     """What it has not dispatched counts from there: what lies above may be taken back."""
@@ -86,7 +87,7 @@ def test_a_broker_whose_own_confirm_offset_may_be_lower_is_not_taken_at_its_coun
     client = FakeClient(info, 1000)
     client.config = config
     offsets = _voice(client).ask()
-    assert offsets is not None and offsets.is_confirm_certain == is_certain
+    assert offsets is not None and offsets.is_dispatch_certain == is_certain
     facts = BoundFacts(Liveness.ALIVE, offsets, frontier_phys=700, log_end_phys=4096, cursor_phys=500)
     assert decide_bound(facts).phys == (1000 if is_certain else 700)
 
@@ -105,7 +106,7 @@ def test_a_broker_too_busy_to_return_its_configuration_gets_the_request_again() 
     client.broker_config = busy_once  # type: ignore[method-assign]
     assert voice.ask() is None
     offsets = voice.ask()
-    assert offsets is not None and not offsets.is_confirm_certain
+    assert offsets is not None and not offsets.is_dispatch_certain
 
 
 def test_a_silent_broker_is_none_and_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,20 +32,20 @@ class BrokerOffsets:
 
     ``max_phys``: commitLogMaxOffset of the runtime info. ``confirm_phys``: low-water mark over its replicas.
     ``dispatch_behind_bytes``: lag of its consume queues behind its confirm offset, of the same response.
-    ``is_confirm_certain``: false if that offset may be below both (``CommitLog.getConfirmOffset``). ``config``: its
-    configuration; empty if not reported.
+    ``is_dispatch_certain``: false if that offset may be below both (``CommitLog.getConfirmOffset``), or if records
+    being dispatched are not in the lag. ``config``: its configuration; empty if not reported.
     """
 
     max_phys: int | None = None
     confirm_phys: int | None = None
     dispatch_behind_bytes: int | None = None
-    is_confirm_certain: bool = True
+    is_dispatch_certain: bool = True
     config: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def counts_dispatch(self) -> bool:
         """Whether these offsets tell exactly what the consume queues contain."""
-        return self.dispatch_behind_bytes is not None and self.is_confirm_certain
+        return self.dispatch_behind_bytes is not None and self.is_dispatch_certain
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _frontier(facts: BoundFacts) -> int | None:
     offsets, said = facts.offsets, _reported_phys(facts.offsets)
     if offsets is None or said is None or offsets.dispatch_behind_bytes is None:
         return facts.frontier_phys
-    if facts.frontier_phys is not None and not offsets.is_confirm_certain:
+    if facts.frontier_phys is not None and not offsets.is_dispatch_certain:
         return facts.frontier_phys
     # The lag may have grown since the end was counted: what was dispatched before is dispatched now.
     previous = facts.previous
