@@ -96,7 +96,7 @@ def _queue_families(report: StatusReport) -> Iterator[Metric]:
 
 def _total_families(report: StatusReport) -> Iterator[Metric]:
     gauges: Rows = [
-        ("behind_messages", "Messages not archived yet, all queues.", report.lag_messages),
+        ("behind_messages", "Messages not archived yet; above 64 MiB an estimate.", report.lag_messages),
         ("behind_bytes", "Bytes not archived yet, all queues.", report.lag_bytes),
         ("behind_seconds", "Age in seconds of the oldest message not archived yet.", report.lag_seconds),
         (
