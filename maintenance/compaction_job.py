@@ -133,14 +133,18 @@ def compact_archive(
 ) -> CompactionReport:
     """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
     was committed stays."""
-    done, cost, changed = CompactionForecast(), CompactionCost(), 0
+    done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
     while True:
         rounds = planned_rounds(store, state, settings)
         planned = next(rounds, None)
         if planned is None:
             break
         mine = forecast([planned])
-        of_rounds = _of_rounds(report, done.message_bytes, (mine + forecast(rounds)).message_bytes)
+        if (done + mine).message_bytes > expected_bytes:
+            # Once for many rounds: planning all of them again for each would take as long as joining them.
+            expected_bytes = (done + mine + forecast(rounds)).message_bytes
+        del rounds  # and the tables that it holds
+        of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
         of_rounds(0)
         result = run_round(
             store, state, planned, replace(options, report=of_rounds), clock=_now_ms, write=write
@@ -161,8 +165,8 @@ def compact_archive(
     return CompactionReport(True, done, cost, prices, settings.gc.grace_ms / DAY_MS)
 
 
-def _of_rounds(report: Report, before_bytes: int, left_bytes: int) -> Callable[[int], None]:
-    return lambda done_bytes: report(before_bytes + done_bytes, before_bytes + left_bytes)
+def _of_rounds(report: Report, before_bytes: int, expected_bytes: int) -> Callable[[int], None]:
+    return lambda done_bytes: report(before_bytes + done_bytes, expected_bytes)
 
 
 def _now_ms() -> int:

@@ -91,6 +91,7 @@ def test_beside_a_broker_its_word_bounds(
     sound = MemoryStore(f"memory://sound-live-{code}")
     backfill(store, sound)
     broker = LivingBroker(store)
+    broker.behind_bytes = None  # so that queues are searched
     broker.end_phys = max(int(row["end_phys"]) for _, row in state_of(sound).queues())
     disk = BadSectors(monkeypatch)
     disk.code = code

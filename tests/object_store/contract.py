@@ -25,6 +25,9 @@ IMPOSSIBLE_KEYS = [
 class StoreContract:
     """A subclass gives the ``store`` fixture: an empty store."""
 
+    winners_max = 1
+    """Of a race to create one object."""
+
     @pytest.fixture
     def store(self) -> ObjectStore:
         """An empty store."""
@@ -77,8 +80,8 @@ class StoreContract:
 
         with ThreadPoolExecutor(RACERS) as pool:
             won = list(pool.map(put, range(RACERS)))
-        assert won.count(True) == 1
-        assert store.get("race/00001") == f"racer {won.index(True)} ".encode() * 500
+        assert 1 <= won.count(True) <= self.winners_max
+        assert store.get("race/00001") in [f"racer {n} ".encode() * 500 for n in range(RACERS) if won[n]]
 
     def test_missing_object(self, store: ObjectStore) -> None:
         for read in (store.get, lambda key: store.get_range(key, 0, 1), lambda key: store.get_tail(key, 1)):

@@ -19,8 +19,8 @@ class LivingBroker:
     def __init__(self, store: Path) -> None:
         self.end_phys = 0
         self.answers = True
-        self.behind_bytes = 0
-        """Lag of the dispatch."""
+        self.behind_bytes: int | None = 0
+        """Lag of the dispatch; None: not reported."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", HOLD_LOCK, str(store / "lock")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
