@@ -75,11 +75,15 @@ class Lag:
         return 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000)
 
     def reports(self, now_ms: int) -> tuple[QueueReport, ...]:
-        """One report per queue with lag, by name."""
+        """One report per queue with lag, by name; estimates, if the total is one."""
+        share = self.estimated_from
         return tuple(
-            QueueReport(topic, queue_id, lag.messages, lag.bytes, max(0.0, (now_ms - lag.oldest_ms) / 1000))
+            QueueReport(
+                topic, queue_id, round(lag.messages / share), round(lag.bytes / share),
+                max(0.0, (now_ms - lag.oldest_ms) / 1000),
+            )
             for (topic, queue_id), lag in sorted(self.queues.items())
-        )
+        )  # fmt: skip
 
     def add(self, topic: str, queue_id: int, counted: QueueLag) -> None:
         """Add to the lag of one queue; earlier calls are for earlier records."""

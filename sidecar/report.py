@@ -79,7 +79,7 @@ class StatusReport:
     bound_reason: str = ""
     lag_messages: int | None = None
     is_lag_estimated: bool = False
-    """Whether ``lag_messages`` is an estimate, and ``queues`` the lag in the first part of a long one."""
+    """Whether ``lag_messages`` and ``queues`` are estimates from the first part of a long lag."""
     lag_bytes: int | None = None
     lag_seconds: float | None = None
     measured_seconds: float = 0.0

@@ -90,6 +90,8 @@ def test_a_long_lag_is_estimated_from_its_first_part(
     assert 0 <= lag.end_phys - whole.end_phys < lag_module.PAGE_BYTES
     assert whole.messages is not None and lag.messages == pytest.approx(whole.messages, rel=0.6)
     assert lag.oldest_ms() == whole.oldest_ms()
+    reports = lag.reports(0)
+    assert sum(queue.lag_messages for queue in reports) == pytest.approx(lag.messages, abs=len(reports))
 
 
 def unexpected_search() -> None:
