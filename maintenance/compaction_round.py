@@ -43,7 +43,7 @@ from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UsageError
 from tiered.formats.container import CATALOG_MAJOR
-from tiered.formats.keys import SETS_PREFIX, page_key
+from tiered.formats.keys import SETS_PREFIX, compaction_attempts_from, page_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
@@ -108,14 +108,15 @@ def run_round(
     """Carry out ``planned``, of ``state``, and commit it; None when the archive has changed, and nothing was
     replaced. ``write`` puts the outputs. ``owner``: the archive's writer, if it is in this process: then it loses no
     version to the round."""
-    nonce = random.SystemRandom().getrandbits(40) | 1 << 39  # attempts from COMPACTION_ATTEMPTS_FROM on
+    nonce = random.SystemRandom().getrandbits(40)
     writer = owner or CatalogWriter(
         store, cluster=state.cluster, broker=state.broker, instance=f"compact-{nonce:010x}", kind="maintenance",
         clock_ms=clock,
     )  # fmt: skip
     identity = CompactionIdentity(
-        state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(), nonce * 10**6
-    )
+        state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(),
+        compaction_attempts_from(nonce),
+    )  # fmt: skip
     with writer.merges_paused():
         return _run_round(store, state, planned, options, identity, writer, clock, page_runs_max, write)
 

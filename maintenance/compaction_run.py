@@ -371,12 +371,8 @@ class _Compaction:
         runs["queue"] = np.array(numbers, np.uint32)[runs["queue"]]
         runs["object"] = len(self._objects)
         runs["version"] = self._plan.outputs[output].version
-        row = np.zeros(1, OBJECT_DTYPE)
-        row["key"], row["rows"], row["size_bytes"] = len(self._objects), segment.rows, segment.size_bytes
-        row["tail_bytes"], row["tail_crc32c"] = len(segment.tail), segment.tail_crc32c
-        row["epoch"], row["raw_bytes"] = self._identity.epoch, runs["byte_count"].sum()
-        row["min_phys"], row["end_phys"] = runs["min_phys"].min(), runs["end_phys"].max()
-        row["ttl_class_days"] = self._plan.outputs[output].ttl_class_days
+        row = segment.object_row(self._identity.epoch, self._plan.outputs[output].ttl_class_days)
+        row["key"] = len(self._objects)
         self._runs.append(runs)
         self._objects.append(row)
         self._keys.append(key)

@@ -40,7 +40,7 @@ from maintenance.iteration_spool import (
 from tiered.errors import CorruptionError
 from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.segment import SHARED_BLOCK_BYTES, RowTable
-from tiered.formats.segment_index import KeySection, SegmentIndex, expand_block
+from tiered.formats.segment_index import CATALOG_RUN_FIELDS, KeySection, SegmentIndex, expand_block
 from tiered.formats.segment_layout import check_tail_length
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table, positions
@@ -245,7 +245,7 @@ class CompactionSources:
             raise CorruptionError(f"{index.key}: has no run {int(ordinals.max())}")
         own = index.runs[ordinals]
         differs = np.zeros(len(rows), bool)
-        for name in ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count"):
+        for name in CATALOG_RUN_FIELDS:
             differs |= own[name] != rows[name]
         queues, own_queues = self._candidates.queues, index.queues
         pairs = zip(rows["queue"].tolist(), own["queue"].tolist(), strict=True)

@@ -21,6 +21,7 @@ from sidecar.report import QueueReport
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.damage import stored_size
+from tiered.broker_store.residency import PAGE_BYTES
 from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
@@ -31,7 +32,6 @@ from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
 
 SCAN_BYTES_MAX = 64 * 1024 * 1024
 CHUNK_BYTES = 8 * 1024 * 1024
-PAGE_BYTES = 4096
 _BORN_V6 = 0x10
 _SYS_FLAG = struct.Struct(">i")
 _TIMESTAMP = struct.Struct(">q")

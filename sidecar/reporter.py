@@ -1,8 +1,8 @@
 """Makes the status report of an uploader: its status, plus lag and retention margin from the broker's files.
 
 Reads its own BrokerStore, because the uploader's is not thread-safe. A report is reused for REPORT_EVERY_S, and longer
-where it costs much: each one reads consume queues, of which there may be many thousands. Such a report is made by a
-thread of its own, and until it is there the last one is returned.
+where it costs much: each one reads the log that is not archived, and beyond damage thousands of consume queues. Such a
+report is made by a thread of its own, and until it is there the last one is returned.
 """
 
 from __future__ import annotations

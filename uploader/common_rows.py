@@ -22,12 +22,12 @@ from tiered.catalog.joined_objects import CommonRows, JoinedObject
 from tiered.catalog.state import CatalogState
 from tiered.errors import WITHOUT_EFFECT, CorruptionError
 from tiered.flat_file.segment_reader import SegmentReader
-from tiered.formats.keys import data_key, parse_set_key, set_key
+from tiered.formats.keys import compaction_attempts_from, data_key, parse_set_key, set_key
 from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
 from tiered.formats.segment_index import expand_block
 from tiered.formats.segment_layout import HEADER_BYTES
 from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind
+from tiered.model.tables import RUN_DTYPE, RunKind
 from tiered.object_store.interface import FileRange, ObjectStore
 from tiered.object_store.own_name import compose_own
 from uploader.work_disk import work_disk
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES_MAX = 8 << 20
 """Limit of one GET; a larger block is read by one GET too."""
-_SAME = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
 
 
 class CommonRowsWriter:
@@ -58,8 +57,7 @@ class CommonRowsWriter:
         self._work_dir = work_dir
         self._codec = codec or BlockCodec()
         self._done: dict[tuple[str, int, int, bytes], CommonRows] = {}
-        # Attempts as those of compaction: no cycle counts so far.
-        self._attempt = (random.SystemRandom().getrandbits(40) | 1 << 39) * 10**6
+        self._attempt = compaction_attempts_from(random.SystemRandom().getrandbits(40))
 
     def __call__(
         self, state: CatalogState, phys: int, objects: Sequence[JoinedObject], unnamed: list[str]
@@ -116,13 +114,8 @@ def _key(joined: JoinedObject, phys: int, epoch: int, attempt: int) -> str:
 def _common_rows(key: str, joined: JoinedObject, segment: WrittenSegment, epoch: int) -> CommonRows:
     runs = segment.runs.astype(RUN_DTYPE)
     runs["version"] = joined.runs["version"]
-    place = np.zeros(1, OBJECT_DTYPE)
-    place["rows"], place["size_bytes"] = segment.rows, segment.size_bytes
-    place["tail_bytes"], place["tail_crc32c"] = len(segment.tail), segment.tail_crc32c
-    place["epoch"], place["raw_bytes"] = epoch, runs["byte_count"].sum()
-    place["min_phys"], place["end_phys"] = runs["min_phys"].min(), runs["end_phys"].max()
-    place["ttl_class_days"] = joined.place["ttl_class_days"]
-    return CommonRows(key, place[0], runs)
+    (place,) = segment.object_row(epoch, int(joined.place["ttl_class_days"]))
+    return CommonRows(key, place, runs)
 
 
 class _Source:
@@ -164,12 +157,7 @@ class _Source:
         """Rows of ``run`` below ``phys``, which are its first ones."""
         index, ordinal = self._index, int(run["ordinal"])
         queue = self._joined.queues[int(run["queue"])]
-        if (
-            ordinal >= len(index)
-            or index.queue_of(ordinal) != queue
-            or any(index.runs[name][ordinal] != run[name] for name in _SAME)
-        ):
-            raise CorruptionError(f"{index.key}: run {ordinal} is not the catalog's of {queue}")
+        index.check_run(run, queue)
         rows = index.row_columns(ordinal)
         count = int((rows.phys < phys).sum())
         if count == 0 or bool(

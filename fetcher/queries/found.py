@@ -16,14 +16,11 @@ from fetcher.queries.source import Place, QuerySource
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError
 from tiered.formats.record import Record, decode_record, record_to_json
-from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, RunKind
 
 ALWAYS_MS = -(1 << 63), (1 << 63) - 1
 """Store timestamps from … to: any a record can have, also those of damaged ones."""
-
-_SAME = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
     run = runs[at]
     place = chunk.objects[int(run["object"])]
     index = await source.segment(Place.of(chunk.object_keys[int(place["key"])], place))
-    check_run(index, run, entry.queue)
+    index.check_run(run, entry.queue)
     ordinal = int(run["ordinal"])
     columns = index.row_columns(ordinal)
     number = int(np.searchsorted(columns.queue_offset, entry.queue_offset, side="right")) - 1
@@ -128,17 +125,6 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
     data = await source.record(index, ordinal, number)
     is_batch, inner_num = int(run["kind"]) == RunKind.BATCH, int(columns.inner_num[number])
     return FoundMessage(entry.queue, entry.queue_offset, data, is_batch, inner_num)
-
-
-def check_run(index: SegmentIndex, run: np.void, queue: QueueKey) -> None:
-    """Raise CorruptionError unless the object holds the run the catalog says."""
-    ordinal = int(run["ordinal"])
-    if (
-        ordinal >= len(index.runs)
-        or index.queue_of(ordinal) != queue
-        or any(index.runs[name][ordinal] != run[name] for name in _SAME)
-    ):
-        raise CorruptionError(f"{index.key}: run {ordinal} differs from the catalog's entry for {queue}")
 
 
 def newest_ms(state: CatalogState, queues: Iterable[QueueKey] | None = None) -> int:

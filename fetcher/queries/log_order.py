@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fetcher.queries.found import check_run
 from fetcher.queries.source import Place
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
@@ -74,7 +73,7 @@ def _records(store: ObjectStore, group: list[_Object]) -> Iterator[bytes]:
             store, item.place.key, size_bytes=item.place.size_bytes, tail_bytes=item.place.tail_bytes
         )
         for run, queue in item.runs:
-            check_run(reader.index, run, queue)
+            reader.index.check_run(run, queue)
             ordinal = int(run["ordinal"])
             records = reader.read_blocks(ordinal, 0, int(run["rows"]))
             physical.append(reader.row_columns(ordinal).phys)

@@ -14,6 +14,7 @@ from sidecar.retention_margin import LogGrowth, retention_margin_s
 from tests.bad_input.stale_checksum import copy_with_stale_checksum
 from tests.broker_store.bad_sectors import BadSectors
 from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.residency import PAGE_BYTES
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.errors import UnreadableError
 from tiered.model.queue import TopicFilter
@@ -87,7 +88,7 @@ def test_a_long_lag_is_estimated_from_its_first_part(
     monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", (whole.end_phys - log.min_phys) // 2)
     lag = measure_lag(log, unexpected_search, USERS, log.min_phys, log.max_file_end)
     assert 0.4 < lag.estimated_from < 0.6
-    assert 0 <= lag.end_phys - whole.end_phys < lag_module.PAGE_BYTES
+    assert 0 <= lag.end_phys - whole.end_phys < PAGE_BYTES
     assert whole.messages is not None and lag.messages == pytest.approx(whole.messages, rel=0.6)
     assert lag.oldest_ms() == whole.oldest_ms()
     reports = lag.reports(0)
@@ -112,7 +113,7 @@ def test_the_written_end_of_a_log_is_found_to_a_page(store: BrokerStore) -> None
     end_phys = _measure(store, log.min_phys, log.max_file_end, scan=True).end_phys
     for begin_phys in (log.min_phys, end_phys - 5000, end_phys):
         found = written_end(log, begin_phys, log.max_file_end)
-        assert end_phys <= found <= end_phys + lag_module.PAGE_BYTES, begin_phys
+        assert end_phys <= found <= end_phys + PAGE_BYTES, begin_phys
     assert written_end(log, log.min_phys, end_phys) == end_phys
 
 

@@ -179,7 +179,7 @@ class FileConsumeQueues:
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
         """See ConsumeQueueIndex."""
         with self._lock:
-            queue = self._queues.get((topic, queue_id)) or self._look_for_queue(topic, queue_id)
+            queue = self._look_for_queue(topic, queue_id)
             return queue.read(queue.index_of(from_offset), count) if queue is not None else empty_units()
 
     def last_unit(self, topic: str, queue_id: int) -> Table:
@@ -287,7 +287,10 @@ class FileConsumeQueues:
         return [key for key in self._order if key not in before]
 
     def _look_for_queue(self, topic: str, queue_id: int) -> _Queue | None:
-        """A queue created since the last listing. Its name may be anything that a record contains."""
+        """A queue, also one created since the last listing. Its name may be anything that a record contains."""
+        known = self._queues.get((topic, queue_id))
+        if known is not None:
+            return known
         root = self._roots[QueueKind.PLAIN]
         if "/" in topic or not os.path.isdir(root / topic / str(queue_id)):
             return None
@@ -350,7 +353,7 @@ class FileConsumeQueues:
     def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
         """See ConsumeQueueIndex."""
         with self._lock:  # locked per queue: the frontier is read in between
-            queue = self._queues.get((topic, queue_id)) or self._look_for_queue(topic, queue_id)
+            queue = self._look_for_queue(topic, queue_id)
             if queue is None:
                 return empty_units()
             first = queue.files.lower_bound("phys", begin_phys)

@@ -154,6 +154,11 @@ def parse_set_key(key: str) -> SetKeyParts | None:
     return None if found is None else SetKeyParts(found["batch"], int(found["epoch"]), int(found["attempt"]))
 
 
+def compaction_attempts_from(nonce: int) -> int:
+    """The first attempt of a compaction with a random ``nonce`` of 40 bits; 10^6 attempts are its own."""
+    return (nonce | 1 << 39) * 10**6
+
+
 def is_compacted(key: str) -> bool:
     """Whether compaction wrote the data object."""
     attempt = key.rpartition("-")[2].partition(".")[0]

@@ -44,6 +44,9 @@ from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
 
+CATALOG_RUN_FIELDS = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
+"""Fields of a run that the catalog and its object must agree on."""
+
 _decoded = PageCache()
 
 _ROWS_MAX = 1 << 40
@@ -223,6 +226,16 @@ class SegmentIndex:
     def queue_of(self, run: int) -> QueueKey:
         """The queue whose rows ``run`` holds."""
         return self.queues[int(self.runs["queue"][run])]
+
+    def check_run(self, run: np.void, queue: QueueKey) -> None:
+        """Raise CorruptionError unless the object holds ``run`` (RUN_DTYPE) of ``queue``, as the catalog says."""
+        ordinal = int(run["ordinal"])
+        if (
+            ordinal >= len(self.runs)
+            or self.queue_of(ordinal) != queue
+            or any(self.runs[name][ordinal] != run[name] for name in CATALOG_RUN_FIELDS)
+        ):
+            raise CorruptionError(f"{self.key}: run {ordinal} differs from the catalog's entry for {queue}")
 
     def row_columns(self, run: int) -> RowTable:
         """All rows of ``run``. ``position`` is in the run's bytes; keys are not loaded (``decode_keys``)."""

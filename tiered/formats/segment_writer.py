@@ -36,7 +36,7 @@ from tiered.formats.segment_layout import (
     encode_trailer,
 )
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RUN_DTYPE, RunKind, Table
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table
 
 _COLUMNS = {
     "size": np.int32, "tags_code": np.int64, "store_timestamp": np.int64, "phys": np.int64,
@@ -65,6 +65,16 @@ class WrittenSegment:
     def size_bytes(self) -> int:
         """Size of the whole object."""
         return HEADER_BYTES + self.blocks_bytes + len(self.keys) + len(self.tail)
+
+    def object_row(self, epoch: int, ttl_class_days: int) -> Table:
+        """One row of OBJECT_DTYPE, whose ``key`` is 0."""
+        row = np.zeros(1, OBJECT_DTYPE)
+        row["rows"], row["size_bytes"] = self.rows, self.size_bytes
+        row["tail_bytes"], row["tail_crc32c"] = len(self.tail), self.tail_crc32c
+        row["epoch"], row["raw_bytes"] = epoch, self.runs["byte_count"].sum()
+        row["min_phys"], row["end_phys"] = self.runs["min_phys"].min(), self.runs["end_phys"].max()
+        row["ttl_class_days"] = ttl_class_days
+        return row
 
 
 class SegmentWriter:
