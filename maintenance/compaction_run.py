@@ -28,7 +28,7 @@ from tiered.formats.segment import BlockCodec, SegmentMeta
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES, SEGMENT_MAJOR, SEGMENT_MINOR, encode_header
 from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated
 from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece
 from tiered.object_store.own_name import compose_own
 from tiered.object_store.part_plan import sent_bytes
@@ -259,13 +259,13 @@ class _Compaction:
             ranges: list[Piece] = []
             for piece in part.pieces:
                 number = int(self._candidates.runs["object"][int(piece["run"])])
-                index, keys, _ = self._sources.open(number)
+                index, keys = self._sources.open(number)
                 rows = self._sources.whole_run(index, keys, int(piece["run"]))
                 if not ranges:
                     queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
                     writer.begin_run(queue, self._heads[int(piece["run"])])
                 writer.add_rows(rows, self._sources.parents)
-                writer.add_stored(index.blocks, None)
+                writer.add_stored(index.blocks, [])
                 ranges += _copied(index, is_first=not ranges)
             self._put(writer, part, ranges)
             done_bytes += part.message_bytes
@@ -304,20 +304,13 @@ class _Compaction:
         """Rows and blocks of consecutive pieces of the current run."""
         rows = found.row_table()
         writer.add_rows(rows, self._sources.parents)
-        records: list[bytes | memoryview] = []
-        size = begin = end = 0  # rows that ``records`` hold
-        for count, blocks, data in found.chunk_blocks():
-            if not len(blocks):
-                records.append(data)
-                end, size = end + count, size + len(data)
-                if size < BATCH_BYTES:
-                    continue
-            _add_records(writer, records, rows.size[begin:end])
+        begin = 0
+        for count, blocks, data in found.batches(BATCH_BYTES):
             if len(blocks):
                 writer.add_stored(blocks, data)
-                end += count
-            records, size, begin = [], 0, end
-        _add_records(writer, records, rows.size[begin:end])
+            else:
+                _add_records(writer, data, rows.size[begin : begin + count])
+            begin += count
 
     def _close(self, output: _Open, part: OutputPart) -> None:
         """Put a complete output; one without rows is none."""
@@ -380,8 +373,7 @@ class _Compaction:
     def _result(self) -> CompactionResult:
         self._cost.gets, self._cost.bytes_read = self._sources.gets, self._sources.bytes_read
         return CompactionResult(
-            runs=np.concatenate([np.zeros(0, RUN_DTYPE), *self._runs]),
-            objects=np.concatenate([np.zeros(0, OBJECT_DTYPE), *self._objects]),
+            runs=concatenated(self._runs, RUN_DTYPE), objects=concatenated(self._objects, OBJECT_DTYPE),
             object_keys=self._keys, abandoned=self._abandoned, cost=self._cost,
         )  # fmt: skip
 
@@ -471,9 +463,7 @@ def _head_of(run: Any, found: FoundPieces) -> Any:
     return head
 
 
-def _add_records(writer: SegmentWriter, records: list[bytes | memoryview], sizes: NDArray[Any]) -> None:
-    if not records:
-        return
+def _add_records(writer: SegmentWriter, records: Sequence[bytes | memoryview], sizes: NDArray[Any]) -> None:
     data = b"".join(records)
     if len(data) != int(sizes.sum(dtype=np.int64)):
         raise CorruptionError(f"{len(data)} bytes of records, and {int(sizes.sum(dtype=np.int64))} of rows")

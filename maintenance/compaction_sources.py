@@ -124,32 +124,56 @@ class CompactionSources:
             kept = min(SPOOLED_BYTES_MAX, max(int((one["end"] - one["begin"]).sum()) for one in window))
         readers = max(1, min(READERS_MAX, readers))
         with ThreadPoolExecutor(readers, thread_name_prefix="compaction-read") as pool:
-            for source in self._ahead(pool, wanted, readers):
-                for found in self._found(source):
-                    self._spool.add(found, kept)
+            try:
+                for source in self._ahead(pool, wanted, readers):
+                    for found in self._found(source):
+                        self._spool.add(found, kept)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _ahead(self, pool: ThreadPoolExecutor, wanted: dict[int, Table], readers: int) -> Iterator[_Source]:
-        """All sources in order, of which up to so many wait in memory."""
-        waiting: deque[Future[_Source]] = deque()
-        try:
-            for number, pieces in wanted.items():
-                waiting.append(pool.submit(self._opened, number, pieces))
-                if len(waiting) > readers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for one in waiting:
-                one.cancel()
+        """All sources in order, of which up to so many wait in memory. Threads only read: decoding in them would make
+        all of them wait for the interpreter's lock."""
+        ends: deque[tuple[int, Future[bytes]]] = deque()
+        opened: deque[_Source] = deque()
+        for number in wanted:
+            ends.append((number, pool.submit(self._last_bytes, number)))
+            if len(ends) + len(opened) > readers:
+                yield from self._next(pool, wanted, ends, opened)
+        while ends or opened:
+            yield from self._next(pool, wanted, ends, opened)
 
-    def open(self, number: int) -> tuple[SegmentIndex, KeySection, memoryview]:
-        """Index and keys of an object, and its last bytes, with which it was opened."""
+    def _next(
+        self,
+        pool: ThreadPoolExecutor,
+        wanted: dict[int, Table],
+        ends: deque[tuple[int, Future[bytes]]],
+        opened: deque[_Source],
+    ) -> Iterator[_Source]:
+        """The first of ``opened``; half of the others are opened before."""
+        while ends and len(opened) <= len(ends):
+            number, last_bytes = ends.popleft()
+            opened.append(self._opened(pool, number, last_bytes.result(), wanted[number]))
+        yield opened.popleft()
+
+    def open(self, number: int) -> tuple[SegmentIndex, KeySection]:
+        """Index and keys of an object."""
+        index, keys, _ = self._decoded(number, self._last_bytes(number))
+        return index, keys
+
+    def _last_bytes(self, number: int) -> bytes:
+        """The end of an object with its tail and, nearly always, its keys; all of a small one."""
         row = self._candidates.objects[number]
         key = self._candidates.object_keys[int(row["key"])]
         size, tail = int(row["size_bytes"]), int(row["tail_bytes"])
         check_tail_length(key, size, tail)
         length = size if size <= WHOLE_BYTES_MAX else min(size, tail + key_bytes_guess(int(row["rows"])))
-        last_bytes = self.get(key, size - length, length)
+        return self.get(key, size - length, length)
+
+    def _decoded(self, number: int, last_bytes: bytes) -> tuple[SegmentIndex, KeySection, memoryview]:
+        row = self._candidates.objects[number]
+        key = self._candidates.object_keys[int(row["key"])]
+        size, length = int(row["size_bytes"]), len(last_bytes)
         index, end = SegmentIndex(key, size, last_bytes), memoryview(last_bytes)
         offset, stored_bytes = index.key_span
         known = size - length
@@ -166,7 +190,9 @@ class CompactionSources:
         wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
         self._check_runs(index, wanted["run"])
         places = _places_of(index, self._candidates.runs, wanted)
-        nothing = _Chunks(np.zeros(0, CHUNK_DTYPE), index.blocks[:0], [], [0], [0])
+        nothing = _Chunks(
+            np.zeros(0, CHUNK_DTYPE), index.blocks[:0], [], np.zeros(1, np.int64), np.zeros(1, np.int64)
+        )
         return self._with_rows(index, keys, places, nothing).row_table()
 
     def get(self, key: str, offset: int, length: int) -> bytes:
@@ -179,12 +205,12 @@ class CompactionSources:
 
     # -- one source -----------------------------------------
 
-    def _opened(self, number: int, wanted: Table) -> _Source:
-        """An object and the first bytes of what ``wanted`` (_WANTED_DTYPE) needs."""
-        index, keys, end = self.open(number)
+    def _opened(self, pool: ThreadPoolExecutor, number: int, last_bytes: bytes, wanted: Table) -> _Source:
+        """An object, of which the first bytes that ``wanted`` (_WANTED_DTYPE) needs are being read."""
+        index, keys, end = self._decoded(number, last_bytes)
         self._check_runs(index, wanted["run"])
         places = _places_of(index, self._candidates.runs, wanted)
-        return _Source(index, keys, places, _ObjectBytes(self, index, end, places))
+        return _Source(index, keys, places, _ObjectBytes(self, pool, index, end, places))
 
     def _found(self, source: _Source) -> Iterator[FoundPieces]:
         """What was wanted of a source, some megabytes at a time."""
@@ -261,14 +287,13 @@ class CompactionSources:
     def _parent_column(self, queues: Sequence[QueueKey], parent: NDArray[Any]) -> NDArray[np.int32]:
         if int(parent.max(initial=-1)) >= len(queues):
             raise CorruptionError("the parent of an LMQ row is not in the footer")
-        with self._lock:
-            numbers = np.full(len(queues) + 1, -1, np.int32)
-            for local in np.unique(parent[parent >= 0]).tolist():
-                number = self._parent_numbers.setdefault(queues[local], len(self.parents))
-                if number == len(self.parents):
-                    self.parents.append(queues[local])
-                numbers[local] = number
-            found: NDArray[np.int32] = numbers[parent]
+        numbers = np.full(len(queues) + 1, -1, np.int32)
+        for local in np.unique(parent[parent >= 0]).tolist():
+            number = self._parent_numbers.setdefault(queues[local], len(self.parents))
+            if number == len(self.parents):
+                self.parents.append(queues[local])
+            numbers[local] = number
+        found: NDArray[np.int32] = numbers[parent]
         return found
 
 
@@ -283,13 +308,19 @@ class _Source:
 
 
 class _ObjectBytes:
-    """Bytes of an object from ``end`` and from GETs of all blocks of ``places``, the first of which is made now. They
+    """Bytes of an object from ``end`` and from GETs of all blocks of ``places``, the first of which begins now. They
     are used in ascending order."""
 
     def __init__(
-        self, sources: CompactionSources, index: SegmentIndex, end: memoryview, places: Table
+        self,
+        sources: CompactionSources,
+        pool: ThreadPoolExecutor,
+        index: SegmentIndex,
+        end: memoryview,
+        places: Table,
     ) -> None:
         self._sources, self._key = sources, index.key
+        self._first: Future[bytes] | None = None
         known = index.size_bytes - len(end)
         wanted = _ranges(index, places)
         if not wanted or wanted[0][0] >= known:
@@ -297,23 +328,21 @@ class _ObjectBytes:
             self._begin, self._data = known, end
         else:
             self._left = deque(joined_ranges(wanted, sources.read_bytes_max))
-            self._read()
+            self._begin, self._data = 0, memoryview(b"")
+            self._first = pool.submit(sources.get, self._key, *self._left[0])
 
     def _read(self) -> None:
         self._data = memoryview(b"")  # not beside the next ones
         self._begin, length = self._left.popleft()
-        self._data = memoryview(self._sources.get(self._key, self._begin, length))
-
-    @property
-    def end(self) -> int:
-        """Where the bytes in memory end."""
-        return self._begin + len(self._data)
+        first, self._first = self._first, None
+        data = first.result() if first is not None else self._sources.get(self._key, self._begin, length)
+        self._data = memoryview(data)
 
     def at(self, offset: int, length: int) -> memoryview:
-        """Bytes of one block, or of several below ``end``."""
-        while self._left and offset + length > self.end:
+        """Bytes of one block."""
+        while self._left and offset + length > self._begin + len(self._data):
             self._read()
-        if not self._begin <= offset <= offset + length <= self.end:
+        if not self._begin <= offset <= offset + length <= self._begin + len(self._data):
             raise CorruptionError(f"{self._key}: [{offset}, {offset + length}) was not read")
         return self._data[offset - self._begin : offset - self._begin + length]
 
@@ -324,8 +353,8 @@ class _Chunks(NamedTuple):
     table: Table
     blocks: Table
     data: list[bytes]
-    of_piece: list[int]
-    blocks_of_piece: list[int]
+    of_piece: NDArray[np.int64]
+    blocks_of_piece: NDArray[np.int64]
 
 
 class _Taking:
@@ -337,70 +366,42 @@ class _Taking:
         self._decompressor = zstandard.ZstdDecompressor()
         self._decoded = -1
         self._raw = b""
-        self._rows = index.bounds.block_rows.tolist()
-        self._raw_bounds = index.bounds.block_raw.tolist()
         self._offsets = index.block_offsets.tolist()
         self._crc32c = index.blocks["crc32c"].tolist()
-        self._is_large = (index.blocks["raw_bytes"] >= COPIED_RAW_BYTES_MIN).tolist()
+        self._is_large = index.blocks["raw_bytes"] >= COPIED_RAW_BYTES_MIN
 
     def chunks(self, places: Table) -> _Chunks:
-        """Stored blocks and records of ``places``."""
+        """Stored blocks and records of ``places``: a chunk for each block of each of them."""
+        counts = places["end_block"] - places["first_block"]
+        of = np.repeat(np.arange(len(places)), counts)
+        block = positions(places["first_block"], counts)
+        rows, raw = self._index.bounds.block_rows, self._index.bounds.block_raw
         run_rows = self._index.bounds.run_rows[places["in_object"]]
-        rows, raw = self._rows, self._raw_bounds
-        data: list[bytes] = []
-        table: list[tuple[int, int, int]] = []
-        copied: list[int] = []
-        of_piece: list[int] = []
-        blocks_of_piece: list[int] = []
-        pieces = zip(
-            (run_rows + places["first_row"]).tolist(), (run_rows + places["end_row"]).tolist(),
-            places["first_block"].tolist(), places["end_block"].tolist(),
-            places["raw_begin"].tolist(), places["raw_end"].tolist(), strict=True,
-        )  # fmt: skip
-        for first_row, end_row, first, end, raw_begin, raw_end in pieces:
-            chunks_before, copied_before, block = len(data), len(copied), first
-            while block < end:
-                last = self._own_until(block, end, first_row, end_row)
-                if last > block:
-                    stored = self._checked(block, last)
-                    table.append((rows[last] - rows[block], last - block, len(stored)))
-                    copied += range(block, last)
-                else:  # it may have records of other runs
-                    last, begin = block + 1, raw[block]
-                    records = slice(max(raw_begin, begin) - begin, min(raw_end, raw[last]) - begin)
-                    stored = self._decode(block)[records]
-                    table.append((min(end_row, rows[last]) - max(first_row, rows[block]), 0, len(stored)))
-                data.append(stored)
-                block = last
-            of_piece.append(len(data) - chunks_before)
-            blocks_of_piece.append(len(copied) - copied_before)
+        first_row, end_row = (run_rows + places["first_row"])[of], (run_rows + places["end_row"])[of]
+        begin, end = rows[block], rows[block + 1]
+        is_own = self._is_large[block] & (begin >= first_row) & (end <= end_row)
+        raw_begin = np.maximum(places["raw_begin"][of], raw[block]) - raw[block]
+        raw_end = np.minimum(places["raw_end"][of], raw[block + 1]) - raw[block]
+        table = np.zeros(len(block), CHUNK_DTYPE)
+        table["rows"] = np.minimum(end_row, end) - np.maximum(first_row, begin)
+        table["blocks"] = is_own
+        table["size_bytes"] = np.where(is_own, self._index.blocks["stored_bytes"][block], raw_end - raw_begin)
+        which = zip(block.tolist(), is_own.tolist(), raw_begin.tolist(), raw_end.tolist(), strict=True)
+        data = [
+            self._stored(number) if is_stored else self._decode(number)[first:last]
+            for number, is_stored, first, last in which
+        ]
+        before, ends = np.cumsum([0, *is_own]), np.cumsum(counts)
         return _Chunks(
-            np.array(table, CHUNK_DTYPE), self._index.blocks[copied], data, of_piece, blocks_of_piece
-        )  # fmt: skip
+            table, self._index.blocks[block[is_own]], data, counts, before[ends] - before[ends - counts]
+        )
 
-    def _own_until(self, block: int, end: int, first_row: int, end_row: int) -> int:
-        """The end of blocks from ``block`` on that are the piece's alone, large, and in memory together."""
-        rows, last = self._rows, block
-        while last < end and self._is_large[last] and rows[last] >= first_row and rows[last + 1] <= end_row:
-            if last > block and self._offsets[last + 1] > self._data.end:
-                break
-            if last == block:
-                self._data.at(self._offsets[block], self._offsets[block + 1] - self._offsets[block])
-            last += 1
-        return last
-
-    def _checked(self, first: int, last: int) -> bytes:
-        """Neighbouring blocks as stored, each with its CRC32C checked."""
-        offsets = self._offsets
-        stored = bytes(self._data.at(offsets[first], offsets[last] - offsets[first]))
-        view = memoryview(stored)
-        for block in range(first, last):
-            begin, end = offsets[block], offsets[block + 1]
-            if (
-                fastcrc.crc32.iscsi(view[begin - offsets[first] : end - offsets[first]])
-                != self._crc32c[block]
-            ):
-                raise CorruptionError(f"{self._index.key}: block [{begin}, {end}) fails its CRC32C")
+    def _stored(self, number: int) -> bytes:
+        """A block as stored; its CRC32C is checked."""
+        offset, end = self._offsets[number], self._offsets[number + 1]
+        stored = bytes(self._data.at(offset, end - offset))
+        if fastcrc.crc32.iscsi(stored) != self._crc32c[number]:
+            raise CorruptionError(f"{self._index.key}: block {number} [{offset}, {end}) fails its CRC32C")
         return stored
 
     def _decode(self, number: int) -> bytes:

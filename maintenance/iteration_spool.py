@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_layout import BLOCK_DTYPE
-from tiered.model.tables import Table, positions
+from tiered.model.tables import Table, concatenated, positions
 
 FOUND_DTYPE = np.dtype([
     ("iteration", "<i4"),
@@ -33,7 +33,7 @@ ROW_DTYPE = np.dtype([
     ("parent", "<i4"), ("parent_queue_offset", "<i8"), ("key_count", "<u2"),
 ])  # fmt: skip
 CHUNK_DTYPE = np.dtype([("rows", "<i4"), ("blocks", "<i4"), ("size_bytes", "<i8")])
-"""Records back to back, or ``blocks`` as they are stored."""
+"""Records back to back, or one of ``blocks`` as it is stored."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,21 @@ class FoundPieces:
         position = np.full(len(spans), -1, np.int64)
         return RowTable(position=position, queue_offset=queue_offset, key_hashes=self.hashes, **columns)
 
-    def chunk_blocks(self) -> Iterator[tuple[int, Table, bytes | memoryview]]:
-        """Rows, stored blocks (none if these are records) and bytes of each chunk."""
-        begin = 0
-        rows = zip(self.chunks["rows"].tolist(), self.chunks["blocks"].tolist(), self.data, strict=True)
-        for count, blocks, data in rows:
-            yield count, self.blocks[begin : begin + blocks], data
-            begin += blocks
+    def batches(self, size_bytes: int) -> Iterator[tuple[int, Table, Sequence[bytes | memoryview]]]:
+        """Consecutive chunks: their rows, their stored blocks (none if these are records), and their bytes, of which
+        each batch has about ``size_bytes``."""
+        if not len(self.chunks):
+            return
+        is_stored = self.chunks["blocks"] > 0
+        number = np.cumsum(self.chunks["size_bytes"]) // size_bytes
+        cuts = np.flatnonzero((is_stored[1:] != is_stored[:-1]) | (number[1:] != number[:-1])) + 1
+        bounds = np.array([0, *cuts.tolist(), len(self.chunks)])
+        rows = np.add.reduceat(self.chunks["rows"], bounds[:-1], dtype=np.int64)
+        blocks = np.cumsum([0, *np.add.reduceat(self.chunks["blocks"], bounds[:-1])])
+        for count, own, chunks in zip(
+            rows.tolist(), pairwise(blocks.tolist()), pairwise(bounds.tolist()), strict=True
+        ):
+            yield count, self.blocks[slice(*own)], self.data[slice(*chunks)]
 
 
 _COUNTS = ("rows", "chunks", "blocks", "hashes")
@@ -202,7 +210,7 @@ def joined(parts: Sequence[FoundPieces]) -> FoundPieces:
         return parts[0]
     names = ("pieces", "rows", "hashes", "chunks", "blocks")
     tables = {
-        name: np.concatenate([np.zeros(0, kind), *(getattr(part, name) for part in parts)])
+        name: concatenated([getattr(part, name) for part in parts], kind)
         for name, kind in zip(names, _TABLES, strict=True)
     }
     return FoundPieces(**tables, data=[one for part in parts for one in part.data])

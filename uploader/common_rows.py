@@ -187,7 +187,7 @@ class _Source:
         while block < span.end_block:
             if is_whole[block]:
                 last = self._last_whole(is_whole, block, span.end_block)
-                writer.add_stored(self._index.blocks[block:last], self._stored(block, last))
+                writer.add_stored(self._index.blocks[block:last], [self._stored(block, last)])
                 block = last
                 continue
             first = max(begin, int(bounds.block_rows[block])) - begin

@@ -15,7 +15,7 @@ from tiered.catalog.state import CatalogState, LogCheck
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import EncodedSegment
 from tiered.model.queue_roster import united
-from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason
+from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, concatenated
 from tiered.model.ttl_class import FOREVER_CLASS
 from uploader.cycle_plan import CyclePlan, ObjectPlan
 from uploader.log_batch import LogBatch
@@ -94,7 +94,7 @@ def cycle_draft(
         to_phys=place.to_phys,
         check=place.check,
         queues=queues,
-        runs=np.concatenate(run_tables) if run_tables else np.zeros(0, RUN_DTYPE),
+        runs=concatenated(run_tables, RUN_DTYPE),
         objects=objects,
         object_keys=list(keys),
         gaps=gaps,

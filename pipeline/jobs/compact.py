@@ -28,7 +28,7 @@ from pipeline.jobs.tasks import SparkTasks, TaskRunner
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
 from tiered.formats.segment import BlockCodec
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
@@ -202,7 +202,8 @@ def joined_results(
 ) -> CompactionResult:
     """One result, whose runs refer to the queues of ``candidates``."""
     numbers = {queue: number for number, queue in enumerate(candidates.queues)}
-    runs, objects = [np.zeros(0, RUN_DTYPE)], [np.zeros(0, OBJECT_DTYPE)]
+    runs: list[Table] = []
+    objects: list[Table] = []
     keys: list[str] = []
     abandoned: list[str] = []
     cost = CompactionCost()
@@ -217,7 +218,9 @@ def joined_results(
         keys += result.object_keys
         abandoned += result.abandoned
         cost += result.cost
-    return CompactionResult(np.concatenate(runs), np.concatenate(objects), keys, abandoned, cost)
+    return CompactionResult(
+        concatenated(runs, RUN_DTYPE), concatenated(objects, OBJECT_DTYPE), keys, abandoned, cost
+    )
 
 
 def _message_bytes(plan: CompactionPlan) -> int:

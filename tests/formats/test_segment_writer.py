@@ -95,10 +95,10 @@ def test_stored_blocks_stay_as_they_are() -> None:
         writer.begin_run(QUEUES[0], source.runs[0])
         writer.add_rows(source.rows, QUEUES)
         writer.add_stored(
-            index.blocks[:2], None if file is None else stored[: int(index.blocks["stored_bytes"][:2].sum())]
+            index.blocks[:2], [] if file is None else [stored[: int(index.blocks["stored_bytes"][:2].sum())]]
         )
         writer.add_stored(
-            index.blocks[2:], None if file is None else stored[int(index.blocks["stored_bytes"][:2].sum()) :]
+            index.blocks[2:], [] if file is None else [stored[int(index.blocks["stored_bytes"][:2].sum()) :]]
         )
         done = writer.finish(META)
         begin = encoded[: index.key_span[0]] if file is None else file.getvalue()

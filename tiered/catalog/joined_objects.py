@@ -18,7 +18,7 @@ from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.pages import Page, referenced_keys
 from tiered.catalog.state import CatalogState, RunChunk, joined
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_SUPERSEDED, RunKind, Table
+from tiered.model.tables import QUEUE_SUPERSEDED, RUN_DTYPE, RunKind, Table, concatenated
 
 _OF_BEGIN = ("kind", "version", "base_queue_offset", "base_byte")
 
@@ -99,7 +99,7 @@ def _joined_object(key: str, parts: Sequence[tuple[Sequence[QueueKey], RunChunk]
         runs["queue"] = number + len(queues)
         queues += [names[at] for at in used.tolist()]
         tables.append(runs)
-    runs = np.concatenate(tables)
+    runs = concatenated(tables, RUN_DTYPE)
     return JoinedObject(key, parts[0][1].objects[0], queues, runs[np.argsort(runs["ordinal"], kind="stable")])
 
 

@@ -29,6 +29,7 @@ from tiered.model.tables import (
     QUEUE_SUPERSEDED,
     RUN_DTYPE,
     Table,
+    concatenated,
 )
 
 UNKNOWN_OFFSET = -1
@@ -350,8 +351,8 @@ def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
     """Several chunks as one; their queue numbers must have the same meaning."""
     if len(chunks) <= 1:
         return chunks[0] if chunks else EMPTY_CHUNK
-    runs = np.concatenate([chunk.runs for chunk in chunks])
-    objects = np.concatenate([chunk.objects for chunk in chunks])
+    runs = concatenated((chunk.runs for chunk in chunks), RUN_DTYPE)
+    objects = concatenated((chunk.objects for chunk in chunks), OBJECT_DTYPE)
     runs["object"] += np.repeat(_offsets([len(c.objects) for c in chunks]), [len(c.runs) for c in chunks])
     objects["key"] += np.repeat(
         _offsets([len(c.object_keys) for c in chunks]), [len(c.objects) for c in chunks]

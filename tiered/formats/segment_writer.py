@@ -36,7 +36,7 @@ from tiered.formats.segment_layout import (
     encode_trailer,
 )
 from tiered.model.queue import QueueKey
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated
 
 _COLUMNS = {
     "size": np.int32, "tags_code": np.int64, "store_timestamp": np.int64, "phys": np.int64,
@@ -150,8 +150,8 @@ class SegmentWriter:
         self._key_counts.append(rows.key_count.astype("<u2"))
         self._key_hashes.append(rows.key_hashes.astype("<u8"))
 
-    def add_stored(self, blocks: Table, stored: bytes | memoryview | None) -> None:
-        """Blocks (BLOCK_DTYPE) of the run, as they are stored; ``stored`` is None without a file."""
+    def add_stored(self, blocks: Table, stored: Sequence[bytes | memoryview]) -> None:
+        """Blocks (BLOCK_DTYPE) of the run, as they are stored; ``stored`` is empty without a file."""
         self._flush()
         self._blocks_of_run[-1] += len(blocks)
         self._append(blocks, stored)
@@ -185,8 +185,8 @@ class SegmentWriter:
         self._end_run()
         self._flush()
         self._end_page()
-        runs = np.concatenate(self._runs)
-        blocks = np.concatenate([np.zeros(0, BLOCK_DTYPE), *self._blocks])
+        runs = concatenated(self._runs, RUN_DTYPE)
+        blocks = concatenated(self._blocks, BLOCK_DTYPE)
         if int(blocks["raw_bytes"].sum(dtype=np.int64)) != int(runs["byte_count"].sum()):
             raise ValueError("blocks and rows differ in bytes")
         if self._keys is None:
@@ -194,7 +194,7 @@ class SegmentWriter:
             self._key_counts, self._key_hashes = [], []
         keys, key_header = self._keys
         counts = np.array(self._blocks_of_run, np.uint32)
-        pages = np.concatenate(self._page_table)
+        pages = concatenated(self._page_table, PAGE_DTYPE)
         footer = encode_footer(meta, self._queues, runs, blocks, counts, pages, key_header)
         tail_offset = HEADER_BYTES + self._blocks_bytes + len(keys)
         footer_offset = tail_offset + sum(map(len, self._pages))
@@ -233,14 +233,13 @@ class SegmentWriter:
         block = np.zeros(1, BLOCK_DTYPE)
         block[0] = (self._pending_rows, len(raw), len(stored), fastcrc.crc32.iscsi(stored), codec)
         self._pending, self._pending_rows = bytearray(), 0
-        self._append(block, stored)
+        self._append(block, [stored])
 
-    def _append(self, blocks: Table, stored: bytes | memoryview | None) -> None:
+    def _append(self, blocks: Table, stored: Sequence[bytes | memoryview]) -> None:
         self._blocks.append(blocks)
         self._blocks_bytes += int(blocks["stored_bytes"].sum(dtype=np.int64))
-        if stored is not None:
-            assert self._file is not None
-            self._file.write(stored)
+        if self._file is not None:
+            self._file.writelines(stored)
 
     # -- column pages -----------------------------------------
 
