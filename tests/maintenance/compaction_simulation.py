@@ -213,6 +213,7 @@ class World:
     def finish(self) -> None:
         """Compaction comes to its end, garbage is collected, and the archive is sound and has everything."""
         self.random = random.Random(0)
+        self.grow()  # names what the owner has put for commits that lost their version
         for _ in range(50):
             state = load(self.store)
             planned = next(rounds.plan_rounds(self.store, state, LIMITS, before_version=1 << 40), None)
