@@ -17,6 +17,7 @@ from tiered.catalog.catalog_reader import head_version, load, read_commit, refre
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import ADVANCING_MS, refusal
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, PageChange
+from tiered.catalog.deletions import Reason
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, Owner
@@ -237,6 +238,29 @@ def test_maintenance_is_decided_again_when_a_writer_was_faster(memory: MemorySto
     assert seen == [2, 3]
     assert (state.version, state.epoch) == (4, 1)
     assert first.append(append_draft(first.refresh(), {A: 1})).version == 5
+
+
+def test_a_compaction_of_another_process_costs_the_owner_one_version(memory: MemoryStore) -> None:
+    store = faulty(memory)
+    owner = writer(store)
+    owner.append(append_draft(owner.claim(), {A: 1}))
+    other = writer(memory, "compact")
+
+    def commit(**deletions: object) -> None:
+        other.maintain(lambda _: CommitDraft(CommitKind.MAINTENANCE, created_ms=NOW_MS, **deletions))  # type: ignore[arg-type]
+
+    def lost() -> int:
+        return requests(store, "put").count("AlreadyExistsError")
+
+    for number in range(3):
+        key = f"sets/{number}"
+        commit(pending_deletions=(key,), reason=Reason.INTENT)
+        owner.append(append_draft(owner.state, {A: 1}))
+        assert lost() == number + 1
+        owner.append(append_draft(owner.state, {A: 1}))
+        commit(restored=(key,))
+        owner.append(append_draft(owner.state, {A: 1}))
+        assert lost() == number + 1
 
 
 def test_a_higher_epoch_is_fencing(memory: MemoryStore) -> None:

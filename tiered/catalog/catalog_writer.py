@@ -32,6 +32,7 @@ from tiered.catalog.commit import (
     encode_commit,
 )
 from tiered.catalog.commit_attempt import CommitAttempt
+from tiered.catalog.deletions import Reason
 from tiered.catalog.joined_objects import WriteCommonRows, refuse_joined
 from tiered.catalog.log_histories import Divergence, HistoryPages, NewHistory, begin_history
 from tiered.catalog.page_writer import PageWriter
@@ -45,6 +46,9 @@ from tiered.errors import (
 )
 from tiered.formats.container import CATALOG_MAJOR
 from tiered.object_store.interface import Body, ObjectStore
+
+INTENT_MS = 3_600_000
+"""A compaction that has announced its outputs so long ago has ended, with or without a commit."""
 
 T = TypeVar("T")
 Built = tuple[CommitDraft, NewHistory | None]
@@ -318,6 +322,8 @@ class CatalogWriter:
         settled = self._settle()
         if settled is not None and settled.source is source:
             return
+        if self._is_other_compacting():
+            self._move_to(self._retry.call(lambda: refresh(self._store, self._state)))
         while (built := build(self._state)) is not None:
             draft, history = built
             state = self._state
@@ -334,6 +340,14 @@ class CatalogWriter:
             )
             if self._settle() is not None:
                 return
+
+    def _is_other_compacting(self) -> bool:
+        """Whether a compaction of another process will commit soon: then a look at the head costs less than a commit,
+        with its pages, for a version that is taken."""
+        since_ms = self._clock_ms() - INTENT_MS
+        pending = self._state.pending_deletions.values()
+        is_announced = any(one.reason == Reason.INTENT and one.since_ms >= since_ms for one in pending)
+        return is_announced and not self._pages.is_paused
 
     def _settle(self) -> _Pending | None:
         """Settle the pending commit, putting its bytes until the outcome is known.

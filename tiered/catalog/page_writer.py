@@ -121,6 +121,11 @@ class PageWriter:
             self._is_cancelled = False
             self._forget_merge()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether merges are paused."""
+        return self._is_paused
+
     @contextmanager
     def merges_paused(self) -> Iterator[None]:
         """Inside it no merge is made or named: pages stay until commits replace them otherwise."""
