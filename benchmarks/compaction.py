@@ -2,8 +2,8 @@
 
 Three archives in a directory: store C in cycles of 64 KiB, 1,000 queues, and the same bytes in 16. Each GET takes 20 ms
 longer than the directory does. Queues of C are read one by one, each from an empty cache; the others are read by 16
-readers that share one. Then ``tiered compact --apply`` runs as a process, and all is read again. ``--queues 10000`` has
-8 GiB, as many bytes a queue. Owns the figures and their limits.
+readers that share one, before the compaction one each. Then ``tiered compact --apply`` runs as a process, and
+all is read again. ``--queues 10000`` has 8 GiB, as many bytes a queue. Owns the figures and their limits.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ DELAY_S = 0.02
 READERS = 16
 SAMPLED = 40
 """Queues of the archive of cycles that are read."""
+BEFORE_QUEUES = 16
+"""Of the other archives, that are read before compaction: each has messages in every object."""
 QUEUE_MESSAGES = 660
 """Of 1.2 KiB each: 0.8 MB a queue, of which 10,000 have 8 GB."""
 READ_BYTES = 4 * MIB
@@ -130,7 +132,7 @@ def measured(chosen: Sequence[Case], memory_mib: Sequence[int], work: Path) -> I
         with FileTarget(work / "compaction-target") as target:
             run_backfill(store, target, work, case.settings)
             directory = work / "compaction-target"
-            yield {"case": case.name, "when": "before", **read(directory, case)}
+            yield {"case": case.name, "when": "before", **read(directory, case, queues_max=BEFORE_QUEUES)}
             for number, mib in enumerate(memory_mib):
                 copy = directory
                 if number + 1 < len(memory_mib):
@@ -149,8 +151,8 @@ def measured(chosen: Sequence[Case], memory_mib: Sequence[int], work: Path) -> I
 # -- reads ----------------------------------------------------------------------------------------------------
 
 
-def read(directory: Path, case: Case) -> Row:
-    """Read the queues of an archive, and count."""
+def read(directory: Path, case: Case, queues_max: int | None = None) -> Row:
+    """Read the queues of an archive, at most ``queues_max`` of them, and count."""
     tallies: list[Tally] = []
     gets = byte_count = 0
     place, _ = _opened(directory)
@@ -161,7 +163,7 @@ def read(directory: Path, case: Case) -> Row:
         chosen = random.Random(1).sample(listings, min(SAMPLED, len(listings)))
         groups = [[one] for one in chosen]
     else:
-        groups = [listings]
+        groups = [random.Random(1).sample(listings, min(queues_max or len(listings), len(listings)))]
     most = 0.0
     for group in groups:
         delayed = DelayedStore(place.store)

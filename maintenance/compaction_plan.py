@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tiered.formats.keys import is_compacted
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table
+from tiered.model.tables import RunKind, Table, concatenated
 
 MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
@@ -237,10 +237,11 @@ def _level_1_sources(
         candidate &= _grows(candidates, candidate, sizes, limits) | (dead_shares >= limits.dead_share_min)
         live &= candidate[runs["object"]]
     has_live[runs["object"][live]] = True
-    pairs = np.unique(np.stack([runs["queue"][live], runs["object"][live]], axis=1), axis=0)
-    objects_of_queue = np.bincount(pairs[:, 0], minlength=len(candidates.queues))
+    pairs = np.unique(runs["queue"][live].astype(np.int64) * count + runs["object"][live])
+    queues, objects = np.divmod(pairs, count)
+    objects_of_queue = np.bincount(queues, minlength=len(candidates.queues))
     shares = np.zeros(count, bool)
-    shares[pairs[objects_of_queue[pairs[:, 0]] > 1, 1]] = True
+    shares[objects[objects_of_queue[queues] > 1]] = True
     shares |= candidates.is_set & candidate & has_live & (dead_shares >= limits.dead_share_min)
     return shares, candidate & has_runs & ~has_live
 
@@ -484,7 +485,9 @@ class _Filling:
 
     def _end_iteration(self) -> None:
         if self._alone or self._shared:
-            shared = [OutputPart(output, np.concatenate(found)) for output, found in self._shared.items()]
+            shared = [
+                OutputPart(output, concatenated(found, PIECE_DTYPE)) for output, found in self._shared.items()
+            ]
             self._iterations.append(self._alone + shared)
         self._alone, self._shared, self._used_bytes = [], {}, 0.0
 

@@ -61,9 +61,9 @@ class CompactionIdentity:
 @dataclass(frozen=True)
 class CompactionOptions:
     """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``in_flight_bytes``: of reads in
-    progress. ``report`` gets the message bytes that are done; ``release`` is called after each iteration, when its
-    memory is free. ``announce`` gets the key of a later attempt before it is put: it is garbage if the compaction
-    dies."""
+    progress. ``report`` gets the message bytes that are done; ``release`` is called when memory is free: at first, and
+    after each iteration. ``announce`` gets the key of a later attempt before it is put: it is garbage if the
+    compaction dies."""
 
     spool_directory: Path
     spool_bytes_max: int
@@ -231,6 +231,7 @@ class _Compaction:
 
     def rewrite(self) -> CompactionResult:
         """Level 1: iteration by iteration."""
+        self._options.release()  # what planning has freed
         done_bytes = 0
         shared: dict[int, _Open] = {}
         with ExitStack() as files:

@@ -43,7 +43,7 @@ from tiered.formats.segment import SHARED_BLOCK_BYTES, RowTable
 from tiered.formats.segment_index import CATALOG_RUN_FIELDS, KeySection, SegmentIndex, expand_block
 from tiered.formats.segment_layout import check_tail_length
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table, positions
+from tiered.model.tables import RunKind, Table, concatenated, positions
 from tiered.object_store.interface import ObjectStore
 
 MIB = 1024 * 1024
@@ -424,7 +424,7 @@ def windows_of(
     steps: list[Table] = []
     decoded, packed = [], []
     for iteration in iterations:
-        pieces = np.concatenate([np.zeros(0, PIECE_DTYPE), *(part.pieces for part in iteration)])
+        pieces = concatenated((part.pieces for part in iteration), PIECE_DTYPE)
         run = runs[pieces["run"]]
         length = pieces["end"] - pieces["begin"]
         stored = length * ratio[run["object"]]

@@ -46,8 +46,12 @@ def head_version(store: ObjectStore) -> int:
 
 def read_commit(store: ObjectStore, version: int) -> Commit:
     """One commit; raises NotFoundError, CorruptionError, or what the store raises."""
+    return _decoded(store, version, read_commit_bytes(store, catalog_key(version)))
+
+
+def _decoded(store: ObjectStore, version: int, data: bytes) -> Commit:
     key = catalog_key(version)
-    commit = decode_commit(read_commit_bytes(store, key), source=f"{store.url}/{key}")
+    commit = decode_commit(data, source=f"{store.url}/{key}")
     if commit.version != version:
         raise CorruptionError(f"{store.url}/{key} holds version {commit.version}, not {version}")
     return commit
@@ -210,6 +214,7 @@ def _commits(store: ObjectStore, versions: Sequence[int]) -> Iterator[Commit]:
         return
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="catalog") as pool:
         for first in range(0, len(versions), REPLAY_MAX):
-            yield from pool.map(
-                lambda version: read_commit(store, version), versions[first : first + REPLAY_MAX]
-            )
+            batch = versions[first : first + REPLAY_MAX]
+            stored = pool.map(lambda version: read_commit_bytes(store, catalog_key(version)), batch)
+            # One at a time: with many queues a decoded commit is a hundred times as large as it is stored.
+            yield from (_decoded(store, version, data) for version, data in zip(batch, stored, strict=True))
