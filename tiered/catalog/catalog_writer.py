@@ -342,8 +342,8 @@ class CatalogWriter:
                 return
 
     def _is_other_compacting(self) -> bool:
-        """Whether a compaction of another process will commit soon: then a look at the head costs less than a commit,
-        with its pages, for a version that is taken."""
+        """Whether a compaction of another process will commit soon: reading the next version first costs less than a
+        commit, with its pages, for a version that is taken."""
         since_ms = self._clock_ms() - INTENT_MS
         pending = self._state.pending_deletions.values()
         is_announced = any(one.reason == Reason.INTENT and one.since_ms >= since_ms for one in pending)
