@@ -135,15 +135,16 @@ def compact_archive(
     was committed stays."""
     done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
     while True:
-        rounds = planned_rounds(store, state, settings)
-        planned = next(rounds, None)
+        planned = next(planned_rounds(store, state, settings), None)
         if planned is None:
             break
         mine = forecast([planned])
         if (done + mine).message_bytes > expected_bytes:
-            # Once for many rounds: planning all of them again for each would take as long as joining them.
-            expected_bytes = (done + mine + forecast(rounds)).message_bytes
-        del rounds  # and the tables that it holds
+            # Once for many rounds: planning all of them again for each would take as long as joining them. The first
+            # one is planned twice, so that two are not in memory.
+            del planned
+            expected_bytes = (done + forecast(planned_rounds(store, state, settings))).message_bytes
+            planned = next(planned_rounds(store, state, settings))
         of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
         of_rounds(0)
         result = run_round(
