@@ -1,9 +1,10 @@
 """Cold reads before and after compaction, and its cost: ``python -m benchmarks.compaction --out compaction.jsonl``.
 
 Three archives in a directory: store C in cycles of 64 KiB, 1,000 queues, and the same bytes in 16. Each GET takes 20 ms
-longer than the directory does. Queues of C are read one by one, each from an empty cache; the others are read by 16
-readers that share one, before the compaction one each. Then ``tiered compact --apply`` runs as a process, and
-all is read again. ``--queues 10000`` has 8 GiB, as many bytes a queue. Owns the figures and their limits.
+longer than the directory does. Queues of C are read one by one, each from an empty cache; the others by 16 readers that
+share a cache, 16 queues of each archive. Then ``tiered compact --apply`` runs as a process, and the same queues of C
+and all queues of the others are read. ``--queues 10000`` has 8 GiB, as many bytes a queue. Owns the figures and their
+limits.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ READERS = 16
 SAMPLED = 40
 """Queues of the archive of cycles that are read."""
 BEFORE_QUEUES = 16
-"""Of the other archives, that are read before compaction: each has messages in every object."""
+"""Queues of the other archives that are read before compaction: every object has messages of each."""
 QUEUE_MESSAGES = 660
 """Of 1.2 KiB each: 0.8 MB a queue, of which 10,000 have 8 GB."""
 READ_BYTES = 4 * MIB

@@ -238,7 +238,8 @@ class SegmentWriter:
     def _append(self, blocks: Table, stored: Sequence[bytes | memoryview]) -> None:
         self._blocks.append(blocks)
         self._blocks_bytes += int(blocks["stored_bytes"].sum(dtype=np.int64))
-        if self._file is not None:
+        if stored:
+            assert self._file is not None
             self._file.writelines(stored)
 
     # -- column pages -----------------------------------------
