@@ -40,7 +40,7 @@ from fetcher.access import ArchiveAccess
 from fetcher.archive import Archive
 from fetcher.io.range_reader import ThreadRangeReader
 from maintenance.compaction_job import planned_rounds
-from maintenance.compaction_sources import COPIED_RAW_BYTES_MIN
+from maintenance.opened_sources import COPIED_RAW_BYTES_MIN
 from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load

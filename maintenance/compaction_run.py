@@ -265,7 +265,7 @@ class _Compaction:
                 if not ranges:
                     queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
                     writer.begin_run(queue, self._heads[int(piece["run"])])
-                writer.add_rows(rows, self._sources.parents)
+                writer.add_rows(rows, self._sources.parents.queues)
                 writer.add_stored(index.blocks, [])
                 ranges += _copied(index, is_first=not ranges)
             self._put(writer, part, ranges)
@@ -304,7 +304,7 @@ class _Compaction:
     def _add(self, writer: SegmentWriter, found: FoundPieces) -> None:
         """Rows and blocks of consecutive pieces of the current run."""
         rows = found.row_table()
-        writer.add_rows(rows, self._sources.parents)
+        writer.add_rows(rows, self._sources.parents.queues)
         begin = 0
         for count, blocks, data in found.batches(BATCH_BYTES):
             if len(blocks):

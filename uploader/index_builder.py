@@ -188,7 +188,9 @@ class IndexBuilder:
                 self._build(state, self._first_group(segments))
                 return True
         for refs in mergeable(state.indexes, self._beyond_repair):
-            merging = plan_merge(refs, self._settings.day_files_max, is_final=is_final)
+            merging = plan_merge(
+                refs, self._settings.day_files_max, is_final=is_final, now_ms=self._clock_ms()
+            )
             if merging:
                 self._merge_or_rebuild(state, merging)
                 return True

@@ -25,7 +25,8 @@ DAY_MS = 86_400_000
 MERGES_MAX = 8
 """A file merged so often is not merged again on its day: with 5 files a day, every 1,300 new files or so."""
 MERGE_SHARE = 4
-"""At the end of a backfill a day's files are merged unless the others are smaller than this part of the largest."""
+"""At the end of a backfill the files of a day that goes on are merged unless the others are smaller than this part of
+the largest."""
 
 
 @dataclass(frozen=True)
@@ -181,14 +182,16 @@ def mergeable(refs: Sequence[IndexRef], apart: Set[str]) -> list[list[IndexRef]]
     return found
 
 
-def plan_merge(refs: Sequence[IndexRef], day_files_max: int, *, is_final: bool = False) -> list[IndexRef]:
-    """Neighbouring files to merge into one, or none. ``is_final``: the backfill has ended."""
+def plan_merge(
+    refs: Sequence[IndexRef], day_files_max: int, *, is_final: bool = False, now_ms: int = 0
+) -> list[IndexRef]:
+    """Neighbouring files to merge into one, or none. ``is_final``: the backfill has ended, at ``now_ms``."""
     groups = _same_day(refs)
     for group in groups:
         if len(group) < 2:
             continue
         # By the order of files, not by dates: one message from the future would end every later day.
-        if group is not groups[-1] or (is_final and _worth_it(group)):
+        if group is not groups[-1] or (is_final and (_is_past(group, now_ms) or _worth_it(group))):
             return group
         open_ones = _newest_up_to(MERGES_MAX - 1, group)
         if len(open_ones) > max(1, day_files_max):
@@ -204,6 +207,11 @@ def _same_day(refs: Sequence[IndexRef]) -> list[list[IndexRef]]:
         else:
             groups.append([ref])
     return groups
+
+
+def _is_past(group: Sequence[IndexRef], now_ms: int) -> bool:
+    """Whether its day has ended by the clock: what the log has of it has been read."""
+    return group[-1].end_ms // DAY_MS < now_ms // DAY_MS
 
 
 def _worth_it(group: Sequence[IndexRef]) -> bool:

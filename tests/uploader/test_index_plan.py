@@ -113,6 +113,14 @@ def test_the_end_of_a_backfill_leaves_a_large_file_alone_for_little() -> None:
     assert len(plan_merge([ref(1, size_bytes=1000), ref(2, size_bytes=300)], 8, is_final=True)) == 2
 
 
+def test_the_end_of_a_backfill_leaves_one_file_of_a_day_that_has_ended() -> None:
+    refs = [ref(1, size_bytes=1000), ref(2, size_bytes=10)]
+    day_ends_ms = (refs[-1].end_ms // DAY_MS + 1) * DAY_MS
+    assert plan_merge(refs, 8, is_final=True, now_ms=day_ends_ms) == refs
+    assert plan_merge(refs, 8, is_final=True, now_ms=day_ends_ms - 1) == []
+    assert plan_merge(refs, 8, now_ms=day_ends_ms) == []
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 1000)), max_size=30),
     st.integers(2, 5),

@@ -80,6 +80,23 @@ class SegmentBounds(NamedTuple):
     block_rows: NDArray[np.int64]
     block_raw: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, runs: Table, blocks: Table) -> SegmentBounds:
+        """``runs``: SEGMENT_RUN_DTYPE, whose blocks are ``blocks`` (BLOCK_DTYPE)."""
+        is_lmq = runs["kind"] == RunKind.LMQ
+        return cls(
+            _sums(np.where(is_lmq, 0, runs["rows"])),
+            _sums(np.where(is_lmq, 0, runs["byte_count"])),
+            _sums(blocks["rows"]),
+            _sums(blocks["raw_bytes"]),
+        )
+
+    def blocks_of_runs(self, runs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The blocks [first, end) that hold each of ``runs``; of an LMQ they mean nothing."""
+        first = np.searchsorted(self.block_rows, self.run_rows[runs], side="right") - 1
+        end = np.searchsorted(self.block_rows, self.run_rows[runs + 1], side="left")
+        return first, end
+
 
 @dataclass(frozen=True)
 class KeySection:
@@ -150,12 +167,9 @@ class SegmentIndex:
             raise ValueError("impossible numbers of runs or rows")
         self._view = RunView.of(self.runs)
         self.first_row = self._view.first_row
-        is_lmq = self.runs["kind"] == RunKind.LMQ
-        self._run_row = _sums(np.where(is_lmq, 0, rows_of_run))
-        self._run_raw = _sums(np.where(is_lmq, 0, self.runs["byte_count"]))
+        self.bounds = SegmentBounds.of(self.runs, self.blocks)
+        self._run_row, self._run_raw, self._block_row, self._block_raw = self.bounds
         self._block_offset = _sums(self.blocks["stored_bytes"]) + HEADER_BYTES
-        self._block_row = _sums(self.blocks["rows"])
-        self._block_raw = _sums(self.blocks["raw_bytes"])
         self._page_row = _sums(self.pages["rows"])
         self._page_offset = _sums(self.pages["stored_bytes"])
 
@@ -329,17 +343,6 @@ class SegmentIndex:
     def block_offsets(self) -> NDArray[Any]:
         """Where each block begins in the object, and the end of the last."""
         return self._block_offset
-
-    @property
-    def bounds(self) -> SegmentBounds:
-        """Where runs and blocks begin."""
-        return SegmentBounds(self._run_row, self._run_raw, self._block_row, self._block_raw)
-
-    def blocks_of_runs(self, runs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The blocks [first, end) that hold each of ``runs``; of an LMQ they mean nothing."""
-        first = np.searchsorted(self._block_row, self._run_row[runs], side="right") - 1
-        end = np.searchsorted(self._block_row, self._run_row[runs + 1], side="left")
-        return first, end
 
     def bounds_of_blocks(self, run: int, span: BlockSpan) -> tuple[list[int], list[int]]:
         """Begin of each block of ``span`` and end of the last: in rows from the span's first row, and in bytes."""
