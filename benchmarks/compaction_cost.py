@@ -18,6 +18,7 @@ import numpy as np
 from maintenance.compaction_forecast import CompactionForecast, forecast
 from maintenance.compaction_job import limits_of
 from maintenance.compaction_plan import Candidates, CompactionLimits, plan_level_1, plan_level_2
+from maintenance.compaction_ranges import VersionRange
 from maintenance.compaction_round import PlannedRound
 from maintenance.prices import Prices
 from tiered.model.queue import QueueKey
@@ -86,7 +87,7 @@ def compacted(queues: int, rate: int, ratio: float, limits: CompactionLimits) ->
         for level in (plan_level_1, plan_level_2):
             plan = level(candidates, limits)
             if plan is not None and 2 * len(plan.outputs) <= len(plan.sources):
-                found += forecast([PlannedRound([], 0, candidates, plan)])
+                found += forecast([PlannedRound(VersionRange([]), candidates, plan)])
                 break
     return replace(found, rounds=found.rounds)
 

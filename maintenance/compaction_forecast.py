@@ -50,6 +50,10 @@ class CompactionForecast:
             *(getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
         )
 
+    def times(self, factor: float) -> CompactionForecast:
+        """So many rounds of this kind, about."""
+        return CompactionForecast(*(round(getattr(self, one.name) * factor) for one in fields(self)))
+
     @property
     def gets_saved(self) -> int:
         """Each time that every queue is read."""
@@ -66,8 +70,9 @@ class CompactionForecast:
 
 
 def forecast(rounds: Iterable[PlannedRound]) -> CompactionForecast:
-    """The sum over ``rounds``."""
-    return sum((_of_round(planned) for planned in rounds), CompactionForecast())
+    """The sum over ``rounds``, each with the later ones that are its like."""
+    found = (_of_round(planned).times(1 / planned.range.share) for planned in rounds)
+    return sum(found, CompactionForecast())
 
 
 def _of_round(planned: PlannedRound) -> CompactionForecast:

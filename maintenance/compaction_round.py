@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from maintenance.compaction_plan import (
     plan_level_1,
     plan_level_2,
 )
+from maintenance.compaction_ranges import VersionRange, older_memory, ranges_of, within, write_rests
 from maintenance.compaction_run import (
     CompactionIdentity,
     CompactionOptions,
@@ -37,26 +38,23 @@ from maintenance.compaction_run import (
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import Reason
-from tiered.catalog.page_merge import sequences_of
-from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
-from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
+from tiered.catalog.pages import Page, PutPage, RunIndex, cut, sorted_page, write_pages
+from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
-from tiered.errors import UsageError
+from tiered.errors import CorruptionError, UsageError
 from tiered.formats.container import CATALOG_MAJOR
 from tiered.formats.keys import SETS_PREFIX, compaction_attempts_from, page_key
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RUN_DTYPE, Table
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """What a round does: the pages it replaces, which hold ``candidates`` with the runs in memory up to
-    ``spilled_version``, and the plan for them."""
+    """What a round does: the versions it replaces, their runs, and the plan for them."""
 
-    pages: list[PageRef]
-    spilled_version: int
+    range: VersionRange
     candidates: Candidates
     plan: CompactionPlan
 
@@ -69,7 +67,8 @@ def plan_rounds(
     before_version: int,
     is_wanted: IsWanted = gains,
 ) -> Iterator[PlannedRound]:
-    """Rounds that are wanted, oldest versions first. Reads pages, and no data.
+    """Rounds that are wanted, oldest versions first; only the first one of large sequences of pages, which says what
+    share of them it is. Reads pages, and no data.
 
     Only versions below ``before_version`` take part. Raises UsageError when the archive's owner writes an older format.
     """
@@ -78,20 +77,35 @@ def plan_rounds(
             "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
         )
     index = RunIndex(store)
-    for pages, spilled_version in _ranges(state, before_version, limits.runs_max):
-        memory = _older_memory(state, spilled_version)
-        in_memory = []
-        if len(memory.runs):
-            in_memory.append(sorted_page(state.directory.roster.first(len(state.table)), memory))
-        found = chain((index.living(state, index.read_page(ref)) for ref in pages), in_memory)
-        candidates = _candidates(state, found, sum(page.runs for page in pages) + len(memory.runs))
-        if any(key in state.unindexed for key in candidates.object_keys):
-            continue  # a query scans these objects by name
-        for level in (plan_level_1, plan_level_2):
-            plan = level(candidates, limits)
-            if plan is not None and is_wanted(candidates, plan):
-                yield PlannedRound(pages, spilled_version, candidates, plan)
-                break
+    for ranges in ranges_of(state, index, before_version, limits.runs_max):
+        planned = (_planned(index, state, one, limits, is_wanted) for one in ranges)
+        found = next((one for one in planned if one is not None), None)
+        if found is not None:
+            yield found
+            del found  # not beside the next one
+
+
+def _planned(
+    index: RunIndex, state: CatalogState, chosen: VersionRange, limits: CompactionLimits, is_wanted: IsWanted
+) -> PlannedRound | None:
+    memory = older_memory(state, chosen.spilled_version)
+    in_memory = []
+    if len(memory.runs):
+        in_memory.append(sorted_page(state.directory.roster.first(len(state.table)), memory))
+    found = (within(page, chosen.within) for page in _living(index, state, chosen.pages))
+    runs = sum(page.runs for page in chosen.pages) if chosen.within is None else chosen.within.runs
+    candidates = _candidates(state, chain(found, in_memory), runs + len(memory.runs))
+    if not len(candidates.runs) or any(key in state.unindexed for key in candidates.object_keys):
+        return None  # a query scans unindexed objects by name
+    for level in (plan_level_1, plan_level_2):
+        plan = level(candidates, limits)
+        if plan is not None and is_wanted(candidates, plan):
+            return PlannedRound(chosen, candidates, plan)
+    return None
+
+
+def _living(index: RunIndex, state: CatalogState, pages: Sequence[PageRef]) -> Iterator[Page]:
+    return (index.living(state, index.read_page(ref)) for ref in pages)
 
 
 def run_round(
@@ -177,9 +191,9 @@ def _run_round(
             CommitKind.MAINTENANCE,
             pages=PageChange(
                 added=tuple(pages),
-                removed=[page.key for page in planned.pages],
+                removed=[page.key for page in planned.range.pages],
                 resolved_version=state.version,
-                spilled_version=planned.spilled_version,
+                spilled_version=planned.range.spilled_version,
             ),
             restored=tuple(taken_back),
             pending_deletions=tuple(sorted(sources | set(result.abandoned))),
@@ -203,14 +217,14 @@ class _Unchanged:
     def __init__(self, state: CatalogState, planned: PlannedRound) -> None:
         self._epoch = state.epoch
         self._history = state.cursor.history
-        self._pages = {page.key for page in planned.pages}
+        self._pages = {page.key for page in planned.range.pages}
         self._queues = list(planned.candidates.queues)
         self._floors = planned.candidates.floors
         self._covers = set(planned.candidates.covers)
         self._tombstones = len(state.tombstones)
         self._last_version = planned.plan.last_version
-        self._spilled_version = planned.spilled_version
-        self._memory_runs = len(_older_memory(state, planned.spilled_version).runs)
+        self._spilled_version = planned.range.spilled_version
+        self._memory_runs = len(older_memory(state, planned.range.spilled_version).runs)
 
     def __call__(self, newest: CatalogState) -> bool:
         # Page objects carry the epoch: those of an earlier one may be collected before a commit names them.
@@ -220,7 +234,7 @@ class _Unchanged:
             and self._pages <= {page.key for page in newest.pages}
             and len(newest.tombstones) == self._tombstones
             and self._is_covered_alike(newest)
-            and len(_older_memory(newest, self._spilled_version).runs) == self._memory_runs
+            and len(older_memory(newest, self._spilled_version).runs) == self._memory_runs
             and bool((_floors(newest, self._queues) == self._floors).all())
         )
 
@@ -228,49 +242,6 @@ class _Unchanged:
         """Whether no index file begins between the sources of an output. Merged files cover what they did."""
         begins = {index.from_version for index in newest.indexes}
         return {begin for begin in begins if begin <= self._last_version} <= self._covers
-
-
-def _ranges(state: CatalogState, before_version: int, runs_max: int) -> Iterator[tuple[list[PageRef], int]]:
-    """Consecutive versions inside one log history, oldest first: whole sequences of pages, and at the end the runs in
-    memory up to a version, or 0."""
-    sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
-    if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
-        return  # versions of two sequences overlap: no range of versions has pages of its own
-    last = min(before_version - 1, state.indexed_version if state.indexes else before_version - 1)
-    where: tuple[int, int] | None = None
-    pages: list[PageRef] = []
-    for sequence in sequences:
-        here = _histories(state, sequence[0].from_version)
-        is_inside = here == _histories(state, sequence[0].to_version) and sequence[0].to_version <= last
-        is_full = sum(page.runs for page in (*pages, *sequence)) > runs_max
-        if pages and (here != where or not is_inside or is_full):
-            yield pages, 0
-            pages = []
-        where = here
-        if is_inside:
-            pages += sequence
-    memory = _older_memory(state, last).runs["version"]
-    if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
-        if pages and where != _histories(state, int(memory.min())):
-            yield pages, 0
-            pages = []
-        yield pages, int(memory.max())
-    elif pages:
-        yield pages, 0
-
-
-def _histories(state: CatalogState, version: int) -> tuple[int, int]:
-    """Equal for versions between which no log history begins or branches off."""
-    histories = state.log_histories
-    return (
-        sum(one.version <= version for one in histories),
-        sum(one.common_version < version for one in histories),
-    )
-
-
-def _older_memory(state: CatalogState, version: int) -> RunChunk:
-    """Runs in memory that versions up to ``version`` added."""
-    return selected(state.memory, state.memory.runs["version"] <= version)
 
 
 def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Candidates:
@@ -282,6 +253,8 @@ def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Ca
     count = 0
     for page in pages:
         chunk = page.chunk
+        if not len(chunk.runs):
+            continue
         keys = [chunk.object_keys[number] for number in chunk.objects["key"].tolist()]
         known = len(numbers)
         place = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.uint32)
@@ -304,7 +277,7 @@ def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Ca
     return Candidates(
         queues=queues_in_order,
         runs=runs,
-        objects=np.concatenate(objects),
+        objects=concatenated(objects, OBJECT_DTYPE),
         object_keys=object_keys,
         is_set=np.array([key.startswith(SETS_PREFIX) for key in object_keys], bool),
         floors=_floors(state, queues_in_order),
@@ -329,7 +302,8 @@ def _put_pages(
     page_keys: Sequence[str],
     page_runs_max: int,
 ) -> list[PageRef]:
-    """One sequence of pages with the runs that stay and the new ones, under the first of ``page_keys``."""
+    """One sequence of pages with the runs that stay and the new ones, and those of other versions, under the first of
+    ``page_keys``."""
     candidates = planned.candidates
     stays = candidates.runs[~np.isin(candidates.runs["object"], planned.plan.sources)]
     new, objects = result.runs.copy(), result.objects.copy()
@@ -347,11 +321,40 @@ def _put_pages(
         put_own(store, key, [data])
         return key
 
-    if not len(chunk.runs):
+    level = max((page.level for page in planned.range.pages), default=0)
+    found = _put_rests(store, state, planned, level, page_runs_max, put)
+    if len(chunk.runs):
+        pages = cut(sorted_page(candidates.queues, chunk), page_runs_max)
+        found += write_pages(pages, level, _versions(planned), put)
+    return found
+
+
+def _put_rests(
+    store: ObjectStore,
+    state: CatalogState,
+    planned: PlannedRound,
+    level: int,
+    page_runs_max: int,
+    put: PutPage,
+) -> list[PageRef]:
+    """The versions of the round's pages that it leaves, as sequences of their own."""
+    if not planned.range.rests:
         return []
-    level = max((page.level for page in planned.pages), default=0)
-    pages = cut(sorted_page(candidates.queues, chunk), page_runs_max)
-    return write_pages(pages, level, _versions(planned), put)
+    counted = 0
+
+    def living() -> Iterator[Page]:
+        nonlocal counted
+        for page in _living(RunIndex(store), state, planned.range.pages):
+            counted += len(page.chunk.runs)
+            yield page
+
+    found = write_rests(living(), planned.range.rests, level, page_runs_max, put)
+    written = sum(ref.runs for ref in found)
+    if counted != written + len(planned.candidates.runs):
+        raise CorruptionError(
+            f"{counted} runs of pages, of which {written} stay and {len(planned.candidates.runs)} move"
+        )
+    return found
 
 
 def _page_keys(
@@ -361,14 +364,18 @@ def _page_keys(
     stays = int((~np.isin(planned.candidates.runs["object"], planned.plan.sources)).sum())
     pieces = sum(len(part.pieces) for iteration in planned.plan.iterations for part in iteration)
     _, last = _versions(planned)
+    sequences = (stays + pieces, *(rest.runs for rest in planned.range.rests))
+    pages = sum(-(-runs // page_runs_max) for runs in sequences)
     return [
-        page_key("runs", last, state.epoch, f"{identity.first_attempt:x}_{number}")
-        for number in range(1, (stays + pieces + page_runs_max - 1) // page_runs_max + 1)
-    ]
+        page_key("runs", last, state.epoch, f"{identity.first_attempt:x}_{number}") for number in range(1, pages + 1)
+    ]  # fmt: skip
 
 
 def _versions(planned: PlannedRound) -> tuple[int, int]:
     """The first and last version that the pages of the round cover."""
+    own = planned.range.within
+    if own is not None:
+        return own.first, own.last
     runs = planned.candidates.runs
-    first = min([page.from_version for page in planned.pages], default=int(runs["version"].min()))
-    return first, max([planned.spilled_version, *(page.to_version for page in planned.pages)])
+    first = min([page.from_version for page in planned.range.pages], default=int(runs["version"].min()))
+    return first, max([planned.range.spilled_version, *(page.to_version for page in planned.range.pages)])

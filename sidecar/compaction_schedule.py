@@ -217,8 +217,9 @@ class CompactionSchedule:
         found = _DueRounds()
         for planned in planned_rounds(self._store, state, self._settings, self._limits, due):
             found.first = found.first or planned
-            found.objects += len(planned.plan.sources)
-            found.message_bytes += _message_bytes(planned)
+            share = planned.range.share
+            found.objects += round(len(planned.plan.sources) / share)
+            found.message_bytes += round(_message_bytes(planned) / share)
             found.is_overdue |= not planned.plan.copies and overdue(planned.candidates, planned.plan)
         self._is_overdue = found.is_overdue
         return found

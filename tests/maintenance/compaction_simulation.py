@@ -69,6 +69,8 @@ class World:
         self.rounds = self.void = self.died = self.read_rows = self.cuts = 0
         self.cut_weight = seed % 2
         self.compaction_limits = replace(LIMITS, growth_min=self.random.choice((1, 4)), dead_share_min=0.5)
+        if seed % 3 == 0:  # rounds of some versions of a sequence
+            self.compaction_limits = replace(self.compaction_limits, runs_max=seed % 40 + 5)
 
     def run(self) -> None:
         """All steps, then everything comes to rest. Raises AssertionError where something is wrong."""

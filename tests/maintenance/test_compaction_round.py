@@ -159,7 +159,7 @@ def test_runs_that_are_in_no_page_yet_are_joined_too(tmp_path: Path) -> None:
     assert scene.state.pages == ()
     planned = scene.plan()
     assert planned is not None
-    assert planned.spilled_version == scene.state.version
+    assert planned.range.spilled_version == scene.state.version
     assert scene.run() is not None
     assert scene.state.memory_runs == 0
     scene.check()

@@ -149,7 +149,10 @@ def test_memory_follows_the_limit_and_not_the_archive(tmp_path: Path) -> None:
         assert len(plan.iterations) > cycles // 10
         del memory
         tracemalloc.start()
-        compacted(store, before, plan, tmp_path / f"spool-{cycles}", codec=BlockCodec(block_bytes=16 << 10))
+        compacted(
+            store, before, plan, tmp_path / f"spool-{cycles}", codec=BlockCodec(block_bytes=16 << 10),
+            in_flight_bytes=limits.memory_bytes,
+        )  # fmt: skip
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] * 1.3
