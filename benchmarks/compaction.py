@@ -44,6 +44,7 @@ from maintenance.opened_sources import COPIED_RAW_BYTES_MIN
 from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.pages import RunIndex, referenced_keys
 from tiered.catalog.state import CatalogState
 from tiered.formats.column_pages import encode_page
 from tiered.formats.segment import SHARED_BLOCK_BYTES
@@ -222,22 +223,21 @@ def compaction(directory: Path, memory_mib: int, work: Path) -> Row:
     own = CompactionSettings(min_age_ms=0, memory_bytes=memory_mib * MIB)
     rounds = list(planned_rounds(counting, state, Settings(compaction=own)))
     iterations = max((len(planned.plan.iterations) for planned in rounds), default=0)
-    sources = [
-        (planned.candidates.object_keys[number], int(planned.candidates.objects["size_bytes"][number]))
-        for planned in rounds
-        for number in planned.plan.sources.tolist()
-    ]
     del rounds
+    sizes = {info.key: info.size_bytes for prefix in ("data/", "sets/") for info in place.store.list(prefix)}
     command = [
         str(TIERED), "compact", f"file://{directory}", *NAMES, "--json", "--older-than", "0", "--spool", str(work),
         f"--set=compaction.memory_bytes={memory_mib}MiB",
     ]  # fmt: skip
     planning = run_child(command, bytecode_cache=work / "pycache")
-    parts_s = planning.cpu_s + parts(place.store, sources, work)
     child = run_child([*command, "--apply"], bytecode_cache=work / "pycache")
     if child.exit_code != 0:
         raise RuntimeError(f"compaction failed: {child.output[-2000:]}")
     document = json.loads(child.output[child.output.index("{") :])
+    pages = RunIndex(place.store).all_runs(load(place.store))
+    living = {key for page in pages for key in referenced_keys(page)}
+    sources = [(key, size) for key, size in sizes.items() if key not in living]
+    parts_s = planning.cpu_s + parts(place.store, sources, work)
     done, archived_bytes = document["done"], sum(size for _, size in sources)
     limit = len(sources) * max(1, iterations) + archived_bytes / (16 * MIB)
     return {

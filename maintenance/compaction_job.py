@@ -24,10 +24,10 @@ from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
 
 DAY_MS = 24 * 3_600_000
-TABLE_BYTES = 160
-"""Memory of a run in the tables of a round and its plan."""
+TABLE_BYTES = 240
+"""Memory of a run in the tables of a round and its plan, and of reading its pieces."""
 RUNS_MAX = 1 << 20
-"""Of a round, and no more than take two thirds of the memory."""
+"""Of a round, and no more than take half of the memory."""
 CHANGED_MAX = 5
 """Rounds in a row without effect, because a merge of pages or another compaction has changed the archive."""
 
@@ -86,7 +86,7 @@ class CompactionReport:
 
 def in_flight_bytes(settings: Settings) -> int:
     """Of reads in progress: a part of the memory."""
-    return min(IN_FLIGHT_BYTES, settings.compaction.memory_bytes // 4)
+    return min(IN_FLIGHT_BYTES, settings.compaction.memory_bytes // 8)
 
 
 def limits_of(settings: Settings) -> CompactionLimits:
@@ -96,7 +96,7 @@ def limits_of(settings: Settings) -> CompactionLimits:
         memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
         object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
         dead_share_min=DEAD_SHARE, table_bytes=TABLE_BYTES, in_flight_bytes=in_flight_bytes(settings),
-        runs_max=min(RUNS_MAX, 2 * own.memory_bytes // (3 * TABLE_BYTES)),
+        runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from maintenance.compaction_plan import Candidates, CompactionPlan, OutputPart, sequence_bounds
+from maintenance.compaction_plan import PIECE_DTYPE, Candidates, CompactionPlan, OutputPart, sequence_bounds
 from maintenance.compaction_sources import IN_FLIGHT_BYTES, CompactionSources
 from maintenance.iteration_spool import FoundPieces
 from tiered.errors import CorruptionError, ThrottledError, UnansweredError, UsageError
@@ -218,8 +218,8 @@ class _Compaction:
         self._last_iteration = {
             part.output: number for number, iteration in enumerate(plan.iterations) for part in iteration
         }
-        self._heads = _sequence_heads(candidates, plan)
-        self._head_runs = np.array(list(self._heads), np.int64)
+        self._head_runs, self._head_rows = _sequence_heads(candidates, plan)
+        self._heads = {run: number for number, run in enumerate(self._head_runs.tolist())}
         from_phys, to_phys = candidates.objects["min_phys"], candidates.objects["end_phys"]
         self._phys = int(from_phys[plan.sources].min()), int(to_phys[plan.sources].max())
         self._queue_numbers = {queue: number for number, queue in enumerate(candidates.queues)}
@@ -264,7 +264,7 @@ class _Compaction:
                 rows = self._sources.whole_run(index, keys, int(piece["run"]))
                 if not ranges:
                     queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
-                    writer.begin_run(queue, self._heads[int(piece["run"])])
+                    writer.begin_run(queue, self._head(int(piece["run"])))
                 writer.add_rows(rows, self._sources.parents.queues)
                 writer.add_stored(index.blocks, [])
                 ranges += _copied(index, is_first=not ranges)
@@ -274,6 +274,11 @@ class _Compaction:
         return self._result()
 
     # -- writing -----------------------------------------
+
+    def _head(self, run: int) -> np.void:
+        """The head of the run whose sequence begins with ``run``."""
+        head: np.void = self._head_rows[self._heads[run]]
+        return head
 
     def _open(self, output: int, files: ExitStack) -> _Open:
         path = self._spool / str(output)
@@ -296,7 +301,7 @@ class _Compaction:
             if begins[first]:
                 run = int(pieces["run"][first])
                 is_set = self._plan.outputs[part.output].is_set
-                head = self._heads[run] if is_set else _head_of(runs[run], one)
+                head = self._head(run) if is_set else _head_of(runs[run], one)
                 output.writer.begin_run(self._candidates.queues[int(runs["queue"][run])], head)
             self._add(output.writer, one)
         output.has_rows = True
@@ -430,27 +435,26 @@ def _key(
     return data_key(queue, int(row["base_queue_offset"]), identity.epoch, attempt)
 
 
-def _sequence_heads(candidates: Candidates, plan: CompactionPlan) -> dict[int, Any]:
-    """First run of each sequence of sets and of joined objects -> head of the output's run."""
+def _sequence_heads(candidates: Candidates, plan: CompactionPlan) -> tuple[NDArray[np.int64], Table]:
+    """The first runs of the sequences of sets and of joined objects, and the heads (RUN_DTYPE) of their outputs'
+    runs."""
     pieces: dict[int, list[NDArray[Any]]] = {}
     for iteration in plan.iterations:
         for part in iteration:
             if plan.copies or plan.outputs[part.output].is_set:
                 pieces.setdefault(part.output, []).append(part.pieces)
-    heads = {}
+    firsts, heads = [np.zeros(0, np.int64)], []
     for found in pieces.values():
-        numbers = np.concatenate(found)
-        numbers = numbers["run"][numbers["begin"] == 0]
-        for first, last in sequence_bounds(candidates.runs[numbers]):
-            heads[int(numbers[first])] = _head(candidates.runs[numbers[first:last]])
-    return heads
-
-
-def _head(runs: Table) -> Any:
-    head = runs[0].copy()
-    head["min_store_timestamp"] = runs["min_store_timestamp"].min()
-    head["min_phys"] = runs["min_phys"].min()
-    return head
+        moved = concatenated(found, PIECE_DTYPE)
+        numbers = moved["run"][moved["begin"] == 0]
+        runs = candidates.runs[numbers]
+        begins = np.array([first for first, _ in sequence_bounds(runs)], np.int64)
+        own = runs[begins].copy()
+        for name in ("min_store_timestamp", "min_phys"):
+            own[name] = np.minimum.reduceat(runs[name], begins)
+        firsts.append(numbers[begins])
+        heads.append(own)
+    return np.concatenate(firsts), concatenated(heads, RUN_DTYPE)
 
 
 def _head_of(run: Any, found: FoundPieces) -> Any:

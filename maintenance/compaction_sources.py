@@ -52,7 +52,7 @@ IN_FLIGHT_BYTES = 24 * MIB
 """Limit of reads in progress."""
 GROUP_BYTES_MAX, GROUP_SOURCES_MAX = MIB // 2, 16
 """Small sources that are read one after the other and opened together."""
-BATCH_BYTES = 4 * MIB
+BATCH_BYTES = 2 * MIB
 """Messages of a source that are taken out of it together, unless a piece has more."""
 SPOOLED_BYTES_MAX = 8 * MIB
 """What the spool keeps in memory, and not more than an iteration has."""
@@ -104,7 +104,11 @@ class CompactionSources:
         readers = self._in_flight_bytes // min(self.read_bytes_max, max(1, largest)) - 1
         kept = None  # one iteration is in memory anyway
         if len(window) > 1:
-            kept = min(SPOOLED_BYTES_MAX, max(int((one["end"] - one["begin"]).sum()) for one in window))
+            kept = min(
+                SPOOLED_BYTES_MAX,
+                self._in_flight_bytes // 4,
+                max(int((one["end"] - one["begin"]).sum()) for one in window),
+            )
         readers = max(1, min(READERS_MAX, readers))
         with ThreadPoolExecutor(readers, thread_name_prefix="compaction-read") as pool:
             try:
