@@ -71,11 +71,12 @@ class CompactionForecast:
 
 def forecast(rounds: Iterable[PlannedRound]) -> CompactionForecast:
     """The sum over ``rounds``, each with the later ones that are its like."""
-    found = (_of_round(planned).times(1 / planned.range.share) for planned in rounds)
+    found = (of_round(planned).times(1 / planned.range.share) for planned in rounds)
     return sum(found, CompactionForecast())
 
 
-def _of_round(planned: PlannedRound) -> CompactionForecast:
+def of_round(planned: PlannedRound) -> CompactionForecast:
+    """Of ``planned`` alone."""
     candidates, plan = planned.candidates, planned.plan
     runs, objects = candidates.runs, candidates.objects
     is_source = np.zeros(len(objects), bool)

@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from maintenance.compaction_due import DEAD_SHARE, IsWanted, gains
-from maintenance.compaction_forecast import CompactionForecast, forecast
+from maintenance.compaction_forecast import CompactionForecast, forecast, of_round
 from maintenance.compaction_plan import CompactionLimits
-from maintenance.compaction_round import PlannedRound, plan_rounds, run_round
+from maintenance.compaction_round import PlannedRound, maintenance_writer, plan_rounds, run_round
 from maintenance.compaction_run import CompactionCost, CompactionOptions, WriteOutputs, write_outputs
 from maintenance.compaction_sources import IN_FLIGHT_BYTES
 from maintenance.prices import Prices
-from tiered.catalog.catalog_reader import load
 from tiered.catalog.garbage import settled_version
 from tiered.catalog.state import CatalogState
 from tiered.console import camel_names, counted, size_text
@@ -134,11 +133,13 @@ def compact_archive(
     """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
     was committed stays."""
     done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
+    # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
+    writer = maintenance_writer(store, state, _now_ms)
     while True:
         planned = next(planned_rounds(store, state, settings), None)
         if planned is None:
             break
-        mine = forecast([planned])
+        mine = of_round(planned)
         if (done + mine).message_bytes > expected_bytes:
             # Once for many rounds: planning all of them again for each would take as long as joining them. The first
             # one is planned twice, so that two are not in memory.
@@ -148,11 +149,17 @@ def compact_archive(
         of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
         of_rounds(0)
         result = run_round(
-            store, state, planned, replace(options, report=of_rounds), clock=_now_ms, write=write
+            store,
+            state,
+            planned,
+            replace(options, report=of_rounds),
+            clock=_now_ms,
+            write=write,
+            owner=writer,
         )
         del planned
         gc.collect()  # its tables may be in a cycle, and not beside those of the next one
-        state = load(store)
+        state = writer.refresh()
         if result is None:
             changed += 1
             if changed == CHANGED_MAX:

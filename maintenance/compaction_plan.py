@@ -370,33 +370,68 @@ class _Filling:
         self._alone: list[OutputPart] = []
         self._shared: dict[int, list[Table]] = {}
         self._used_bytes = 0.0
-        self._set_bytes = self._set_rows = 0
+        self._set_bytes = self._set_rows = 0.0
         self._set: int | None = None
+        self._set_queue = -1
 
     def fill(self, plan: CompactionPlan, is_alone: NDArray[np.bool_]) -> CompactionPlan:
         """``plan`` with outputs and iterations."""
-        set_queue = -1
-        for number in range(len(self._sequences)):
-            if is_alone[number]:
-                self._place(number, None)
-                continue
-            queue, size = int(self._sequences.queue[number]), int(self._sequences.byte_count[number])
-            rows = int(
-                self._rows[self._sequences.first[number + 1]] - self._rows[self._sequences.first[number]]
-            )
-            is_full = queue != set_queue and (
-                self._set_bytes + size > self._limits.set_bytes_max
-                or self._set_rows + rows > self._limits.object_rows_max
-            )
-            wanted = self._output(number, is_set=True)
-            if self._set is None or is_full or self._outputs[self._set] != wanted:
-                self._set, self._set_bytes, self._set_rows = self._new_output(wanted), 0, 0
-            set_queue = queue
-            self._set_bytes += size
-            self._set_rows += rows
-            self._place(number, self._set)
+        sequences = self._sequences
+        # Consecutive sequences of one kind of output are placed together: an archive may have thousands of queues.
+        kinds = np.stack([is_alone, sequences.ttl_class, sequences.version])
+        cuts = np.flatnonzero((kinds[:, 1:] != kinds[:, :-1]).any(axis=0)) + 1
+        for first, last in pairwise([0, *cuts.tolist(), len(sequences)]):
+            if first < last and is_alone[first]:
+                for number in range(first, last):
+                    self._place(number, None)
+            elif first < last:
+                self._fill_sets(first, last)
         self._end_iteration()
         return replace(plan, outputs=self._outputs, iterations=self._iterations)
+
+    def _fill_sets(self, number: int, last: int) -> None:
+        """Place sequences [number, last) in sets, each of which begins with another queue than the one before."""
+        sequences, limits = self._sequences, self._limits
+        wanted = self._output(number, is_set=True)
+        queue = sequences.queue[number:last]
+        begins = number + np.flatnonzero(np.diff(queue.astype(np.int64), prepend=self._set_queue))
+        self._set_queue = int(queue[-1])
+        size, rows = (sums[sequences.first] for sums in (self._size, self._rows))
+        if self._set is None or self._outputs[self._set] != wanted:
+            self._set, self._set_bytes, self._set_rows = self._new_output(wanted), 0.0, 0.0
+        while number < last:
+            # The first sequence that does not fit, at least one of a new set; the set ends before the next queue.
+            rooms = (
+                (size, limits.set_bytes_max - self._set_bytes),
+                (rows, limits.object_rows_max - self._set_rows),
+            )
+            fits = (int(np.searchsorted(sums, sums[number] + room, side="right")) - 1 for sums, room in rooms)
+            end_min = number if self._set_rows or self._set_bytes else number + 1
+            at = int(np.searchsorted(begins, max(end_min, min(fits))))
+            end = int(begins[at]) if at < len(begins) else last
+            self._place_all(number, end, self._set)
+            self._set_bytes += size[end] - size[number]
+            self._set_rows += rows[end] - rows[number]
+            number = end
+            if number < last:
+                self._set, self._set_bytes, self._set_rows = self._new_output(wanted), 0.0, 0.0
+
+    def _place_all(self, number: int, last: int, shared: int) -> None:
+        """All runs of sequences [number, last), whole ones together."""
+        first = self._sequences.first
+        while number < last:
+            at = int(first[number])
+            room = self._memory_bytes - self._used_bytes
+            end_at = self._whole_runs(self._memory, at, 0.0, room, int(first[last]))
+            whole = int(np.searchsorted(first, end_at, side="right")) - 1
+            if whole > number:
+                end_at = int(first[whole])
+                self._add(OutputPart(shared, self._pieces(at, 0, end_at, 0)), is_set=True)
+                self._used_bytes += self._cost_of(at, 0, end_at, 0)
+                number = whole
+            else:
+                self._place(number, shared)
+                number += 1
 
     def _output(self, number: int, *, is_set: bool) -> PlannedOutput:
         sequences = self._sequences

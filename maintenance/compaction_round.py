@@ -120,19 +120,25 @@ def run_round(
     owner: CatalogWriter | None = None,
 ) -> CompactionResult | None:
     """Carry out ``planned``, of ``state``, and commit it; None when the archive has changed, and nothing was
-    replaced. ``write`` puts the outputs. ``owner``: the archive's writer, if it is in this process: then it loses no
+    replaced. ``write`` puts the outputs. ``owner``: a writer that is open already. If it is the archive's, it loses no
     version to the round."""
     nonce = random.SystemRandom().getrandbits(40)
-    writer = owner or CatalogWriter(
-        store, cluster=state.cluster, broker=state.broker, instance=f"compact-{nonce:010x}", kind="maintenance",
-        clock_ms=clock,
-    )  # fmt: skip
+    writer = owner or maintenance_writer(store, state, clock)
     identity = CompactionIdentity(
         state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(),
         compaction_attempts_from(nonce),
     )  # fmt: skip
     with writer.merges_paused():
         return _run_round(store, state, planned, options, identity, writer, clock, page_runs_max, write)
+
+
+def maintenance_writer(store: ObjectStore, state: CatalogState, clock: Callable[[], int]) -> CatalogWriter:
+    """A writer that owns nothing, at ``state``."""
+    nonce = random.SystemRandom().getrandbits(40)
+    return CatalogWriter(
+        store, cluster=state.cluster, broker=state.broker, instance=f"compact-{nonce:010x}", kind="maintenance",
+        clock_ms=clock,
+    ).begin_at(state)  # fmt: skip
 
 
 def _run_round(
