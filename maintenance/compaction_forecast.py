@@ -7,7 +7,7 @@ GETs are those of readers that read each queue once from an empty cache: of each
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,11 @@ COMMIT_PUTS = 3
 @dataclass(frozen=True)
 class CompactionForecast:
     """Sums of rounds. ``message_bytes``: before compression. ``read_bytes``: fetched and sent again by level 1;
-    ``copied_bytes``: copied inside the store by level 2. ``source_bytes`` stay until gc deletes them."""
+    ``copied_bytes``: copied inside the store by level 2. ``source_bytes`` stay until gc deletes them. ``estimated``:
+    rounds that were not planned, but are taken for the like of another one."""
 
     rounds: int = 0
+    estimated: int = 0
     objects: int = 0
     new_objects: int = 0
     message_bytes: int = 0
@@ -52,7 +54,8 @@ class CompactionForecast:
 
     def times(self, factor: float) -> CompactionForecast:
         """So many rounds of this kind, about."""
-        return CompactionForecast(*(round(getattr(self, one.name) * factor) for one in fields(self)))
+        found = CompactionForecast(*(round(getattr(self, one.name) * factor) for one in fields(self)))
+        return replace(found, estimated=found.rounds - self.rounds)
 
     @property
     def gets_saved(self) -> int:

@@ -63,7 +63,8 @@ class CompactionReport:
         rounds, cost, currency = self.rounds, self.cost, self.prices.currency
         verb = "joined" if self.is_applied else "dry run, add --apply to join:"
         moved = size_text(rounds.message_bytes)
-        first = f"{title}: {verb} {counted(rounds.objects, 'object')}, {moved} of messages, to {rounds.new_objects:,}"
+        objects = ("about " if rounds.estimated else "") + counted(rounds.objects, "object")
+        first = f"{title}: {verb} {objects}, {moved} of messages, to {rounds.new_objects:,}"
         if not rounds.rounds:
             return [first]
         if self.is_applied:

@@ -25,7 +25,7 @@ DAY_MS = 86_400_000
 MERGES_MAX = 8
 """A file merged so often is not merged again on its day: with 5 files a day, every 1,300 new files or so."""
 MERGE_SHARE = 4
-"""At the end of a backfill the files of a day that goes on are merged unless the others are smaller than this part of
+"""At the end of a backfill the files of the current day are merged unless the others are smaller than this part of
 the largest."""
 
 

@@ -80,6 +80,8 @@ def test_the_forecast_of_a_large_sequence_is_that_of_its_first_piece_times_their
     assert about.objects == pytest.approx(exact.objects, rel=0.3)
     assert about.message_bytes == pytest.approx(exact.message_bytes, rel=0.3)
     assert about.rounds > exact.rounds
+    assert 0 < about.estimated < about.rounds
+    assert exact.estimated == 0
 
 
 @given(
