@@ -1,7 +1,7 @@
 """Compaction beside a live broker: ``python -m benchmarks.compaction_live --out compaction_live.jsonl``.
 
 A broker gets 20,000 messages a second; `tiered run` archives them, serves clients from the archive and compacts what it
-has Compaction is let go and held by turns, so that each window with it has a neighbour
+has. Compaction runs and is paused by turns, so that each window with it has a neighbour
 without. Compared are publish latency (from stored to visible, of the oldest message of each commit) and the pulls of a
 client, warm (the same 256 messages again and again) and cold (all queues from their begin). At last `tiered compact
 --apply` runs beside it, as another process. Every figure is a JSON line, the last one the summary. Needs Java and

@@ -24,7 +24,7 @@ from maintenance.compaction_sources import IN_FLIGHT_BYTES, CompactionSources
 from maintenance.iteration_spool import FoundPieces
 from tiered.errors import CorruptionError, ThrottledError, UnansweredError, UsageError
 from tiered.formats.keys import data_key, set_key
-from tiered.formats.segment import BlockCodec, SegmentMeta
+from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES, SEGMENT_MAJOR, SEGMENT_MINOR, encode_header
 from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
@@ -297,18 +297,18 @@ class _Compaction:
             begins = np.zeros(len(pieces), bool)
             begins[0] = not output.has_rows
         bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)]).tolist()
-        for first, one in zip(bounds, found.cut(bounds), strict=False):
+        tables = found.row_tables(bounds)
+        for first, one, rows in zip(bounds, found.cut(bounds), tables, strict=False):
             if begins[first]:
                 run = int(pieces["run"][first])
                 is_set = self._plan.outputs[part.output].is_set
                 head = self._head(run) if is_set else _head_of(runs[run], one)
                 output.writer.begin_run(self._candidates.queues[int(runs["queue"][run])], head)
-            self._add(output.writer, one)
+            self._add(output.writer, one, rows)
         output.has_rows = True
 
-    def _add(self, writer: SegmentWriter, found: FoundPieces) -> None:
+    def _add(self, writer: SegmentWriter, found: FoundPieces, rows: RowTable) -> None:
         """Rows and blocks of consecutive pieces of the current run."""
-        rows = found.row_table()
         writer.add_rows(rows, self._sources.parents.queues)
         begin = 0
         for count, blocks, data in found.batches(BATCH_BYTES):

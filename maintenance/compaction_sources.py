@@ -184,7 +184,8 @@ class CompactionSources:
         wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
         opened = OpenedSources([index], [keys])
         places = opened.places_of(self._candidates, wanted)
-        return opened.found(places, Chunks.without_bytes(1), self.parents).row_table()
+        found = opened.found(places, Chunks.without_bytes(1), self.parents)
+        return next(found.row_tables([0, 1]))
 
     def get(self, key: str, offset: int, length: int) -> bytes:
         """One GET, counted."""

@@ -75,21 +75,33 @@ class FoundPieces:
                 self.blocks[blocks], self.data[chunks],
             )  # fmt: skip
 
-    def row_table(self) -> RowTable:
-        """All rows, which are of one run. Raises ValueError if a piece does not continue the one before."""
+    def row_tables(self, bounds: Sequence[int]) -> Iterator[RowTable]:
+        """The rows of the pieces between each two of ``bounds``, which are of one run. Raises ValueError if a piece
+        does not continue the one before."""
         columns = {name: np.ascontiguousarray(self.rows[name]) for name in ROW_DTYPE.names or ()}
         spans = columns["inner_num"].astype(np.int64)
-        base = self.pieces["base_queue_offset"]
-        queue_offset = base[0] + np.cumsum(spans) - spans
-        if not np.array_equal(queue_offset[_starts(self.pieces["rows"])], base):
-            raise ValueError(f"pieces do not continue behind {base[0]}")
-        position = np.full(len(spans), -1, np.int64)
-        return RowTable(position=position, queue_offset=queue_offset, key_hashes=self.hashes, **columns)
+        before = np.cumsum(spans) - spans
+        shift = self.pieces["base_queue_offset"] - before[_starts(self.pieces["rows"])]
+        apart = np.setdiff1d(np.flatnonzero(np.diff(shift)) + 1, bounds)
+        if len(apart):
+            raise ValueError(f"pieces do not continue before {self.pieces['base_queue_offset'][apart[0]]}")
+        columns["queue_offset"] = before + np.repeat(shift, self.pieces["rows"])
+        columns["position"] = np.full(len(spans), -1, np.int64)
+        row_ends, hash_ends = (
+            [0, *np.cumsum(self.pieces[name], dtype=np.int64).tolist()] for name in ("rows", "hashes")
+        )
+        for first, last in pairwise(bounds):
+            rows = slice(row_ends[first], row_ends[last])
+            hashes = self.hashes[hash_ends[first] : hash_ends[last]]
+            yield RowTable(key_hashes=hashes, **{name: column[rows] for name, column in columns.items()})
 
     def batches(self, size_bytes: int) -> Iterator[tuple[int, Table, Sequence[bytes | memoryview]]]:
         """Consecutive chunks: their rows, their stored blocks (none if these are records), and their bytes, of which
         each batch has about ``size_bytes``."""
         if not len(self.chunks):
+            return
+        if not len(self.blocks) and int(self.chunks["size_bytes"].sum()) < size_bytes:
+            yield len(self.rows), self.blocks, self.data
             return
         is_stored = self.chunks["blocks"] > 0
         number = np.cumsum(self.chunks["size_bytes"]) // size_bytes
