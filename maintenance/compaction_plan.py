@@ -363,6 +363,7 @@ class _Filling:
         self._memory, self._size, self._rows = (
             np.concatenate([[0.0], np.cumsum(column, dtype=np.float64)]) for column in (memory, size, rows)
         )
+        self._sequence_sums = self._size[sequences.first], self._rows[sequences.first]
         self._run_rows = rows / np.maximum(self._length, 1)
         self._cut_unit = np.where(is_lmq, LMQ_ROWS_PER_CUT, limits.block_bytes)
         self._outputs: list[PlannedOutput] = []
@@ -396,9 +397,9 @@ class _Filling:
         queue = sequences.queue[number:last]
         begins = number + np.flatnonzero(np.diff(queue.astype(np.int64), prepend=self._set_queue))
         self._set_queue = int(queue[-1])
-        size, rows = (sums[sequences.first] for sums in (self._size, self._rows))
+        size, rows = self._sequence_sums
         if self._set is None or self._outputs[self._set] != wanted:
-            self._set, self._set_bytes, self._set_rows = self._new_output(wanted), 0.0, 0.0
+            self._begin_set(wanted)
         while number < last:
             # The first sequence that does not fit, at least one of a new set; the set ends before the next queue.
             rooms = (
@@ -409,16 +410,20 @@ class _Filling:
             end_min = number if self._set_rows or self._set_bytes else number + 1
             at = int(np.searchsorted(begins, max(end_min, min(fits))))
             end = int(begins[at]) if at < len(begins) else last
-            self._place_all(number, end, self._set)
+            self._place_all(number, end)
             self._set_bytes += size[end] - size[number]
             self._set_rows += rows[end] - rows[number]
             number = end
             if number < last:
-                self._set, self._set_bytes, self._set_rows = self._new_output(wanted), 0.0, 0.0
+                self._begin_set(wanted)
 
-    def _place_all(self, number: int, last: int, shared: int) -> None:
-        """All runs of sequences [number, last), whole ones together."""
-        first = self._sequences.first
+    def _begin_set(self, output: PlannedOutput) -> None:
+        self._set, self._set_bytes, self._set_rows = self._new_output(output), 0.0, 0.0
+
+    def _place_all(self, number: int, last: int) -> None:
+        """All runs of sequences [number, last) in the set, whole ones together."""
+        first, shared = self._sequences.first, self._set
+        assert shared is not None
         while number < last:
             at = int(first[number])
             room = self._memory_bytes - self._used_bytes

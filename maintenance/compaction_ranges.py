@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tiered.catalog.page_merge import sequences_of, union
+from tiered.catalog.page_merge import full_pages, sequences_of, union
 from tiered.catalog.pages import Page, PutPage, RunIndex, cut, write_pages
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, selected
 from tiered.errors import CorruptionError
@@ -100,14 +100,8 @@ def write_rests(
     refs: list[PageRef] = []
     pending: list[list[Page]] = [[] for _ in rests]
 
-    def write(number: int, runs_min: int) -> None:
-        """As many pages as ``pending`` fills, the last one with at least ``runs_min`` runs."""
-        own, (*full, last) = rests[number], cut(union(pending[number]), runs_max)
-        is_enough = len(last.chunk.runs) >= runs_min
-        pending[number] = [] if is_enough else [last]
-        refs.extend(
-            write_pages(iter([*full, last] if is_enough else full), level, (own.first, own.last), put)
-        )
+    def write(number: int, found: Iterator[Page]) -> None:
+        refs.extend(write_pages(found, level, (rests[number].first, rests[number].last), put))
 
     for page in pages:
         for number, own in enumerate(rests):
@@ -115,10 +109,11 @@ def write_rests(
             if len(piece.chunk.runs):
                 pending[number].append(piece)
             if sum(len(one.chunk.runs) for one in pending[number]) >= runs_max:
-                write(number, runs_max)
+                full, pending[number] = full_pages(pending[number], runs_max)
+                write(number, full)
     for number, left in enumerate(pending):
         if left:
-            write(number, 1)
+            write(number, cut(union(left), runs_max))
     return refs
 
 

@@ -297,8 +297,7 @@ class _Compaction:
             begins = np.zeros(len(pieces), bool)
             begins[0] = not output.has_rows
         bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)]).tolist()
-        tables = found.row_tables(bounds)
-        for first, one, rows in zip(bounds, found.cut(bounds), tables, strict=False):
+        for first, (one, rows) in zip(bounds, found.runs(bounds), strict=False):
             if begins[first]:
                 run = int(pieces["run"][first])
                 is_set = self._plan.outputs[part.output].is_set

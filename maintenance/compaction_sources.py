@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from maintenance.compaction_plan import (
     PIECE_DTYPE,
@@ -100,7 +99,7 @@ class CompactionSources:
         """Read the sources of all iterations of ``window``, each once."""
         group_bytes_max = min(GROUP_BYTES_MAX, self._in_flight_bytes // READERS_MAX)
         groups = _groups_of(self._candidates, _by_object(self._candidates, window), group_bytes_max)
-        largest = max((int(self._sizes(group).sum()) for group in groups), default=1)
+        largest = max((group.size_bytes for group in groups), default=1)
         readers = self._in_flight_bytes // min(self.read_bytes_max, max(1, largest)) - 1
         kept = None  # one iteration is in memory anyway
         if len(window) > 1:
@@ -117,10 +116,6 @@ class CompactionSources:
                         self._spool.add(found, kept)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-
-    def _sizes(self, group: _Group) -> NDArray[np.int64]:
-        sizes: NDArray[np.int64] = self._candidates.objects["size_bytes"][group.objects]
-        return sizes
 
     def _ahead(self, pool: ThreadPoolExecutor, groups: Sequence[_Group], readers: int) -> Iterator[_Source]:
         """All sources in order, of which up to so many groups wait in memory. Threads only read: decoding in them would
@@ -185,7 +180,8 @@ class CompactionSources:
         opened = OpenedSources([index], [keys])
         places = opened.places_of(self._candidates, wanted)
         found = opened.found(places, Chunks.without_bytes(1), self.parents)
-        return next(found.row_tables([0, 1]))
+        _, rows = next(found.runs([0, 1]))
+        return rows
 
     def get(self, key: str, offset: int, length: int) -> bytes:
         """One GET, counted."""
@@ -226,6 +222,7 @@ class _Group(NamedTuple):
 
     objects: list[int]
     wanted: Table
+    size_bytes: int
 
 
 class _Source(NamedTuple):
@@ -333,7 +330,7 @@ def _groups_of(candidates: Candidates, pieces: Table, group_bytes_max: int) -> l
         used += size
         is_last = at + 1 == len(sizes)
         if is_last or len(objects) == GROUP_SOURCES_MAX or used + sizes[at + 1] > group_bytes_max:
-            groups.append(_Group(objects, pieces[begin : ends[at]]))
+            groups.append(_Group(objects, pieces[begin : ends[at]], used))
             objects, begin, used = [], ends[at], 0
     return groups
 

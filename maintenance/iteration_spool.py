@@ -75,8 +75,8 @@ class FoundPieces:
                 self.blocks[blocks], self.data[chunks],
             )  # fmt: skip
 
-    def row_tables(self, bounds: Sequence[int]) -> Iterator[RowTable]:
-        """The rows of the pieces between each two of ``bounds``, which are of one run. Raises ValueError if a piece
+    def runs(self, bounds: Sequence[int]) -> Iterator[tuple[FoundPieces, RowTable]]:
+        """The pieces between each two of ``bounds``, which are of one run, and their rows. Raises ValueError if a piece
         does not continue the one before."""
         columns = {name: np.ascontiguousarray(self.rows[name]) for name in ROW_DTYPE.names or ()}
         spans = columns["inner_num"].astype(np.int64)
@@ -87,13 +87,14 @@ class FoundPieces:
             raise ValueError(f"pieces do not continue before {self.pieces['base_queue_offset'][apart[0]]}")
         columns["queue_offset"] = before + np.repeat(shift, self.pieces["rows"])
         columns["position"] = np.full(len(spans), -1, np.int64)
-        row_ends, hash_ends = (
-            [0, *np.cumsum(self.pieces[name], dtype=np.int64).tolist()] for name in ("rows", "hashes")
-        )
-        for first, last in pairwise(bounds):
-            rows = slice(row_ends[first], row_ends[last])
-            hashes = self.hashes[hash_ends[first] : hash_ends[last]]
-            yield RowTable(key_hashes=hashes, **{name: column[rows] for name, column in columns.items()})
+        begin = 0
+        for one in self.cut(bounds):
+            rows = slice(begin, begin + len(one.rows))
+            yield (
+                one,
+                RowTable(key_hashes=one.hashes, **{name: column[rows] for name, column in columns.items()}),
+            )
+            begin = rows.stop
 
     def batches(self, size_bytes: int) -> Iterator[tuple[int, Table, Sequence[bytes | memoryview]]]:
         """Consecutive chunks: their rows, their stored blocks (none if these are records), and their bytes, of which
@@ -101,6 +102,7 @@ class FoundPieces:
         if not len(self.chunks):
             return
         if not len(self.blocks) and int(self.chunks["size_bytes"].sum()) < size_bytes:
+            # The usual case of many queues, whose runs are small: without a dozen calls of numpy.
             yield len(self.rows), self.blocks, self.data
             return
         is_stored = self.chunks["blocks"] > 0

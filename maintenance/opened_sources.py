@@ -7,8 +7,8 @@ each would cost more than its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import fastcrc
@@ -29,7 +29,7 @@ from tiered.formats.segment_index import (
 )
 from tiered.formats.segment_layout import BLOCK_DTYPE, SEGMENT_RUN_DTYPE
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table, concatenated, positions
+from tiered.model.tables import RunKind, Table, begins, concatenated, positions
 
 COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
 """Smaller blocks are packed again, except at an object's end: an object of many small blocks is slow to read."""
@@ -79,10 +79,10 @@ class OpenedSources:
 
     def __init__(self, indexes: Sequence[SegmentIndex], keys: Sequence[KeySection]) -> None:
         self._indexes = indexes
-        self._first_queue = _begins(len(index.queues) for index in indexes)
-        self._first_run = _begins(len(index.runs) for index in indexes)
-        self._first_block = _begins(len(index.blocks) for index in indexes)
-        self._first_row = _begins(int(index.first_row[-1]) for index in indexes)
+        self._first_queue = begins(np.array([len(index.queues) for index in indexes]))
+        self._first_run = begins(np.array([len(index.runs) for index in indexes]))
+        self._first_block = begins(np.array([len(index.blocks) for index in indexes]))
+        self._first_row = begins(np.array([index.first_row[-1] for index in indexes]))
         self.queues = list(chain.from_iterable(index.queues for index in indexes))
         if len(indexes) == 1:
             (index,), (self.keys,) = indexes, keys
@@ -94,7 +94,7 @@ class OpenedSources:
                 np.uint32
             )
             self.blocks = concatenated((index.blocks for index in indexes), BLOCK_DTYPE)
-            self.first_row = _sums(self.runs["rows"])
+            self.first_row = begins(self.runs["rows"])
             self.bounds = SegmentBounds.of(self.runs, self.blocks)
             self.keys = KeySection(
                 np.concatenate([one.counts for one in keys]), np.concatenate([one.hashes for one in keys])
@@ -113,7 +113,7 @@ class OpenedSources:
         """A block in messages."""
         return f"{self._indexes[source].key}: block at {offset}"
 
-    def checked_runs(self, candidates: Candidates, wanted: Table) -> NDArray[np.int64]:
+    def _checked_runs(self, candidates: Candidates, wanted: Table) -> NDArray[np.int64]:
         """The runs of ``wanted`` (WANTED_DTYPE, object by object), on which catalog and objects must agree."""
         rows = candidates.runs[wanted["run"]]
         place = np.cumsum(np.diff(rows["object"].astype(np.int64), prepend=rows["object"][0]) != 0)
@@ -138,7 +138,7 @@ class OpenedSources:
     def places_of(self, candidates: Candidates, wanted: Table) -> Table:
         """Where pieces that have rows are (PLACE_DTYPE), in the order of the objects. Blocks that begin inside a piece
         belong to it, and to the first one of a run also a block that begins before. Raises CorruptionError."""
-        run = self.checked_runs(candidates, wanted)
+        run = self._checked_runs(candidates, wanted)
         found = np.zeros(len(wanted), PLACE_DTYPE)
         for name in WANTED_DTYPE.names or ():
             found[name] = wanted[name]
@@ -181,7 +181,7 @@ class OpenedSources:
             found.append(list(zip(index.block_offsets[mine].tolist(), lengths.tolist(), strict=True)))
         return found
 
-    def offset_at(self, run: int, row: int) -> int:
+    def _offset_at(self, run: int, row: int) -> int:
         """The queue offset of a row of ``run``."""
         base = int(self.runs["base_queue_offset"][run])
         if row == 0 or int(self.runs["kind"][run]) != RunKind.BATCH:
@@ -192,11 +192,11 @@ class OpenedSources:
     def found(self, places: Table, chunks: Chunks, parents: Parents) -> FoundPieces:
         """``chunks`` with the rows and keys of their ``places``, as copies."""
         counts = places["end_row"] - places["first_row"]
-        begins = self.first_row[places["in_sources"]] + places["first_row"]
-        first, last = int(begins[0]), int(begins[-1] + counts[-1])
+        row_begins = self.first_row[places["in_sources"]] + places["first_row"]
+        first, last = int(row_begins[0]), int(row_begins[-1] + counts[-1])
         which: slice | NDArray[np.int64] = slice(None)
         if last - first != int(counts.sum()):
-            which = positions(begins - first, counts)
+            which = positions(row_begins - first, counts)
         rows = np.empty(int(counts.sum()), ROW_DTYPE)
         for name, column in zip(ROW_DTYPE.names or (), self._columns(first, last), strict=False):
             rows[name] = column[which]
@@ -215,7 +215,7 @@ class OpenedSources:
         found["begin_byte"] = places["raw_begin"] - self.bounds.run_raw[places["in_sources"]]
         found["base_queue_offset"] = self.runs["base_queue_offset"][places["in_sources"]]
         for at in np.flatnonzero(places["first_row"]).tolist():
-            found["base_queue_offset"][at] = self.offset_at(
+            found["base_queue_offset"][at] = self._offset_at(
                 int(places["in_sources"][at]), int(places["first_row"][at])
             )
         return FoundPieces(
@@ -310,13 +310,3 @@ class Taking:
             self._raw = expand_block(stored, row, self._decompressor, self._opened.name_of(source, offset))
             self._decoded = block
         return self._raw
-
-
-def _begins(counts: Iterable[int]) -> NDArray[np.int64]:
-    return np.array([0, *accumulate(counts)], np.int64)
-
-
-def _sums(column: NDArray[Any]) -> NDArray[np.int64]:
-    sums = np.zeros(len(column) + 1, np.int64)
-    np.cumsum(column, out=sums[1:])
-    return sums

@@ -16,7 +16,6 @@ from pipeline.options.predicate import Predicate
 from pipeline.plan.partitions import Slices
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
-from tiered.formats.segment_layout import HEADER_BYTES
 from tiered.model.tables import RunKind, Table
 
 WINDOW_ROWS = 65_536
@@ -54,12 +53,9 @@ class ObjectRows:
         self._predicate = predicate
         self._with_records = with_records
         self._window_bytes = window_bytes
-        self._block_row = _sums(index.blocks["rows"])
-        self._block_raw = _sums(index.blocks["raw_bytes"])
-        self._block_offset = _sums(index.blocks["stored_bytes"]) + HEADER_BYTES
         # Rows are numbered as in blocks: LMQ rows, which have no bytes, do not count.
-        is_lmq = index.runs["kind"] == RunKind.LMQ
-        self._first_row = _sums(np.where(is_lmq, 0, index.runs["rows"]))
+        self._first_row, _, self._block_row, self._block_raw = index.bounds
+        self._block_offset = index.block_offsets
         self.queue_of_run = np.zeros(len(index), np.uint32)
         """The queue's number in the partition, for each run that is read."""
         inside = table["ordinal"] < len(index)
@@ -210,9 +206,3 @@ class ObjectRows:
             first, end, offset, int(self._block_offset[end]) - offset,
             int(self._block_row[first]), int(self._block_row[end]), raw, int(self._block_raw[end]) - raw,
         )  # fmt: skip
-
-
-def _sums(column: NDArray[Any]) -> NDArray[np.int64]:
-    sums = np.zeros(len(column) + 1, np.int64)
-    np.cumsum(column, out=sums[1:])
-    return sums

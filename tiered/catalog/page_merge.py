@@ -85,12 +85,18 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
                 rest = _slice(head, taken, len(head.chunk.runs))
                 heads[number] = rest if len(rest.chunk.runs) else None
         if sum(len(page.chunk.runs) for page in pending) >= 2 * runs_max:
-            whole = union(pending)
-            even = len(whole.chunk.runs) // runs_max * runs_max
-            yield from cut(_slice(whole, 0, even), runs_max)
-            pending = list(cut(_slice(whole, even, len(whole.chunk.runs)), runs_max))
+            done, pending = full_pages(pending, runs_max)
+            yield from done
     if pending:
         yield from cut(union(pending), runs_max)
+
+
+def full_pages(pending: Sequence[Page], runs_max: int) -> tuple[Iterator[Page], list[Page]]:
+    """The runs of ``pending``, which are in order, as pages of ``runs_max`` runs, and those that fill no page."""
+    whole = union(pending)
+    even = len(whole.chunk.runs) // runs_max * runs_max
+    rest = list(cut(_slice(whole, even, len(whole.chunk.runs)), runs_max))
+    return cut(_slice(whole, 0, even), runs_max), rest
 
 
 def union(pages: Sequence[Page]) -> Page:

@@ -39,7 +39,7 @@ from tiered.formats.segment_layout import (
 )
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
+from tiered.model.tables import QUEUE_DTYPE, RunKind, Table, begins
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
@@ -85,10 +85,10 @@ class SegmentBounds(NamedTuple):
         """``runs``: SEGMENT_RUN_DTYPE, whose blocks are ``blocks`` (BLOCK_DTYPE)."""
         is_lmq = runs["kind"] == RunKind.LMQ
         return cls(
-            _sums(np.where(is_lmq, 0, runs["rows"])),
-            _sums(np.where(is_lmq, 0, runs["byte_count"])),
-            _sums(blocks["rows"]),
-            _sums(blocks["raw_bytes"]),
+            begins(np.where(is_lmq, 0, runs["rows"])),
+            begins(np.where(is_lmq, 0, runs["byte_count"])),
+            begins(blocks["rows"]),
+            begins(blocks["raw_bytes"]),
         )
 
     def blocks_of_runs(self, runs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -169,9 +169,9 @@ class SegmentIndex:
         self.first_row = self._view.first_row
         self.bounds = SegmentBounds.of(self.runs, self.blocks)
         self._run_row, self._run_raw, self._block_row, self._block_raw = self.bounds
-        self._block_offset = _sums(self.blocks["stored_bytes"]) + HEADER_BYTES
-        self._page_row = _sums(self.pages["rows"])
-        self._page_offset = _sums(self.pages["stored_bytes"])
+        self._block_offset = begins(self.blocks["stored_bytes"]) + HEADER_BYTES
+        self._page_row = begins(self.pages["rows"])
+        self._page_offset = begins(self.pages["stored_bytes"])
 
     def _check(self, footer_offset: int) -> None:
         runs, blocks, pages = self.runs, self.blocks, self.pages
@@ -458,12 +458,6 @@ def _table(container: Container, name: str, dtype: np.dtype[Any]) -> Table:
         if found[field] != dtype[field]:
             raise ValueError(f"{name}.{field} is {found[field]}")
     return container.table(name, dtype)
-
-
-def _sums(column: NDArray[Any]) -> NDArray[np.int64]:
-    sums = np.zeros(len(column) + 1, np.int64)
-    np.cumsum(column, out=sums[1:])
-    return sums
 
 
 def _raw_differs(table: Table) -> bool:

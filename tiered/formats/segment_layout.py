@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.formats.memory_bound import require_stored_bytes
-from tiered.model.tables import RUN_DTYPE, Table
+from tiered.model.tables import RUN_DTYPE, Table, begins
 
 SEGMENT_MAJOR = 2
 SEGMENT_MINOR = 0
@@ -58,10 +58,8 @@ class RunView:
     @classmethod
     def of(cls, runs: Table) -> RunView:
         """Columns of a run table whose row counts are not negative."""
-        first_row = np.zeros(len(runs) + 1, np.int64)
-        np.cumsum(runs["rows"], out=first_row[1:])
         return cls(
-            first_row,
+            begins(runs["rows"]),
             runs["kind"].astype(np.int32),
             np.ascontiguousarray(runs["min_store_timestamp"], np.int64),
             np.ascontiguousarray(runs["min_phys"], np.int64),

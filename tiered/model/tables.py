@@ -130,6 +130,13 @@ def concatenated(tables: Iterable[Table], dtype: np.dtype[Any]) -> Table:
     return np.frombuffer(bytearray().join(parts), dtype)
 
 
+def begins(counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Where each of consecutive parts of these lengths begins, and the end of the last."""
+    found = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=found[1:])
+    return found
+
+
 def positions(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
     """All of [start, start + count), for each of ``starts``."""
     counts = counts.astype(np.int64)
