@@ -18,7 +18,7 @@ import numpy as np
 from maintenance.compaction_forecast import CompactionForecast, forecast
 from maintenance.compaction_job import limits_of
 from maintenance.compaction_plan import Candidates, CompactionLimits, plan_level_1, plan_level_2
-from maintenance.compaction_ranges import VersionRange
+from maintenance.compaction_ranges import PageRange
 from maintenance.compaction_round import PlannedRound
 from maintenance.prices import Prices
 from tiered.model.queue import QueueKey
@@ -74,7 +74,7 @@ def day(queues: int, rate: int, ratio: float, first_cycle: int, cycles: int) -> 
     keys = [QueueKey(f"topic{number // 4:04d}", number % 4, 0) for number in range(queues)]
     return Candidates(
         keys, runs, objects, [f"sets/{number}" for number in numbers.tolist()], np.ones(cycles, bool),
-        np.zeros(queues, np.int64), np.zeros(cycles, bool),
+        np.zeros(queues, np.int64), np.zeros(cycles, bool), np.ones(cycles),
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def compacted(queues: int, rate: int, ratio: float, limits: CompactionLimits) ->
         for level in (plan_level_1, plan_level_2):
             plan = level(candidates, limits)
             if plan is not None and 2 * len(plan.outputs) <= len(plan.sources):
-                found += forecast([PlannedRound(VersionRange([]), candidates, plan)])
+                found += forecast([PlannedRound(PageRange([]), candidates, plan)])
                 break
     return replace(found, rounds=found.rounds)
 

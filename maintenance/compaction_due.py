@@ -12,18 +12,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from maintenance.compaction_plan import Candidates, CompactionPlan, dead_share
+from maintenance.reader_gets import reader_gets
 from tiered.formats.keys import is_compacted
 
 IsWanted = Callable[[Candidates, CompactionPlan], bool]
 GAIN_MIN = 2
-"""A plan has at most one output for so many sources, or it is not worth its requests."""
+"""A plan has at most one output for so many sources, or readers take so many times fewer GETs."""
+BUSY_GAIN_MIN = 4
+"""As often, for GETs, where plans are made again and again: a busy broker writes objects with over a megabyte of
+each queue, and moving all of it would halve the GETs at best."""
 DEAD_SHARE = 0.5
 """Sources of which so much is dead are rewritten for the space."""
 
 
-def gains(candidates: Candidates, plan: CompactionPlan) -> bool:
-    """Whether the plan saves objects or space."""
-    return len(plan.outputs) * GAIN_MIN <= len(plan.sources) or _is_mostly_dead(candidates, plan)
+def gains(candidates: Candidates, plan: CompactionPlan, gets_min: int = GAIN_MIN) -> bool:
+    """Whether the plan saves objects, GETs or space."""
+    if len(plan.outputs) * GAIN_MIN <= candidates.share[plan.sources].sum():
+        return True
+    before, after = reader_gets(candidates, plan)
+    return after * gets_min <= before or _is_mostly_dead(candidates, plan)
 
 
 @dataclass(frozen=True)
@@ -36,13 +43,14 @@ class Due:
 
     def __call__(self, candidates: Candidates, plan: CompactionPlan) -> bool:
         """Whether ``plan`` is due."""
-        if not gains(candidates, plan):
+        if not gains(candidates, plan, BUSY_GAIN_MIN):
             return False
         new = [number for number in plan.sources.tolist() if not is_compacted(candidates.object_keys[number])]
         if plan.copies or not new or _is_mostly_dead(candidates, plan):
             return True
         stored_ms = candidates.runs["min_store_timestamp"][np.isin(candidates.runs["object"], new)]
-        is_full = int(candidates.objects["raw_bytes"][new].sum()) >= self.full_bytes
+        raw_bytes = candidates.objects["raw_bytes"][new] * candidates.share[new]
+        is_full = float(raw_bytes.sum()) >= self.full_bytes
         return is_full or int(stored_ms.min()) < self.before_ms
 
 

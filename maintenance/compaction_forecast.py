@@ -1,7 +1,6 @@
 """What compaction rounds save and cost, before they run: objects, GETs, bytes, money. Pure.
 
-GETs are those of readers that read each queue once from an empty cache: of each object a tail, and blocks in ranges of
-4 MiB. Stored bytes of a run are its share of its object's.
+Objects and bytes of sources that several rounds share are counted in parts.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from maintenance.compaction_plan import CompactionPlan
 from maintenance.compaction_round import PlannedRound
 from maintenance.compaction_sources import WHOLE_BYTES_MAX, windows_of
 from maintenance.prices import Prices
-from tiered.model.tables import Table
+from maintenance.reader_gets import moved_bytes, reader_gets
 
 MIB = 1 << 20
-READ_BYTES = 4 * MIB
 SOURCE_READ_BYTES = 16 * MIB
 WINDOW_BYTES = 3584 * MIB
 """The default of compaction.spool_bytes without outputs."""
@@ -81,56 +77,25 @@ def forecast(rounds: Iterable[PlannedRound]) -> CompactionForecast:
 def of_round(planned: PlannedRound) -> CompactionForecast:
     """Of ``planned`` alone."""
     candidates, plan = planned.candidates, planned.plan
-    runs, objects = candidates.runs, candidates.objects
-    is_source = np.zeros(len(objects), bool)
-    is_source[plan.sources] = True
-    stored = (
-        runs["byte_count"] * (objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1))[runs["object"]]
-    )
-    moved = is_source[runs["object"]]
-    before = _reads(runs["queue"][moved], runs["object"][moved], stored[moved])
-    output, number, size = _moved(plan, stored, runs)
-    after = _reads(runs["queue"][number], output, size)
-    source_bytes = int(objects["size_bytes"][plan.sources].sum())
+    before, after = reader_gets(candidates, plan)
+    output, _, size = moved_bytes(candidates, plan)
+    all_bytes = candidates.objects["size_bytes"][plan.sources]
+    source_bytes = int((all_bytes * candidates.share[plan.sources]).sum())
     read_bytes = 0 if plan.copies else source_bytes
     output_bytes = np.bincount(output, weights=size, minlength=len(plan.outputs))
     if plan.copies:
         gets = len(plan.sources)  # tails and key sections
     else:
         passes = len(windows_of(candidates, plan.iterations, WINDOW_BYTES)[0])
-        is_whole = source_bytes <= WHOLE_BYTES_MAX * len(plan.sources)
+        is_whole = int(all_bytes.sum()) <= WHOLE_BYTES_MAX * len(plan.sources)
         gets = len(plan.sources) * passes * (1 if is_whole else 2) + read_bytes // SOURCE_READ_BYTES
     return CompactionForecast(
-        rounds=1, objects=len(plan.sources), new_objects=len(plan.outputs),
-        message_bytes=int(objects["raw_bytes"][plan.sources].sum()), source_bytes=source_bytes,
+        rounds=1, objects=planned.objects, new_objects=len(plan.outputs),
+        message_bytes=planned.message_bytes, source_bytes=source_bytes,
         read_bytes=read_bytes, copied_bytes=source_bytes if plan.copies else 0, gets=gets,
         puts=COMMIT_PUTS + int(sum(_puts(size) for size in output_bytes.tolist())),
         reader_gets=before, new_reader_gets=after,
     )  # fmt: skip
-
-
-def _moved(
-    plan: CompactionPlan, stored: NDArray[np.float64], runs: Table
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Output, run and stored bytes of each piece."""
-    parts = [part for iteration in plan.iterations for part in iteration]
-    if not parts:
-        none = np.zeros(0, np.int64)
-        return none, none, none.astype(float)
-    pieces = np.concatenate([part.pieces for part in parts])
-    output = np.repeat([part.output for part in parts], [len(part.pieces) for part in parts])
-    length = np.maximum(runs["byte_count"][pieces["run"]], 1)
-    share = np.minimum(1.0, (pieces["end"] - pieces["begin"]) / length)
-    return output, pieces["run"], stored[pieces["run"]] * share
-
-
-def _reads(queue: NDArray[np.uint32], place: NDArray[np.int64], stored: NDArray[np.float64]) -> int:
-    """GETs of reading each queue from the objects ``place`` once."""
-    if not len(queue):
-        return 0
-    pairs, number = np.unique(queue.astype(np.int64) << 32 | place, return_inverse=True)
-    sizes = np.bincount(number, weights=stored)
-    return int(len(pairs) + np.ceil(np.maximum(sizes, 1) / READ_BYTES).sum())
 
 
 def _puts(size_bytes: float) -> int:

@@ -25,6 +25,8 @@ from tiered.settings.sections import Settings
 DAY_MS = 24 * 3_600_000
 TABLE_BYTES = 240
 """Memory of a run in the tables of a round and its plan, and of reading its pieces."""
+GROWTH_MIN = 8
+"""Of plans made on demand: what a compaction wrote is written again only among so many times its bytes."""
 RUNS_MAX = 1 << 20
 """Of a round, and no more than take half of the memory."""
 CHANGED_MAX = 5
@@ -95,8 +97,8 @@ def limits_of(settings: Settings) -> CompactionLimits:
     return CompactionLimits(
         memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
         object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
-        dead_share_min=DEAD_SHARE, table_bytes=TABLE_BYTES, in_flight_bytes=in_flight_bytes(settings),
-        runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
+        dead_share_min=DEAD_SHARE, growth_min=GROWTH_MIN, table_bytes=TABLE_BYTES,
+        in_flight_bytes=in_flight_bytes(settings), runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
     )  # fmt: skip
 
 

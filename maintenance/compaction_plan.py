@@ -56,9 +56,8 @@ class CompactionLimits:
     whether its messages are in memory or not; ``in_flight_bytes``: of reads in progress, at most. ``runs_max``: of a
     round, unless one sequence of pages has more. ``object_rows_max``: a reader fetches the columns of all rows of an
     object before its first message, 3 to 8 bytes each. ``sources_min``: objects that level 2 joins at least.
-    ``growth_min``: level 1 moves an object that compaction wrote only among so many times its bytes, and none above
-    half of ``set_bytes_max``; 1: any. ``dead_share_min``: it moves sets of which so much is below floors; above 1:
-    none."""
+    ``growth_min``: level 1 moves what a compaction wrote, a *layer*, only among so many times its bytes; 1: always.
+    ``dead_share_min``: it moves sets of which so much is below floors; above 1: none."""
 
     memory_bytes: int = 128 * MIB
     split_bytes: int = 8 * MIB
@@ -83,7 +82,8 @@ class CompactionLimits:
 class Candidates:
     """Runs (RUN_DTYPE) and objects (OBJECT_DTYPE) of whole versions of one log history.
 
-    ``is_set`` and ``is_pending`` (deletion) have an entry for each object, ``floors`` one for each queue. ``covers``:
+    ``is_set``, ``is_pending`` (deletion) and ``share`` have an entry for each object, ``floors`` one for each queue.
+    ``share``: of the object's runs, that are in ``runs``; below 1 the catalog references it elsewhere too. ``covers``:
     first versions of index files, ascending; an output never has keys of two of them.
     """
 
@@ -94,6 +94,7 @@ class Candidates:
     is_set: NDArray[np.bool_]
     floors: NDArray[np.int64]
     is_pending: NDArray[np.bool_]
+    share: NDArray[np.float64]
     covers: tuple[int, ...] = ()
 
     def cover(self, versions: NDArray[Any]) -> NDArray[Any]:
@@ -126,7 +127,8 @@ class OutputPart:
 
 @dataclass(frozen=True)
 class CompactionPlan:
-    """Replaces ``sources`` (indexes of objects) by ``outputs``, in versions [first_version, last_version].
+    """Replaces ``sources`` (indexes of objects) by ``outputs``, in versions [first_version, last_version]. A source
+    that is referenced elsewhere stays.
 
     ``kept``: live runs of these versions that stay where they are. Other runs of the sources are below their floor.
     """
@@ -185,7 +187,7 @@ def plan_level_2(candidates: Candidates, limits: CompactionLimits) -> Compaction
     """Joins stream objects; None when there is nothing to gain. The store copies them: no iteration, no memory."""
     is_in = np.ones(len(candidates.runs), bool)
     runs_of_object = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
-    alone = ~candidates.is_set & ~candidates.is_pending & (runs_of_object == 1)
+    alone = ~candidates.is_set & ~candidates.is_pending & (runs_of_object == 1) & (candidates.share == 1)
     movable = np.flatnonzero(_live(candidates) & alone[candidates.runs["object"]])
     sequences = _sequences(candidates, movable)
     groups: list[NDArray[Any]] = []
@@ -260,20 +262,27 @@ def dead_share(candidates: Candidates) -> NDArray[Any]:
 def _grows(
     candidates: Candidates, candidate: NDArray[np.bool_], sizes: NDArray[Any], limits: CompactionLimits
 ) -> NDArray[np.bool_]:
-    """Objects from a version on, in which none that compaction wrote has more than its share of the bytes. Older ones
-    stay, so that no gap appears between moved runs."""
+    """Which objects to move: no layer with more than its share of the bytes, and no object with a run in front of one
+    of such a layer, so that no gap appears between moved runs."""
+    runs = candidates.runs
     compacted = np.array([is_compacted(key) for key in candidates.object_keys], bool)
-    movable = candidate & ~(compacted & (sizes > limits.set_bytes_max // 2))
     newest = np.zeros(len(sizes), np.int64)
-    np.maximum.at(newest, candidates.runs["object"], candidates.runs["version"])
-    order = np.argsort(newest, kind="stable")[::-1]
-    total = np.cumsum(np.where(movable, sizes, 0)[order])
-    largest = np.maximum.accumulate(np.where(movable & compacted, sizes, 0)[order])
-    fits = np.flatnonzero(largest * limits.growth_min <= total)
-    found = np.zeros(len(sizes), bool)
-    if len(fits):
-        found[order[: fits[-1] + 1]] = True
-    return found & movable
+    np.maximum.at(newest, runs["object"], runs["version"])
+    found = candidate.copy()
+    while found.any():
+        layers, layer = np.unique(np.where(compacted, newest, 0), return_inverse=True)
+        moved_bytes = np.bincount(layer, weights=sizes * found)
+        total_bytes = moved_bytes.sum()
+        moved_bytes[layers == 0] = 0  # of the uploader
+        largest = int(moved_bytes.argmax())
+        if moved_bytes[largest] * limits.growth_min <= total_bytes:
+            break
+        stays = found & (layer == largest)
+        held = stays[runs["object"]]
+        ceiling = np.full(len(candidates.queues), -1, np.int64)
+        np.maximum.at(ceiling, runs["queue"][held], runs["base_queue_offset"][held])
+        found[runs["object"][runs["base_queue_offset"] <= ceiling[runs["queue"]]]] = False
+    return found
 
 
 def _plan_of(candidates: Candidates, is_in: NDArray[np.bool_], sources: NDArray[np.bool_]) -> CompactionPlan:

@@ -1,78 +1,99 @@
-"""Which versions of an archive a round of compaction takes: whole sequences of pages, or a piece of a large one.
+"""Which pages of an archive a round of compaction replaces: whole sequences, or a part of large ones.
 
-A sequence that merges have made large has more runs than fit in memory. A round then takes only some of its versions,
-and the others go, page by page, into sequences of their own.
+Pages are sorted by queue. Of a large sequence, a round takes consecutive ones with as many runs as fit in memory: some
+queues in all versions. Sequences that are too large together, but of similar size, are merged by the first round.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 
 import numpy as np
 
-from tiered.catalog.page_merge import full_pages, sequences_of, union
-from tiered.catalog.pages import Page, PutPage, RunIndex, cut, write_pages
-from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, selected
-from tiered.errors import CorruptionError
+from tiered.catalog.page_merge import merged_pages, sequences_of
+from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
+from tiered.catalog.writer_limits import CatalogLimits
 
-REST_SEQUENCES_MAX = 4
-"""Sequences of later versions that a round leaves of a large one: a page of each is in memory."""
-
-
-@dataclass(frozen=True)
-class Versions:
-    """Versions ``first`` to ``last`` and how many runs they have."""
-
-    first: int
-    last: int
-    runs: int
+PAGE_RUNS = CatalogLimits().page_runs_max
+SIMILAR = 8
+"""Sequences are merged with those that have at most so many times their runs: else each pass would write large ones."""
 
 
 @dataclass(frozen=True)
-class VersionRange:
-    """Consecutive versions inside one log history: of ``pages`` those in ``within``, or all of them, and the runs in
-    memory up to ``spilled_version``, or 0. ``rests``: the other versions of the pages. ``share``: of the runs that
-    ``pages`` have from ``within`` on."""
+class PageRange:
+    """The pages that a round replaces, and the runs in memory up to ``spilled_version``, or 0.
+
+    It compacts all runs of ``pages``; if these are several sequences to be merged, their runs [``begin``, ``end``) in
+    the order of queues. ``others``: pages of the same sequence that stay. ``share``: of the runs from here on.
+    """
 
     pages: list[PageRef]
     spilled_version: int = 0
-    within: Versions | None = None
-    rests: tuple[Versions, ...] = ()
+    begin: int = 0
+    end: int | None = None
+    others: list[PageRef] = field(default_factory=list)
     share: float = 1.0
 
+    @property
+    def runs(self) -> int:
+        """How many it has at most, without those in memory."""
+        total = _runs(self.pages)
+        return total if self.end is None else max(0, min(self.end, total) - self.begin)
 
-def ranges_of(
-    state: CatalogState, index: RunIndex, before_version: int, runs_max: int
-) -> Iterator[list[VersionRange]]:
-    """Ranges with about ``runs_max`` runs, oldest first; several are pieces of the same pages: only one of them can be
-    taken. Only versions below ``before_version`` take part."""
+    @property
+    def level(self) -> int:
+        """Of the pages that replace it."""
+        return max((page.level for page in self.pages), default=0) + (self.end is not None)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether runs of the same versions may be outside of it."""
+        return bool(self.others) or self.end is not None
+
+    def living(self, index: RunIndex, state: CatalogState) -> Iterator[Page]:
+        """All living runs of ``pages``; of sequences to be merged, in the order of queues."""
+        if self.end is None:
+            return _living(index, state, self.pages)
+        streams = [_living(index, state, sequence) for sequence in sequences_of(self.pages)]
+        return merged_pages(streams, PAGE_RUNS)
+
+    def runs_by_object(self, index: RunIndex, state: CatalogState) -> Counter[str]:
+        """How many living runs each object has in this range and outside of it."""
+        found: Counter[str] = Counter()
+        for page in _living(index, state, [*self.pages, *self.others]):
+            counts = np.bincount(page.chunk.runs["object"], minlength=len(page.chunk.objects))
+            for key, count in zip(page.chunk.objects["key"].tolist(), counts.tolist(), strict=True):
+                found[page.chunk.object_keys[key]] += count
+        return found
+
+
+def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterator[list[PageRange]]:
+    """Ranges with about ``runs_max`` runs, oldest versions first; several in one list are of the same sequences. Only
+    versions below ``before_version`` take part."""
     sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
     if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
         return  # versions of two sequences overlap: no range of versions has pages of its own
     last = min(before_version - 1, state.indexed_version if state.indexes else before_version - 1)
-    where: tuple[int, int] | None = None
-    pages: list[PageRef] = []
-    for sequence in sequences:
-        here = _histories(state, sequence[0].from_version)
-        is_inside = here == _histories(state, sequence[0].to_version) and sequence[0].to_version <= last
-        if pages and (here != where or not is_inside or _runs(pages) + _runs(sequence) > runs_max):
-            yield [VersionRange(pages)]
-            pages = []
-        where = here
-        if is_inside and _runs(sequence) > runs_max:
-            yield _pieces(index, sequence, runs_max)
-        elif is_inside:
-            pages += sequence
     memory = older_memory(state, last).runs["version"]
+    newest, where = 0, None
     if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
-        if pages and where != _histories(state, int(memory.min())):
-            yield [VersionRange(pages)]
-            pages = []
-        yield [VersionRange(pages, int(memory.max()))]
-    elif pages:
-        yield [VersionRange(pages)]
+        newest, where = int(memory.max()), _histories(state, int(memory.min()))
+    stacks = list(_stacks(state, sequences, last, runs_max, max(2, runs_max // PAGE_RUNS)))
+    for number, (stack, history) in enumerate(stacks):
+        pages = [page for sequence in stack for page in sequence]
+        if _runs(pages) > runs_max:
+            yield _merged(pages, runs_max) if len(stack) > 1 else _cut(pages, runs_max)
+        elif newest and history == where and number + 1 == len(stacks):
+            yield [PageRange(pages, newest)]
+            newest = 0
+        else:
+            yield [PageRange(pages)]
+    if newest:
+        yield [PageRange([], newest)]
 
 
 def older_memory(state: CatalogState, version: int) -> RunChunk:
@@ -80,73 +101,59 @@ def older_memory(state: CatalogState, version: int) -> RunChunk:
     return selected(state.memory, state.memory.runs["version"] <= version)
 
 
-def within(page: Page, versions: Versions | None) -> Page:
-    """The runs of ``page`` that ``versions`` added; all of them if it is None."""
-    if versions is None:
-        return page
-    version = page.chunk.runs["version"]
-    mine = np.flatnonzero((version >= versions.first) & (version <= versions.last))
-    if len(mine) == len(version):
-        return page
-    piece = Page(page.queues, selected(page.chunk, mine))
-    return next(cut(piece, len(mine))) if len(mine) else Page([], EMPTY_CHUNK)
+def _stacks(
+    state: CatalogState, sequences: list[list[PageRef]], last: int, runs_max: int, merged_max: int
+) -> Iterator[tuple[list[list[PageRef]], tuple[int, int]]]:
+    """Neighbouring sequences inside one log history, and this history: up to ``runs_max`` runs, or up to ``merged_max``
+    similar sequences to be merged."""
 
-
-def write_rests(
-    pages: Iterator[Page], rests: Sequence[Versions], level: int, runs_max: int, put: PutPage
-) -> list[PageRef]:
-    """Put the runs of ``pages``, which are in order, that ``rests`` added: each as a sequence of pages of up to
-    ``runs_max`` runs."""
-    refs: list[PageRef] = []
-    pending: list[list[Page]] = [[] for _ in rests]
-
-    def write(number: int, found: Iterator[Page]) -> None:
-        refs.extend(write_pages(found, level, (rests[number].first, rests[number].last), put))
-
-    for page in pages:
-        for number, own in enumerate(rests):
-            piece = within(page, own)
-            if len(piece.chunk.runs):
-                pending[number].append(piece)
-            if sum(len(one.chunk.runs) for one in pending[number]) >= runs_max:
-                full, pending[number] = full_pages(pending[number], runs_max)
-                write(number, full)
-    for number, left in enumerate(pending):
-        if left:
-            write(number, cut(union(left), runs_max))
-    return refs
-
-
-def _pieces(index: RunIndex, sequence: list[PageRef], runs_max: int) -> list[VersionRange]:
-    """Consecutive versions of at most ``runs_max`` runs, unless one has more."""
-    first, last = sequence[0].from_version, sequence[0].to_version
-    counts = np.zeros(last - first + 1, np.int64)
-    for ref in sequence:
-        versions = index.read_page(ref).chunk.runs["version"] - first
-        if int(versions.min()) < 0 or int(versions.max()) >= len(counts):
-            raise CorruptionError(f"{ref.key} has runs of other versions than [{first}, {last}]")
-        counts += np.bincount(versions, minlength=len(counts))
-    sums = np.concatenate([[0], np.cumsum(counts)])
-    pieces: list[Versions] = []
-    begin = 0
-    while begin < len(counts):
-        end = max(begin + 1, int(np.searchsorted(sums, sums[begin] + runs_max, side="right")) - 1)
-        pieces.append(Versions(first + begin, first + end - 1, int(sums[end] - sums[begin])))
-        begin = end
-    return [
-        VersionRange(
-            sequence, 0, piece, (*_joined(pieces[:at], 1), *_joined(pieces[at + 1 :], REST_SEQUENCES_MAX)),
-            piece.runs / max(1, sum(later.runs for later in pieces[at:])),
+    def place(sequence: list[PageRef]) -> tuple[int, int] | None:
+        first, newest = (
+            _histories(state, getattr(sequence[0], name)) for name in ("from_version", "to_version")
         )
-        for at, piece in enumerate(pieces)
-    ]  # fmt: skip
+        return first if first == newest and sequence[0].to_version <= last else None
+
+    for history, found in groupby(sequences, place):
+        if history is None:
+            continue
+        stack: list[list[PageRef]] = []
+        for sequence in found:
+            sizes = [_runs(one) for one in (*stack, sequence)]
+            is_merged = len(sizes) <= merged_max and max(sizes) <= SIMILAR * min(sizes)
+            if stack and sum(sizes) > runs_max and not is_merged:
+                yield stack, history
+                stack = []
+            stack.append(sequence)
+        yield stack, history
 
 
-def _joined(pieces: Sequence[Versions], count_max: int) -> list[Versions]:
-    """``pieces`` as at most ``count_max``."""
-    bounds = np.linspace(0, len(pieces), min(count_max, len(pieces)) + 1).astype(int).tolist()
-    parts = [pieces[begin:end] for begin, end in pairwise(bounds)]
-    return [Versions(part[0].first, part[-1].last, sum(one.runs for one in part)) for part in parts]
+def _cut(sequence: list[PageRef], runs_max: int) -> list[PageRange]:
+    """Consecutive pages with at most ``runs_max`` runs, unless one page has more."""
+    found: list[PageRange] = []
+    total, begin, left = _runs(sequence), 0, _runs(sequence)
+    sums = np.cumsum([0, *(page.runs for page in sequence)])
+    while begin < len(sequence):
+        end = max(begin + 1, int(np.searchsorted(sums, sums[begin] + runs_max, side="right")) - 1)
+        others = [*sequence[:begin], *sequence[end:]]
+        runs = int(sums[end] - sums[begin])
+        left = total - int(sums[begin])
+        found.append(PageRange(sequence[begin:end], others=others, share=runs / left))
+        begin = end
+    return found
+
+
+def _merged(pages: list[PageRef], runs_max: int) -> list[PageRange]:
+    total = _runs(pages)
+    return [
+        PageRange(
+            pages, begin=begin, end=begin + runs_max, share=min(runs_max, total - begin) / (total - begin)
+        )
+        for begin in range(0, total, runs_max)
+    ]
+
+
+def _living(index: RunIndex, state: CatalogState, pages: Sequence[PageRef]) -> Iterator[Page]:
+    return (index.living(state, index.read_page(ref)) for ref in pages)
 
 
 def _runs(pages: Sequence[PageRef]) -> int:

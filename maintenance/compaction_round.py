@@ -11,8 +11,10 @@ allows: where a log diverges inside joined objects, their first rows are copied 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -25,7 +27,7 @@ from maintenance.compaction_plan import (
     plan_level_1,
     plan_level_2,
 )
-from maintenance.compaction_ranges import VersionRange, older_memory, ranges_of, within, write_rests
+from maintenance.compaction_ranges import PAGE_RUNS, PageRange, older_memory, ranges_of
 from maintenance.compaction_run import (
     CompactionIdentity,
     CompactionOptions,
@@ -38,7 +40,8 @@ from maintenance.compaction_run import (
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import Reason
-from tiered.catalog.pages import Page, PutPage, RunIndex, cut, sorted_page, write_pages
+from tiered.catalog.page_merge import between
+from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UsageError
@@ -52,11 +55,25 @@ from tiered.object_store.own_name import put_own
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """What a round does: the versions it replaces, their runs, and the plan for them."""
+    """What a round does: the pages it replaces, their runs, and the plan for them. ``copied_runs``: of its pages, that
+    it only copies."""
 
-    range: VersionRange
+    range: PageRange
     candidates: Candidates
     plan: CompactionPlan
+    copied_runs: int = 0
+
+    @property
+    def objects(self) -> int:
+        """Sources; those that several rounds share are counted in parts."""
+        return round(float(self.candidates.share[self.plan.sources].sum()))
+
+    @property
+    def message_bytes(self) -> int:
+        """Of the sources, before compression."""
+        sources = self.plan.sources
+        raw_bytes = self.candidates.objects["raw_bytes"][sources] * self.candidates.share[sources]
+        return int(raw_bytes.sum())
 
 
 def plan_rounds(
@@ -67,8 +84,8 @@ def plan_rounds(
     before_version: int,
     is_wanted: IsWanted = gains,
 ) -> Iterator[PlannedRound]:
-    """Rounds that are wanted, oldest versions first; only the first one of large sequences of pages, which says what
-    share of them it is. Reads pages, and no data.
+    """Rounds that are wanted, oldest versions first; only the first one of a large sequence of pages, which says what
+    share of it that is. Reads pages, and no data.
 
     Only versions below ``before_version`` take part. Raises UsageError when the archive's owner writes an older format.
     """
@@ -77,8 +94,10 @@ def plan_rounds(
             "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
         )
     index = RunIndex(store)
-    for ranges in ranges_of(state, index, before_version, limits.runs_max):
-        planned = (_planned(index, state, one, limits, is_wanted) for one in ranges)
+    for ranges in ranges_of(state, before_version, limits.runs_max):
+        # Once for all of them: they have the same pages.
+        runs_by_object = cache(lambda first=ranges[0]: first.runs_by_object(index, state))
+        planned = (_planned(index, state, one, limits, is_wanted, runs_by_object) for one in ranges)
         found = next((one for one in planned if one is not None), None)
         if found is not None:
             yield found
@@ -86,26 +105,37 @@ def plan_rounds(
 
 
 def _planned(
-    index: RunIndex, state: CatalogState, chosen: VersionRange, limits: CompactionLimits, is_wanted: IsWanted
+    index: RunIndex,
+    state: CatalogState,
+    chosen: PageRange,
+    limits: CompactionLimits,
+    is_wanted: IsWanted,
+    runs_by_object: Callable[[], Counter[str]],
 ) -> PlannedRound | None:
     memory = older_memory(state, chosen.spilled_version)
     in_memory = []
     if len(memory.runs):
         in_memory.append(sorted_page(state.directory.roster.first(len(state.table)), memory))
-    found = (within(page, chosen.within) for page in _living(index, state, chosen.pages))
-    runs = sum(page.runs for page in chosen.pages) if chosen.within is None else chosen.within.runs
-    candidates = _candidates(state, chain(found, in_memory), runs + len(memory.runs))
+    found = between(chosen.living(index, state), chosen.begin, chosen.end)
+    candidates = _candidates(state, chain(found, in_memory), chosen.runs + len(memory.runs))
     if not len(candidates.runs) or any(key in state.unindexed for key in candidates.object_keys):
         return None  # a query scans unindexed objects by name
+    copied = 0
+    if chosen.is_partial:
+        candidates = _with_shares(candidates, runs_by_object())
+        copied = runs_by_object().total() - len(candidates.runs) if chosen.end is not None else 0
     for level in (plan_level_1, plan_level_2):
         plan = level(candidates, limits)
         if plan is not None and is_wanted(candidates, plan):
-            return PlannedRound(chosen, candidates, plan)
+            return PlannedRound(chosen, candidates, plan, copied)
     return None
 
 
-def _living(index: RunIndex, state: CatalogState, pages: Sequence[PageRef]) -> Iterator[Page]:
-    return (index.living(state, index.read_page(ref)) for ref in pages)
+def _with_shares(candidates: Candidates, runs_by_object: Counter[str]) -> Candidates:
+    """``candidates`` with the share of each object's runs that are among them."""
+    runs = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
+    all_runs = np.array([runs_by_object[key] for key in candidates.object_keys])
+    return replace(candidates, share=np.where(all_runs == 0, 1.0, runs / np.maximum(all_runs, 1)))
 
 
 def run_round(
@@ -128,7 +158,7 @@ def run_round(
         state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(),
         compaction_attempts_from(nonce),
     )  # fmt: skip
-    with writer.merges_paused():
+    with writer.merges_paused(spills_late=planned.range.spilled_version > 0):
         return _run_round(store, state, planned, options, identity, writer, clock, page_runs_max, write)
 
 
@@ -182,7 +212,7 @@ def _run_round(
     except _VoidError:
         return None
     pages = _put_pages(store, state, planned, result, page_keys, page_runs_max)
-    sources = {planned.candidates.object_keys[int(number)] for number in planned.plan.sources}
+    sources = {planned.candidates.object_keys[number] for number in _gone(planned)}
     taken_back = [*(key for key in result.object_keys if key in set(announced)), *page_keys]
 
     is_committed = False
@@ -198,7 +228,8 @@ def _run_round(
             pages=PageChange(
                 added=tuple(pages),
                 removed=[page.key for page in planned.range.pages],
-                resolved_version=state.version,
+                # The pages of other queues may have removed runs of these versions.
+                resolved_version=0 if planned.range.others else state.version,
                 spilled_version=planned.range.spilled_version,
             ),
             restored=tuple(taken_back),
@@ -213,6 +244,13 @@ def _run_round(
     return None
 
 
+def _gone(planned: PlannedRound) -> Sequence[int]:
+    """Sources that nothing references after the round."""
+    sources = planned.plan.sources
+    gone: Sequence[int] = sources[planned.candidates.share[sources] == 1].tolist()
+    return gone
+
+
 class _VoidError(Exception):
     """The archive has changed: nothing more is put."""
 
@@ -223,7 +261,7 @@ class _Unchanged:
     def __init__(self, state: CatalogState, planned: PlannedRound) -> None:
         self._epoch = state.epoch
         self._history = state.cursor.history
-        self._pages = {page.key for page in planned.range.pages}
+        self._pages = {page.key for page in (*planned.range.pages, *planned.range.others)}
         self._queues = list(planned.candidates.queues)
         self._floors = planned.candidates.floors
         self._covers = set(planned.candidates.covers)
@@ -288,6 +326,7 @@ def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Ca
         is_set=np.array([key.startswith(SETS_PREFIX) for key in object_keys], bool),
         floors=_floors(state, queues_in_order),
         is_pending=np.array([key in state.pending_deletions for key in object_keys], bool),
+        share=np.ones(len(object_keys)),
         covers=tuple(sorted(index.from_version for index in state.indexes)),
     )
 
@@ -308,7 +347,7 @@ def _put_pages(
     page_keys: Sequence[str],
     page_runs_max: int,
 ) -> list[PageRef]:
-    """One sequence of pages with the runs that stay and the new ones, and those of other versions, under the first of
+    """Pages with the runs that stay and the new ones, and those that are only copied, under the first of
     ``page_keys``."""
     candidates = planned.candidates
     stays = candidates.runs[~np.isin(candidates.runs["object"], planned.plan.sources)]
@@ -327,40 +366,23 @@ def _put_pages(
         put_own(store, key, [data])
         return key
 
-    level = max((page.level for page in planned.range.pages), default=0)
-    found = _put_rests(store, state, planned, level, page_runs_max, put)
-    if len(chunk.runs):
-        pages = cut(sorted_page(candidates.queues, chunk), page_runs_max)
-        found += write_pages(pages, level, _versions(planned), put)
-    return found
+    copied = 0
 
-
-def _put_rests(
-    store: ObjectStore,
-    state: CatalogState,
-    planned: PlannedRound,
-    level: int,
-    page_runs_max: int,
-    put: PutPage,
-) -> list[PageRef]:
-    """The versions of the round's pages that it leaves, as sequences of their own."""
-    if not planned.range.rests:
-        return []
-    counted = 0
-
-    def living() -> Iterator[Page]:
-        nonlocal counted
-        for page in _living(RunIndex(store), state, planned.range.pages):
-            counted += len(page.chunk.runs)
+    def copying(begin: int, end: int | None) -> Iterator[Page]:
+        nonlocal copied
+        for page in between(planned.range.living(RunIndex(store), state), begin, end):
+            copied += len(page.chunk.runs)
             yield page
 
-    found = write_rests(living(), planned.range.rests, level, page_runs_max, put)
-    written = sum(ref.runs for ref in found)
-    if counted != written + len(planned.candidates.runs):
-        raise CorruptionError(
-            f"{counted} runs of pages, of which {written} stay and {len(planned.candidates.runs)} move"
-        )
-    return found
+    pages: Iterator[Page] = iter(())
+    if len(chunk.runs):
+        pages = cut(sorted_page(candidates.queues, chunk), page_runs_max)
+    if planned.range.end is not None:
+        pages = chain(copying(0, planned.range.begin), pages, copying(planned.range.end, None))
+    refs = write_pages(pages, planned.range.level, _versions(planned), put)
+    if copied != planned.copied_runs:
+        raise CorruptionError(f"{copied} runs of pages were copied, not {planned.copied_runs}")
+    return refs
 
 
 def _page_keys(
@@ -370,8 +392,11 @@ def _page_keys(
     stays = int((~np.isin(planned.candidates.runs["object"], planned.plan.sources)).sum())
     pieces = sum(len(part.pieces) for iteration in planned.plan.iterations for part in iteration)
     _, last = _versions(planned)
-    sequences = (stays + pieces, *(rest.runs for rest in planned.range.rests))
-    pages = sum(-(-runs // page_runs_max) for runs in sequences)
+    pages = -(-(stays + pieces) // page_runs_max)
+    if planned.range.end is not None:
+        pages += (
+            -(-planned.copied_runs // min(page_runs_max, PAGE_RUNS)) + 3
+        )  # before and behind, and a part of one
     return [
         page_key("runs", last, state.epoch, f"{identity.first_attempt:x}_{number}") for number in range(1, pages + 1)
     ]  # fmt: skip
@@ -379,9 +404,7 @@ def _page_keys(
 
 def _versions(planned: PlannedRound) -> tuple[int, int]:
     """The first and last version that the pages of the round cover."""
-    own = planned.range.within
-    if own is not None:
-        return own.first, own.last
-    runs = planned.candidates.runs
-    first = min([page.from_version for page in planned.range.pages], default=int(runs["version"].min()))
-    return first, max([planned.range.spilled_version, *(page.to_version for page in planned.range.pages)])
+    chosen = planned.range
+    oldest = int(planned.candidates.runs["version"].min())
+    first = min([page.from_version for page in chosen.pages], default=oldest)
+    return first, max([chosen.spilled_version, *(page.to_version for page in chosen.pages)])

@@ -50,6 +50,7 @@ FULL_OBJECTS = 16
 """Small objects that fill so many large ones are joined at once. Fewer wait for another compaction.min_age_ms, and if
 it passes a third time they are joined although uploads are behind."""
 GROWTH_MIN = 32
+"""As there, of plans made again and again."""
 
 
 class Level(Enum):
@@ -218,8 +219,8 @@ class CompactionSchedule:
         for planned in planned_rounds(self._store, state, self._settings, self._limits, due):
             found.first = found.first or planned
             share = planned.range.share
-            found.objects += round(len(planned.plan.sources) / share)
-            found.message_bytes += round(_message_bytes(planned) / share)
+            found.objects += round(planned.objects / share)
+            found.message_bytes += round(planned.message_bytes / share)
             found.is_overdue |= not planned.plan.copies and overdue(planned.candidates, planned.plan)
         self._is_overdue = found.is_overdue
         return found
@@ -227,7 +228,7 @@ class CompactionSchedule:
     def _round(self, state: CatalogState, planned: PlannedRound) -> CompactionResult | None:
         self._prepare_spool(planned)
         began_s = self._monotonic_s()
-        objects, byte_count = len(planned.plan.sources), _message_bytes(planned)
+        objects, byte_count = planned.objects, planned.message_bytes
         result = run_round(
             self._store, state, planned, self._options, clock=self._clock_ms, write=self._write, owner=self._writer
         )  # fmt: skip
@@ -301,7 +302,3 @@ class CompactionSchedule:
         if self._report.level != level.value:
             self._change(level=level.value)
         return SHARES[level]
-
-
-def _message_bytes(planned: PlannedRound) -> int:
-    return int(planned.candidates.objects["raw_bytes"][planned.plan.sources].sum())

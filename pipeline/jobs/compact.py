@@ -184,6 +184,7 @@ def part_of(
         is_set=candidates.is_set[numbers],
         floors=candidates.floors[queue_numbers],
         is_pending=candidates.is_pending[numbers],
+        share=candidates.share[numbers],
         covers=candidates.covers,
     )
     mine = [[_renumbered(part, used) for part in iteration] for iteration in iterations]

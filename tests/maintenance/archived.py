@@ -55,6 +55,7 @@ def archived_candidates(store: ObjectStore) -> Candidates:
         is_set=np.array([index.key.startswith("sets/") for index in indexes]),
         floors=np.zeros(len(queues), np.int64),
         is_pending=np.zeros(len(indexes), bool),
+        share=np.ones(len(indexes)),
     )
 
 
@@ -83,6 +84,7 @@ def after(candidates: Candidates, plan: CompactionPlan, result: CompactionResult
         is_set=np.append(candidates.is_set, [key.startswith("sets/") for key in result.object_keys]),
         floors=candidates.floors,
         is_pending=np.append(candidates.is_pending, np.zeros(count, bool)),
+        share=np.ones(len(candidates.objects) + count),
     )
 
 

@@ -49,6 +49,7 @@ def candidates_of(objects: Sequence[str], floors: Mapping[str, int] | None = Non
         is_set=np.ones(count, bool),
         floors=np.array([(floors or {}).get(topic, 0) for topic in topics], np.int64),
         is_pending=np.zeros(count, bool),
+        share=np.ones(count),
     )
 
 

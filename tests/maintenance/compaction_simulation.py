@@ -12,7 +12,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
+import maintenance.compaction_ranges as ranges
 import maintenance.compaction_round as rounds
 from maintenance.compaction_due import Due, gains
 from maintenance.compaction_run import CompactionOptions
@@ -36,6 +38,7 @@ from tiered.settings.topic_rules import TopicRule
 from uploader.common_rows import CommonRowsWriter
 
 STEPS = 40
+PAGE_RUNS = 9
 GRACE_S = 40
 KEPT_S = 30
 """How long a reader keeps its version, at most."""
@@ -57,7 +60,7 @@ class World:
         self.now_ms = NOW_MS
         self.store = MemoryStore(f"memory://{seed}", clock_ms=lambda: self.now_ms)
         self.limits = CatalogLimits(
-            root_every=4, spill_runs=self.random.choice((8, 16, 10**6)), page_runs_max=9,
+            root_every=4, spill_runs=self.random.choice((8, 16, 10**6)), page_runs_max=PAGE_RUNS,
             merge_sequences=self.random.choice((3, 6)), spill_deletions=self.random.choice((6, 512)),
             embedded_bytes_max=self.random.choice((0, 1 << 20)),
         )  # fmt: skip
@@ -69,16 +72,17 @@ class World:
         self.rounds = self.void = self.died = self.read_rows = self.cuts = 0
         self.cut_weight = seed % 2
         self.compaction_limits = replace(LIMITS, growth_min=self.random.choice((1, 4)), dead_share_min=0.5)
-        if seed % 3 == 0:  # rounds of some versions of a sequence
+        if seed % 3 == 0:  # rounds of some queues of a sequence
             self.compaction_limits = replace(self.compaction_limits, runs_max=seed % 40 + 5)
 
     def run(self) -> None:
         """All steps, then everything comes to rest. Raises AssertionError where something is wrong."""
-        for _ in range(5):
-            self.grow()
-        for _ in range(STEPS):
-            self.step()
-        self.finish()
+        with patch.object(ranges, "PAGE_RUNS", PAGE_RUNS):
+            for _ in range(5):
+                self.grow()
+            for _ in range(STEPS):
+                self.step()
+            self.finish()
 
     def step(self) -> None:
         """One actor acts."""
@@ -200,7 +204,7 @@ class World:
         self.is_in_round = True
         try:
             result = rounds.run_round(
-                store, state, planned, options, clock=lambda: self.now_ms, page_runs_max=9,
+                store, state, planned, options, clock=lambda: self.now_ms, page_runs_max=PAGE_RUNS,
                 owner=self.owner.writer if own else None,
             )  # fmt: skip
             self.rounds += result is not None
@@ -223,7 +227,7 @@ class World:
                 break
             options = CompactionOptions(self.spool, 10**7, BlockCodec(block_bytes=600))
             made = rounds.run_round(
-                self.store, state, planned, options, clock=lambda: self.now_ms, page_runs_max=9
+                self.store, state, planned, options, clock=lambda: self.now_ms, page_runs_max=PAGE_RUNS
             )
             assert made is not None, "no other actor is left"
         else:

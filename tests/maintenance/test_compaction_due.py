@@ -9,12 +9,16 @@ import pytest
 
 from maintenance.compaction_due import Due, gains
 from maintenance.compaction_plan import (
+    PIECE_DTYPE,
     Candidates,
     CompactionLimits,
     CompactionPlan,
+    OutputPart,
+    PlannedOutput,
     plan_level_1,
     plan_level_2,
 )
+from maintenance.reader_gets import reader_gets
 from tests.maintenance.candidates import candidates_of
 from tiered.formats.keys import COMPACTION_ATTEMPTS_FROM, data_key, is_compacted, set_key
 from tiered.model.queue import QueueKey
@@ -53,6 +57,75 @@ def test_small_objects_wait_until_they_are_many_bytes_or_old() -> None:
     assert not Due(161, 100)(candidates, plan)
     assert Due(160, 100)(candidates, plan)
     assert Due(161, 101)(candidates, plan)
+
+
+def test_a_plan_that_saves_gets_alone_is_worth_it_but_not_of_a_busy_broker() -> None:
+    """Objects become no fewer, but each queue is in one instead of four."""
+    candidates = candidates_of([f"a[{n},{n + 1})900 b[{n},{n + 1})900 c[{n},{n + 1})900" for n in range(4)])
+    candidates.objects["raw_bytes"] = candidates.objects["size_bytes"] = 2700
+    plan = planned(candidates)
+    assert len(plan.outputs) * 2 > len(plan.sources)
+    assert reader_gets(candidates, plan) == (24, 24), "objects of 1000 bytes: each run is one again"
+    assert not gains(candidates, plan)
+    large = plan_level_1(candidates, replace(LIMITS, object_bytes_max=10_000, memory_bytes=100_000))
+    assert large is not None
+    assert reader_gets(candidates, large) == (24, 6)
+    assert gains(candidates, large)
+    assert Due(0, 0)(candidates, large), "four times fewer"
+    three = candidates_of([f"a[{n},{n + 1})900 b[{n},{n + 1})900 c[{n},{n + 1})900" for n in range(3)])
+    plan = plan_level_1(three, replace(LIMITS, object_bytes_max=10_000, memory_bytes=100_000))
+    assert plan is not None
+    assert gains(three, plan)
+    assert not Due(0, 0)(three, plan)
+
+
+def test_parts_of_a_large_object_are_counted_in_gets() -> None:
+    candidates = candidates_of(["a[0,9)9000000 b[0,9)1", "a[9,18)9000000 b[9,18)1"])
+    candidates.objects["raw_bytes"] = 9_000_001
+    candidates.objects["size_bytes"] = 4_500_001  # half of it compressed
+    plan = plan_level_1(candidates, CompactionLimits())
+    assert plan is not None
+    # Tails, and blocks: two for 4.5 MB, one for a byte. Then 9 MB in one object.
+    assert reader_gets(candidates, plan) == (4 + 2 * 2 + 2 * 1, 2 + 3 + 1)
+
+
+def test_sources_that_other_rounds_share_count_in_parts() -> None:
+    candidates = candidates_of([f"{queue}[0,1)10" for queue in "abcd"])
+    pieces = np.array([(0, 0, 10), (1, 0, 10), (2, 0, 10), (3, 0, 10)], PIECE_DTYPE)
+    plan = CompactionPlan(
+        1, 4, np.arange(4), np.zeros(0, np.int64), outputs=[PlannedOutput(True, 0, 4)] * 2,
+        iterations=[[OutputPart(0, pieces[:2]), OutputPart(1, pieces[2:])]],
+    )  # fmt: skip
+    assert gains(candidates, plan)
+    assert not gains(replace(candidates, share=np.full(4, 0.9)), plan)
+
+
+def test_a_layer_is_moved_among_many_times_its_bytes() -> None:
+    """Of what a compaction wrote all objects count together."""
+    objects = [
+        (set_key(f"9_{n}", 1, COMPACTION_ATTEMPTS_FROM), {q: (0, 10, 40)}) for n, q in enumerate("abcd")
+    ]
+    new = [(set_key(f"{n}", 1, 1), dict.fromkeys("abcd", (10 + n, 11 + n, 40))) for n in range(40)]
+    for count, is_moved in ((30, False), (31, True)):
+        candidates = _candidates([*objects, *new[:count]])
+        candidates.runs["version"][:4] = 1
+        plan = plan_level_1(candidates, replace(LIMITS, set_bytes_max=10**6, memory_bytes=10**6))
+        assert plan is not None
+        assert set(range(4)) <= set(plan.sources.tolist()) or not is_moved
+        assert (0 in plan.sources) is is_moved
+
+
+def test_a_layer_of_other_queues_holds_nothing_up() -> None:
+    """Earlier rounds have moved other queues of the same objects, and the first rows of b."""
+    layer = (set_key("9", 1, COMPACTION_ATTEMPTS_FROM), {"a": (0, 10, 900), "b": (0, 10, 900)})
+    objects = [(set_key(f"{n}", 1, 1), {q: (n, n + 1, 90) for q in "bcd"}) for n in range(10, 20)]
+    candidates = _candidates([*objects, layer])
+    plan = plan_level_1(candidates, replace(LIMITS, set_bytes_max=10**6, memory_bytes=10**6))
+    assert plan is not None
+    assert plan.sources.tolist() == list(range(10))
+    behind = [(set_key(f"{n}", 1, 1), {q: (n, n + 1, 90) for q in "bcd"}) for n in range(10)]
+    later = (layer[0], {"b": (20, 30, 1800)})
+    assert plan_level_1(_candidates([*behind, later]), LIMITS) is None, "it would tear a gap"
 
 
 def test_mostly_dead_sets_are_rewritten_for_their_space() -> None:

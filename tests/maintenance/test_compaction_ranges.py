@@ -1,9 +1,9 @@
-"""Large sequences of pages are compacted piece by piece: no run is lost, and memory follows ``runs_max``."""
+"""Large sequences of pages are compacted part by part: no run is lost, and memory follows ``runs_max``."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,70 +11,183 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import maintenance.compaction_ranges as ranges
 from maintenance.compaction_forecast import forecast
-from maintenance.compaction_ranges import Versions, ranges_of, within, write_rests
-from maintenance.compaction_round import plan_rounds, run_round
-from maintenance.compaction_run import CompactionOptions
+from maintenance.compaction_ranges import ranges_of
+from maintenance.compaction_round import PlannedRound, plan_rounds
 from tests.flat_file.archive_builder import NOW_MS
-from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene
-from tiered.catalog.page_merge import sequences_of
-from tiered.catalog.pages import Page, RunIndex, cut, decode_page
-from tiered.catalog.state import RunChunk
-from tiered.formats.segment import BlockCodec
+from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene, a_round
+from tiered.catalog.commit import REMOVED_DTYPE, CommitDraft, CommitKind
+from tiered.catalog.page_merge import between, sequences_of
+from tiered.catalog.pages import Page, RunIndex, cut
+from tiered.catalog.state import CatalogState, RunChunk
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
 
 SMALL = replace(LIMITS, runs_max=40)
 
 
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "PAGE_RUNS", 9)
+
+
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     """One sequence of many pages, larger than a round takes, and some smaller ones."""
-    found = Scene(tmp_path, cycles=90, merge_sequences=3, merge_spills=3)
+    found = Scene(tmp_path, cycles=70, merge_sequences=3, merge_spills=3)
     assert max(sum(page.runs for page in one) for one in sequences_of(found.state.pages)) > 3 * SMALL.runs_max
     return found
 
 
-def test_rounds_take_a_piece_of_a_large_sequence_and_nothing_is_lost(scene: Scene) -> None:
-    objects, rounds = scene.data_objects(), 0
+@pytest.fixture
+def similar(tmp_path: Path) -> Scene:
+    """Several sequences of about 30 runs."""
+    found = Scene(tmp_path, cycles=60, spill_runs=30, merge_spills=99)
+    assert len(sequences_of(found.state.pages)) > 5
+    return found
+
+
+def compact_all(scene: Scene) -> int:
+    """Rounds until nothing is left to do, each checked."""
+    rounds = 0
     while (
         planned := next(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING), None)
     ) is not None:
-        assert len(planned.candidates.runs) <= SMALL.runs_max
-        options = CompactionOptions(scene.spool, 10**7, BlockCodec(block_bytes=600))
-        assert (
-            run_round(scene.store, scene.state, planned, options, clock=lambda: NOW_MS, page_runs_max=9)
-            is not None
-        )
+        in_memory = scene.state.memory_runs if planned.range.spilled_version else 0
+        assert len(planned.candidates.runs) <= SMALL.runs_max + in_memory
+        assert a_round(scene.store, scene.state, planned, scene.spool) is not None
+        assert_ordered(scene.state)
         scene.check()
         rounds += 1
         assert rounds < 60, "rounds come to an end"
-    assert rounds > 4
+    return rounds
+
+
+def assert_ordered(state: CatalogState) -> None:
+    """Readers search the pages of a sequence by queue and offset."""
+    for sequence in sequences_of(state.pages):
+        places = [(page.first, page.first_offset) for page in sequence]
+        assert places == sorted(places)
+
+
+def test_rounds_take_a_part_of_a_large_sequence_and_nothing_is_lost(scene: Scene) -> None:
+    objects = scene.data_objects()
+    assert compact_all(scene) > 4
     scene.collect()
     scene.check()
     assert scene.data_objects() * 3 < objects
+    scene.append(30)
+    assert compact_all(scene) > 0
+    scene.collect()
+    scene.check()
 
 
-def test_pieces_cover_all_versions_once(scene: Scene) -> None:
-    state = scene.state
-    index = RunIndex(scene.store)
-    for ranges in ranges_of(state, index, EVERYTHING, SMALL.runs_max):
-        for one in ranges:
-            if one.within is None:
-                assert len(ranges) == 1
-                continue
-            versions = sorted([one.within, *one.rests], key=lambda part: part.first)
-            assert versions[0].first == one.pages[0].from_version
-            assert versions[-1].last == one.pages[0].to_version
-            assert all(later.first == before.last + 1 for before, later in pairwise(versions))
-            assert sum(part.runs for part in versions) == sum(page.runs for page in one.pages)
-            runs = sum(len(within(index.read_page(ref), one.within).chunk.runs) for ref in one.pages)
-            assert runs == one.within.runs <= SMALL.runs_max
-        if len(ranges) > 1:
-            runs = [one.within.runs for one in ranges if one.within is not None]
-            assert [one.share for one in ranges] == [runs[at] / sum(runs[at:]) for at in range(len(runs))]
+def test_a_source_is_deleted_by_the_last_round_that_moves_its_runs(scene: Scene) -> None:
+    planned = next(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING))
+    shared = [key for key, share in zip(planned.candidates.object_keys, planned.candidates.share, strict=True)
+              if share < 1]  # fmt: skip
+    assert shared
+    a_round(scene.store, scene.state, planned, scene.spool)
+    assert not scene.state.pending_deletions.keys() & set(shared)
+    compact_all(scene)
+    assert set(shared) <= scene.state.pending_deletions.keys()
 
 
-def test_the_forecast_of_a_large_sequence_is_that_of_its_first_piece_times_their_number(scene: Scene) -> None:
+def test_the_queues_of_a_large_sequence_are_in_one_object_each_in_the_end(scene: Scene) -> None:
+    (large,) = [one for one in sequences_of(scene.state.pages) if one[0].level == 2][:1]
+    versions = large[0].from_version, large[0].to_version
+    compact_all(scene)
+    index, state = RunIndex(scene.store), scene.state
+    for queue in QUEUES:
+        mine = index.runs_of(state, queue)
+        chosen = (mine.runs["version"] >= versions[0]) & (mine.runs["version"] <= versions[1])
+        assert len(np.unique(mine.runs["object"][chosen])) <= 3, "cut by memory and at borders of pages"
+
+
+def test_similar_sequences_are_merged_by_the_first_round(similar: Scene) -> None:
+    before = len(sequences_of(similar.state.pages))
+    planned = next(plan_rounds(similar.store, similar.state, SMALL, before_version=EVERYTHING))
+    assert planned.range.end == SMALL.runs_max
+    assert planned.copied_runs > 0
+    assert a_round(similar.store, similar.state, planned, similar.spool) is not None
+    assert len(sequences_of(similar.state.pages)) < before
+    similar.check()
+    compact_all(similar)
+    similar.collect()
+    similar.check()
+
+
+def test_a_later_part_of_similar_sequences_may_be_the_first_that_is_worth_a_round(similar: Scene) -> None:
+    plans = 0
+
+    def third(*_: object) -> bool:
+        nonlocal plans
+        plans += 1
+        return plans >= 3
+
+    planned = next(
+        plan_rounds(similar.store, similar.state, SMALL, before_version=EVERYTHING, is_wanted=third)
+    )
+    assert planned.range.begin > 0
+    assert a_round(similar.store, similar.state, planned, similar.spool) is not None
+    assert_ordered(similar.state)
+    similar.check()
+
+
+def test_a_large_sequence_is_not_merged_with_small_ones(scene: Scene) -> None:
+    for found in ranges_of(scene.state, EVERYTHING, 10):
+        if len(found) > 1 and found[0].end is not None:
+            sizes = [sum(page.runs for page in one) for one in sequences_of(found[0].pages)]
+            assert max(sizes) <= ranges.SIMILAR * min(sizes)
+
+
+@pytest.mark.parametrize("which", ["scene", "similar"])
+def test_ranges_cover_all_runs_once(which: str, request: pytest.FixtureRequest) -> None:
+    scene: Scene = request.getfixturevalue(which)
+    state, index = scene.state, RunIndex(scene.store)
+    seen: Counter[tuple[object, int]] = Counter()
+    for found in ranges_of(state, EVERYTHING, SMALL.runs_max):
+        assert [one.is_partial for one in found] == [len(found) > 1] * len(found)
+        for one in found:
+            mine = list(between(one.living(index, state), one.begin, one.end))
+            assert sum(len(page.chunk.runs) for page in mine) == one.runs <= SMALL.runs_max
+            for page in mine:
+                seen.update(
+                    (page.queues[queue], base)
+                    for queue, base in page.chunk.runs[["queue", "base_queue_offset"]].tolist()
+                )
+        if len(found) > 1:
+            runs = [one.runs for one in found]
+            assert [one.share for one in found] == [runs[at] / sum(runs[at:]) for at in range(len(runs))]
+            assert found[0].runs_by_object(index, state) == found[-1].runs_by_object(index, state)
+    assert set(seen.values()) == {1}
+    assert seen.total() == sum(page.runs for page in state.pages)
+
+
+def test_removed_runs_of_other_queues_stay_removed(scene: Scene) -> None:
+    """A round replaces some pages of its versions: removals in the others are still needed."""
+
+    def planned() -> PlannedRound:
+        return next(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING))
+
+    while not (found := planned()).range.others:
+        assert a_round(scene.store, scene.state, found, scene.spool) is not None
+    queue = QUEUES[-1]
+    removed = RunIndex(scene.store).runs_of(scene.state, queue).runs[:1]
+    gone = np.zeros(1, REMOVED_DTYPE)
+    for name in ("base_queue_offset", "end_queue_offset", "version"):
+        gone[name] = removed[name]
+    draft = CommitDraft(CommitKind.MAINTENANCE, queues=[queue], removed=gone, created_ms=NOW_MS)
+    scene.owner.writer.append(draft)
+    assert len(scene.state.tombstones) == 1
+    found = planned()
+    assert found.range.pages[-1].last < queue <= found.range.others[-1].last
+    assert a_round(scene.store, scene.state, found, scene.spool) is not None
+    left = RunIndex(scene.store).runs_of(scene.state, queue).runs
+    assert int(removed["base_queue_offset"][0]) not in left["base_queue_offset"].tolist()
+
+
+def test_the_forecast_of_a_large_sequence_is_that_of_its_first_part_times_their_number(scene: Scene) -> None:
     exact = forecast(plan_rounds(scene.store, scene.state, LIMITS, before_version=EVERYTHING))
     about = forecast(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING))
     assert about.objects == pytest.approx(exact.objects, rel=0.3)
@@ -87,36 +200,20 @@ def test_the_forecast_of_a_large_sequence_is_that_of_its_first_piece_times_their
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), min_size=1, max_size=60),
     st.integers(1, 20),
-    st.integers(1, 12),
+    st.integers(0, 70),
+    st.none() | st.integers(0, 70),
 )
-def test_rests_have_the_runs_of_their_versions(
-    rows: list[tuple[int, int]], source_runs_max: int, runs_max: int
+def test_runs_between_two_places(
+    rows: list[tuple[int, int]], page_runs: int, begin: int, end: int | None
 ) -> None:
     rows.sort()
     runs = np.zeros(len(rows), RUN_DTYPE)
     runs["queue"], runs["version"] = zip(*rows, strict=True)
     runs["base_queue_offset"] = np.arange(len(rows))
-    objects = np.zeros(1, OBJECT_DTYPE)
-    page = Page(QUEUES, RunChunk(runs, objects, ("sets/1",)))
-    rests = [Versions(1, 3, 0), Versions(7, 7, 0), Versions(8, 12, 0)]
-    put: list[Page] = []
-    refs = write_rests(
-        cut(page, source_runs_max), rests, 2, runs_max,
-        lambda version, data: put.append(decode_page(data, source="page")) or f"{version}/{len(put)}",
-    )  # fmt: skip
-    assert all(len(one.chunk.runs) <= runs_max for one in put)
-    for rest in rests:
-        mine = [(ref, one) for ref, one in zip(refs, put, strict=True) if ref.to_version == rest.last]
-        found = [
-            (one.queues[int(run["queue"])], int(run["base_queue_offset"]), int(run["version"]))
-            for _, one in mine
-            for run in one.chunk.runs
-        ]
-        expected = [
-            (QUEUES[queue], at, version)
-            for at, (queue, version) in enumerate(rows)
-            if rest.first <= version <= rest.last
-        ]
-        assert found == expected
-        assert all((ref.from_version, ref.level) == (rest.first, 2) for ref, _ in mine)
-        assert len(mine) <= -(-len(expected) // runs_max)
+    page = Page(QUEUES, RunChunk(runs, np.zeros(1, OBJECT_DTYPE), ("sets/1",)))
+    found = [
+        (one.queues[int(run["queue"])], int(run["base_queue_offset"]), int(run["version"]))
+        for one in between(cut(page, page_runs), begin, end)
+        for run in one.chunk.runs
+    ]
+    assert found == [(QUEUES[queue], at, version) for at, (queue, version) in enumerate(rows)][begin:end]

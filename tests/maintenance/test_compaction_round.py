@@ -210,6 +210,24 @@ def test_the_owner_loses_no_version_to_a_round_in_its_process(tmp_path: Path) ->
     assert len(scene.state.pages) < 60, "pages are merged again afterwards"
 
 
+def test_the_owner_keeps_runs_in_memory_while_a_round_has_them(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, cycles=20, spill_runs=200, root_every=16, root_every_max=16, root_runs_max=1)
+    assert scene.state.memory_runs
+    spilled = len(scene.state.pages)
+
+    def append() -> None:
+        scene.append(14)
+        assert len(scene.state.pages) == spilled
+
+    planned = scene.plan()
+    assert planned is not None
+    assert planned.range.spilled_version > 0
+    assert scene.run(Interrupted(scene.store, append), scene.owner.writer) is not None
+    scene.append(20)
+    assert scene.state.version - scene.state.root.version <= 16, "roots are written as usual again"
+    scene.check()
+
+
 def test_a_log_that_diverges_inside_joined_objects_is_refused_by_a_writer_that_copies_nothing(
     scene: Scene,
 ) -> None:

@@ -81,7 +81,9 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
         gone = set(change.removed)
         if not gone <= {page.key for page in pages}:
             raise CommitInvalidError("a page to be merged no longer exists")
-        pages = (*(page for page in pages if page.key not in gone), *change.added)
+        # In the place of the first one that they replace: pages of one sequence are in the order of their queues.
+        at = next((number for number, page in enumerate(pages) if page.key in gone), len(pages))
+        pages = (*pages[:at], *change.added, *(page for page in pages[at:] if page.key not in gone))
     chunks = state.chunks
     if change.spilled_version:
         chunks = tuple(_without_older(chunk, change.spilled_version) for chunk in chunks)

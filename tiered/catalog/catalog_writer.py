@@ -182,9 +182,10 @@ class CatalogWriter:
         self._retry.abort()
         self._pages.abort()
 
-    def merges_paused(self) -> AbstractContextManager[None]:
-        """Inside it no merge replaces pages, which would make the work of another actor of this process void."""
-        return self._pages.merges_paused()
+    def merges_paused(self, *, spills_late: bool = False) -> AbstractContextManager[None]:
+        """Inside it no merge replaces pages, which would make the work of another actor of this process void.
+        ``spills_late``: its work has runs in memory, which are spilled later than usual."""
+        return self._pages.merges_paused(spills_late=spills_late)
 
     # -- commits ----------------------------------------------------------------------------------------------
 

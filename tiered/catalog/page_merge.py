@@ -85,18 +85,27 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
                 rest = _slice(head, taken, len(head.chunk.runs))
                 heads[number] = rest if len(rest.chunk.runs) else None
         if sum(len(page.chunk.runs) for page in pending) >= 2 * runs_max:
-            done, pending = full_pages(pending, runs_max)
-            yield from done
+            whole = union(pending)
+            even = len(whole.chunk.runs) // runs_max * runs_max
+            yield from cut(_slice(whole, 0, even), runs_max)
+            pending = list(cut(_slice(whole, even, len(whole.chunk.runs)), runs_max))
     if pending:
         yield from cut(union(pending), runs_max)
 
 
-def full_pages(pending: Sequence[Page], runs_max: int) -> tuple[Iterator[Page], list[Page]]:
-    """The runs of ``pending``, which are in order, as pages of ``runs_max`` runs, and those that fill no page."""
-    whole = union(pending)
-    even = len(whole.chunk.runs) // runs_max * runs_max
-    rest = list(cut(_slice(whole, even, len(whole.chunk.runs)), runs_max))
-    return cut(_slice(whole, 0, even), runs_max), rest
+def between(pages: Iterator[Page], begin: int, end: int | None) -> Iterator[Page]:
+    """Runs [``begin``, ``end``) of ``pages``, which are in order; to the last one if ``end`` is None."""
+    at = 0
+    for page in pages:
+        runs = len(page.chunk.runs)
+        first, last = max(0, begin - at), runs if end is None else min(runs, end - at)
+        if first == 0 and last == runs:
+            yield page
+        elif first < last:
+            yield from cut(_slice(page, first, last), runs)
+        at += runs
+        if end is not None and at >= end:
+            return
 
 
 def union(pages: Sequence[Page]) -> Page:

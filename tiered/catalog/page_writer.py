@@ -72,7 +72,7 @@ class PageWriter:
         self._lock = threading.RLock()
         """Guards what ``merge`` shares with commits; never held during a request of a merge."""
         self._merging = threading.Lock()
-        self._is_cancelled = self._is_aborted = self._is_paused = False
+        self._is_cancelled = self._is_aborted = self._is_paused = self._is_spill_late = False
         self._merged: _Merged | None = None
         self.index = RunIndex(store)
         self.garbage: list[str] = []
@@ -127,14 +127,15 @@ class PageWriter:
         return self._is_paused
 
     @contextmanager
-    def merges_paused(self) -> Iterator[None]:
-        """Inside it no merge is made or named: pages stay until commits replace them otherwise."""
-        self._is_paused = True
+    def merges_paused(self, *, spills_late: bool = False) -> Iterator[None]:
+        """Inside it no merge is made or named: pages stay until commits replace them otherwise. ``spills_late``: runs
+        stay in memory up to twice as long too, and so does the root."""
+        self._is_paused, self._is_spill_late = True, spills_late
         self.cancel_merge()
         try:
             yield
         finally:
-            self._is_paused = False
+            self._is_paused = self._is_spill_late = False
 
     def abort(self) -> None:
         """End a merge in progress, and begin no other."""
@@ -210,10 +211,16 @@ class PageWriter:
 
     def _is_root_due(self, state: CatalogState) -> bool:
         since = state.version - state.root.version
-        if state.needs_root or since >= self._limits.root_every_max:
+        if state.needs_root or since >= self._limits.root_every_max * self._late_factor:
             return True
+        if self._is_spill_late:
+            return False
         due_bytes = self._limits.root_bytes_factor * self._root_bytes
         return since >= self._limits.root_every and self._committed_bytes >= due_bytes
+
+    @property
+    def _late_factor(self) -> int:
+        return 2 if self._is_spill_late else 1
 
     def _spilled_deletions(self, state: CatalogState) -> DeletionChange:
         """The lists of pending deletions to be named by the commit after ``state``, which are put."""
@@ -232,7 +239,7 @@ class PageWriter:
         # A root repeats the runs in memory, so they are spilled by the commit before it.
         is_spill_due = is_root_due and state.memory_runs > self._limits.root_runs_max
         is_spill_due = is_spill_due and self._spilled_version != state.version
-        if is_spill_due or state.memory_runs >= self._limits.spill_runs:
+        if is_spill_due or state.memory_runs >= self._limits.spill_runs * self._late_factor:
             added = spill(state, self._limits.page_runs_max, packs.add)
             change = replace(change, spilled_version=state.version, added=(*change.added, *added))
             self._spilled_version = state.version + 1
