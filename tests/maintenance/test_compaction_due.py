@@ -118,12 +118,12 @@ def test_a_layer_is_moved_among_many_times_its_bytes() -> None:
 def test_a_layer_of_other_queues_holds_nothing_up() -> None:
     """Earlier rounds have moved other queues of the same objects, and the first rows of b."""
     layer = (set_key("9", 1, COMPACTION_ATTEMPTS_FROM), {"a": (0, 10, 900), "b": (0, 10, 900)})
-    objects = [(set_key(f"{n}", 1, 1), {q: (n, n + 1, 90) for q in "bcd"}) for n in range(10, 20)]
+    objects = [(set_key(f"{n}", 1, 1), dict.fromkeys("bcd", (n, n + 1, 90))) for n in range(10, 20)]
     candidates = _candidates([*objects, layer])
     plan = plan_level_1(candidates, replace(LIMITS, set_bytes_max=10**6, memory_bytes=10**6))
     assert plan is not None
     assert plan.sources.tolist() == list(range(10))
-    behind = [(set_key(f"{n}", 1, 1), {q: (n, n + 1, 90) for q in "bcd"}) for n in range(10)]
+    behind = [(set_key(f"{n}", 1, 1), dict.fromkeys("bcd", (n, n + 1, 90))) for n in range(10)]
     later = (layer[0], {"b": (20, 30, 1800)})
     assert plan_level_1(_candidates([*behind, later]), LIMITS) is None, "it would tear a gap"
 
