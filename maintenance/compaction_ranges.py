@@ -1,7 +1,7 @@
 """Which pages of an archive a round of compaction replaces: whole sequences, or a part of large ones.
 
 Pages are sorted by queue. Of a large sequence, a round takes consecutive ones with as many runs as fit in memory: some
-queues in all versions. Sequences that are too large together, but of similar size, are merged by the first round.
+queues in all versions. Sequences that are too large together may be merged by the first round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tiered.catalog.writer_limits import CatalogLimits
 
 PAGE_RUNS = CatalogLimits().page_runs_max
 SIMILAR = 8
-"""Sequences are merged with those that have at most so many times their runs: else each pass would write large ones."""
+"""The largest of the sequences to be merged has at most so many times the runs of the others: else each pass would
+write it again."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
     newest, where = 0, None
     if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
         newest, where = int(memory.max()), _histories(state, int(memory.min()))
-    stacks = list(_stacks(state, sequences, last, runs_max, max(2, runs_max // PAGE_RUNS)))
+    stacks = list(_stacks(state, sequences, last, runs_max))
     for number, (stack, history) in enumerate(stacks):
         pages = [page for sequence in stack for page in sequence]
         if _runs(pages) > runs_max:
@@ -102,10 +103,9 @@ def older_memory(state: CatalogState, version: int) -> RunChunk:
 
 
 def _stacks(
-    state: CatalogState, sequences: list[list[PageRef]], last: int, runs_max: int, merged_max: int
+    state: CatalogState, sequences: list[list[PageRef]], last: int, runs_max: int
 ) -> Iterator[tuple[list[list[PageRef]], tuple[int, int]]]:
-    """Neighbouring sequences inside one log history, and this history: up to ``runs_max`` runs, or up to ``merged_max``
-    similar sequences to be merged."""
+    """Neighbouring sequences inside one log history, and this history: up to ``runs_max`` runs, or to be merged."""
 
     def place(sequence: list[PageRef]) -> tuple[int, int] | None:
         first, newest = (
@@ -116,15 +116,22 @@ def _stacks(
     for history, found in groupby(sequences, place):
         if history is None:
             continue
-        stack: list[list[PageRef]] = []
-        for sequence in found:
-            sizes = [_runs(one) for one in (*stack, sequence)]
-            is_merged = len(sizes) <= merged_max and max(sizes) <= SIMILAR * min(sizes)
-            if stack and sum(sizes) > runs_max and not is_merged:
-                yield stack, history
-                stack = []
-            stack.append(sequence)
-        yield stack, history
+        stacks: list[list[list[PageRef]]] = [[]]
+        for sequence in reversed(list(found)):  # the newest are small
+            wider = [sequence, *stacks[-1]]
+            sizes = [_runs(one) for one in wider]
+            if sum(sizes) <= runs_max or len(wider) == 1 or _is_merged(wider, runs_max):
+                stacks[-1] = wider
+            else:
+                stacks.append([sequence])
+        yield from ((stack, history) for stack in reversed(stacks))
+
+
+def _is_merged(stack: list[list[PageRef]], runs_max: int) -> bool:
+    """Whether it is worth to write the largest of the sequences again for the others; a page of each is in memory."""
+    sizes = [_runs(one) for one in stack]
+    in_memory = sum(max(page.runs for page in one) for one in stack)
+    return max(sizes) <= SIMILAR * (sum(sizes) - max(sizes)) and in_memory <= runs_max
 
 
 def _cut(sequence: list[PageRef], runs_max: int) -> list[PageRange]:

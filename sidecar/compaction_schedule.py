@@ -94,6 +94,7 @@ class _DueRounds:
     objects: int = 0
     message_bytes: int = 0
     is_overdue: bool = False
+    is_estimated: bool = False
 
 
 class CompactionSchedule:
@@ -196,7 +197,9 @@ class CompactionSchedule:
             return
         self._refuse_uncollected(state)
         due = self._due_rounds(state)
-        self._change(backlog_objects=due.objects, backlog_bytes=due.message_bytes)
+        self._change(
+            backlog_objects=due.objects, backlog_bytes=due.message_bytes, is_backlog_estimated=due.is_estimated
+        )  # fmt: skip
         void = 0
         while due.first is not None and void < VOID_MAX:
             result = self._round(state, due.first)
@@ -209,7 +212,13 @@ class CompactionSchedule:
                 "the archive's pages change faster than objects are joined", hint="the next pass tries again"
             )
         self._well_s = self._monotonic_s()
-        self._change(last_ms=self._clock_ms(), problem="", backlog_objects=0, backlog_bytes=0)
+        self._change(
+            last_ms=self._clock_ms(),
+            problem="",
+            backlog_objects=0,
+            backlog_bytes=0,
+            is_backlog_estimated=False,
+        )
 
     def _due_rounds(self, state: CatalogState) -> _DueRounds:
         own, now_ms = self._settings.compaction, self._clock_ms()
@@ -219,6 +228,7 @@ class CompactionSchedule:
         for planned in planned_rounds(self._store, state, self._settings, self._limits, due):
             found.first = found.first or planned
             share = planned.range.share
+            found.is_estimated |= share < 1
             found.objects += round(planned.objects / share)
             found.message_bytes += round(planned.message_bytes / share)
             found.is_overdue |= not planned.plan.copies and overdue(planned.candidates, planned.plan)

@@ -53,6 +53,8 @@ class CompactionStatus:
     backlog_objects: int = 0
     """Due to be joined."""
     backlog_bytes: int = 0
+    is_backlog_estimated: bool = False
+    """Whether rounds of large parts of the catalog were not planned, but taken for the like of another one."""
 
 
 @dataclass(frozen=True)

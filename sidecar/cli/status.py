@@ -254,9 +254,9 @@ def _print(report: StatusReport) -> None:
 def _compaction(report: CompactionStatus) -> str:
     parts = [f"{counted(report.joined_objects, 'object')} joined to {report.made_objects:,}"]
     if report.backlog_objects:
-        due = (
-            f"{counted(report.backlog_objects, 'object')}, {size_text(report.backlog_bytes)} of messages, due"
-        )
+        objects = counted(report.backlog_objects, "object")
+        due = f"{objects}, {size_text(report.backlog_bytes)} of messages, due"
+        due = f"about {due}" if report.is_backlog_estimated else due
         parts.append(f"{due} ({report.level})" if report.level else due)
     return ", ".join(parts)
 

@@ -236,7 +236,12 @@ def _compaction_cards(report: StatusReport | None) -> list[Html]:
     found = None if report is None else report.compaction
     if found is None:
         return []
-    due = f"{counted(found.backlog_objects, 'object')} due" if found.backlog_objects else "nothing is due"
+    about = "about " if found.is_backlog_estimated else ""
+    due = (
+        f"{about}{counted(found.backlog_objects, 'object')} due"
+        if found.backlog_objects
+        else "nothing is due"
+    )
     note = f"to {count_text(found.made_objects)} since the start; {due}"
     return [card("Objects joined", count_text(found.joined_objects), note)]
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from maintenance.yielding_store import StoppedError
+from sidecar.cli.status import _compaction
 from sidecar.compaction_schedule import CompactionSchedule, Level, Load, level_of
 from sidecar.metrics import StatusCollector
-from sidecar.report import StatusReport, decode_report
+from sidecar.report import CompactionStatus, StatusReport, decode_report
 from tests.flat_file.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
@@ -78,6 +79,20 @@ def test_a_pass_joins_all_that_is_due(tmp_path: Path) -> None:
         if "compaction" in family.name
     }
     assert families["rocketmq_tiered_store_compaction_joined_objects"] == report.joined_objects
+
+
+def test_a_backlog_in_parts_of_a_sequence_is_an_estimate(tmp_path: Path) -> None:
+    beside = Beside(tmp_path)
+    beside.scene.append(60)
+    reports: list[CompactionStatus] = []
+    schedule = beside.schedule
+    schedule._limits = replace(schedule._limits, runs_max=40)
+    schedule._round = lambda *_: reports.append(schedule.report)  # type: ignore[assignment,func-returns-value]
+    with pytest.raises(UnavailableError, match="change faster"):
+        schedule.compact()
+    assert reports[0].is_backlog_estimated
+    assert ", about " in _compaction(reports[0])
+    assert reports[0].backlog_objects == pytest.approx(beside.scene.data_objects(), rel=0.3)
 
 
 def test_only_the_owner_compacts(tmp_path: Path) -> None:
