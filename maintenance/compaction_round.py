@@ -264,6 +264,8 @@ class _Unchanged:
         self._pages = {page.key for page in (*planned.range.pages, *planned.range.others)}
         self._queues = list(planned.candidates.queues)
         self._floors = planned.candidates.floors
+        # Expiry of other queues may leave sources that nothing else references.
+        self._all_floors = state.table["min_queue_offset"] if planned.range.is_partial else None
         self._covers = set(planned.candidates.covers)
         self._tombstones = len(state.tombstones)
         self._last_version = planned.plan.last_version
@@ -280,7 +282,12 @@ class _Unchanged:
             and self._is_covered_alike(newest)
             and len(older_memory(newest, self._spilled_version).runs) == self._memory_runs
             and bool((_floors(newest, self._queues) == self._floors).all())
+            and self._has_all_floors(newest)
         )
+
+    def _has_all_floors(self, newest: CatalogState) -> bool:
+        floors = self._all_floors
+        return floors is None or bool((newest.table["min_queue_offset"][: len(floors)] == floors).all())
 
     def _is_covered_alike(self, newest: CatalogState) -> bool:
         """Whether no index file begins between the sources of an output. Merged files cover what they did."""

@@ -21,7 +21,7 @@ from tiered.catalog.commit import REMOVED_DTYPE, CommitDraft, CommitKind
 from tiered.catalog.page_merge import between, sequences_of
 from tiered.catalog.pages import Page, RunIndex, cut
 from tiered.catalog.state import CatalogState, RunChunk
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
+from tiered.model.tables import FLOOR_DTYPE, OBJECT_DTYPE, RUN_DTYPE
 
 SMALL = replace(LIMITS, runs_max=40)
 
@@ -164,14 +164,33 @@ def test_ranges_cover_all_runs_once(which: str, request: pytest.FixtureRequest) 
     assert seen.total() == sum(page.runs for page in state.pages)
 
 
+def planned_part(scene: Scene) -> PlannedRound:
+    """A round that leaves other pages of its sequence."""
+    while not (
+        found := next(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING))
+    ).range.others:
+        assert a_round(scene.store, scene.state, found, scene.spool) is not None
+    return found
+
+
+def test_expiry_of_another_queue_voids_the_round_of_a_part(scene: Scene) -> None:
+    """It may have expired the other runs of a source, which nothing would reference after the round."""
+    planned = planned_part(scene)
+    queue = QUEUES[-1]
+    assert queue not in planned.candidates.queues
+    oldest = RunIndex(scene.store).runs_of(scene.state, queue).runs[0]
+    floors = np.zeros(1, FLOOR_DTYPE)
+    floors["min_queue_offset"], floors["rows"] = oldest["end_queue_offset"], oldest["rows"]
+    state = scene.state
+    draft = CommitDraft(CommitKind.MAINTENANCE, queues=[queue], floors=floors, created_ms=NOW_MS)
+    scene.owner.writer.append(draft)
+    assert a_round(scene.store, state, planned, scene.spool) is None
+    scene.check()
+
+
 def test_removed_runs_of_other_queues_stay_removed(scene: Scene) -> None:
     """A round replaces some pages of its versions: removals in the others are still needed."""
-
-    def planned() -> PlannedRound:
-        return next(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING))
-
-    while not (found := planned()).range.others:
-        assert a_round(scene.store, scene.state, found, scene.spool) is not None
+    planned_part(scene)
     queue = QUEUES[-1]
     removed = RunIndex(scene.store).runs_of(scene.state, queue).runs[:1]
     gone = np.zeros(1, REMOVED_DTYPE)
@@ -180,7 +199,7 @@ def test_removed_runs_of_other_queues_stay_removed(scene: Scene) -> None:
     draft = CommitDraft(CommitKind.MAINTENANCE, queues=[queue], removed=gone, created_ms=NOW_MS)
     scene.owner.writer.append(draft)
     assert len(scene.state.tombstones) == 1
-    found = planned()
+    found = planned_part(scene)
     assert found.range.pages[-1].last < queue <= found.range.others[-1].last
     assert a_round(scene.store, scene.state, found, scene.spool) is not None
     left = RunIndex(scene.store).runs_of(scene.state, queue).runs
