@@ -14,6 +14,7 @@ from maintenance.compaction_plan import CompactionLimits
 from maintenance.compaction_round import PlannedRound, maintenance_writer, plan_rounds, run_round
 from maintenance.compaction_run import CompactionCost, CompactionOptions, WriteOutputs, write_outputs
 from maintenance.compaction_sources import IN_FLIGHT_BYTES
+from maintenance.object_runs import ObjectRunCounter
 from maintenance.prices import Prices
 from tiered.catalog.garbage import settled_version
 from tiered.catalog.state import CatalogState
@@ -108,13 +109,14 @@ def planned_rounds(
     settings: Settings,
     limits: CompactionLimits | None = None,
     is_wanted: IsWanted = gains,
+    counter: ObjectRunCounter | None = None,
 ) -> Iterator[PlannedRound]:
     """The rounds of ``state`` over commits older than compaction.min_age_ms, one in memory at a time. Later ones may
     join their results."""
     before_ms = store.clock_ms() - settings.compaction.min_age_ms
     bound = settled_version(store, state.version, before_ms) + 1
     limits = limits or limits_of(settings)
-    return plan_rounds(store, state, limits, before_version=bound, is_wanted=is_wanted)
+    return plan_rounds(store, state, limits, before_version=bound, is_wanted=is_wanted, counter=counter)
 
 
 def dry_run(store: ObjectStore, state: CatalogState, settings: Settings, prices: Prices) -> CompactionReport:
@@ -137,9 +139,9 @@ def compact_archive(
     was committed stays."""
     done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
-    writer = maintenance_writer(store, state, _now_ms)
+    writer, counter = maintenance_writer(store, state, _now_ms), ObjectRunCounter()
     while True:
-        planned = next(planned_rounds(store, state, settings), None)
+        planned = next(planned_rounds(store, state, settings, counter=counter), None)
         if planned is None:
             break
         mine = of_round(planned)
@@ -147,8 +149,10 @@ def compact_archive(
             # Once for many rounds: planning all of them again for each would take as long as joining them. The first
             # one is planned twice, so that two are not in memory.
             del planned
-            expected_bytes = (done + forecast(planned_rounds(store, state, settings))).message_bytes
-            planned = next(planned_rounds(store, state, settings))
+            expected_bytes = (
+                done + forecast(planned_rounds(store, state, settings, counter=counter))
+            ).message_bytes
+            planned = next(planned_rounds(store, state, settings, counter=counter))
         of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
         of_rounds(0)
         result = run_round(

@@ -6,7 +6,6 @@ queues in all versions. Sequences that are too large together may be merged by t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -61,15 +60,6 @@ class PageRange:
             return _living(index, state, self.pages)
         streams = [_living(index, state, sequence) for sequence in sequences_of(self.pages)]
         return merged_pages(streams, PAGE_RUNS)
-
-    def runs_by_object(self, index: RunIndex, state: CatalogState) -> Counter[str]:
-        """How many living runs each object has in this range and outside of it."""
-        found: Counter[str] = Counter()
-        for page in _living(index, state, [*self.pages, *self.others]):
-            counts = np.bincount(page.chunk.runs["object"], minlength=len(page.chunk.objects))
-            for key, count in zip(page.chunk.objects["key"].tolist(), counts.tolist(), strict=True):
-                found[page.chunk.object_keys[key]] += count
-        return found
 
 
 def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterator[list[PageRange]]:

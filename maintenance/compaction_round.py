@@ -11,10 +11,8 @@ allows: where a log diverges inside joined objects, their first rows are copied 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -37,6 +35,7 @@ from maintenance.compaction_run import (
     output_keys,
     write_outputs,
 )
+from maintenance.object_runs import ObjectRunCounter, ObjectRuns
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import Reason
@@ -83,21 +82,22 @@ def plan_rounds(
     *,
     before_version: int,
     is_wanted: IsWanted = gains,
+    counter: ObjectRunCounter | None = None,
 ) -> Iterator[PlannedRound]:
     """Rounds that are wanted, oldest versions first; only the first one of a large sequence of pages, which says what
     share of it that is. Reads pages, and no data.
 
-    Only versions below ``before_version`` take part. Raises UsageError when the archive's owner writes an older format.
+    Only versions below ``before_version`` take part. ``counter``: the same one for all rounds. Raises UsageError when
+    the archive's owner writes an older format.
     """
     if state.major < CATALOG_MAJOR:
         raise UsageError(
             "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
         )
     index = RunIndex(store)
+    counter = counter or ObjectRunCounter()
     for ranges in ranges_of(state, before_version, limits.runs_max):
-        # Once for all of them: they have the same pages.
-        runs_by_object = cache(lambda first=ranges[0]: first.runs_by_object(index, state))
-        planned = (_planned(index, state, one, limits, is_wanted, runs_by_object) for one in ranges)
+        planned = (_planned(index, state, one, limits, is_wanted, counter) for one in ranges)
         found = next((one for one in planned if one is not None), None)
         if found is not None:
             yield found
@@ -110,7 +110,7 @@ def _planned(
     chosen: PageRange,
     limits: CompactionLimits,
     is_wanted: IsWanted,
-    runs_by_object: Callable[[], Counter[str]],
+    counter: ObjectRunCounter,
 ) -> PlannedRound | None:
     memory = older_memory(state, chosen.spilled_version)
     in_memory = []
@@ -122,8 +122,9 @@ def _planned(
         return None  # a query scans unindexed objects by name
     copied = 0
     if chosen.is_partial:
-        candidates = _with_shares(candidates, runs_by_object())
-        copied = runs_by_object().total() - len(candidates.runs) if chosen.end is not None else 0
+        found_runs = counter.count(index, state, [*chosen.pages, *chosen.others])
+        candidates = _with_shares(candidates, found_runs)
+        copied = int(found_runs.runs.sum()) - len(candidates.runs) if chosen.end is not None else 0
     for level in (plan_level_1, plan_level_2):
         plan = level(candidates, limits)
         if plan is not None and is_wanted(candidates, plan):
@@ -131,10 +132,10 @@ def _planned(
     return None
 
 
-def _with_shares(candidates: Candidates, runs_by_object: Counter[str]) -> Candidates:
+def _with_shares(candidates: Candidates, found: ObjectRuns) -> Candidates:
     """``candidates`` with the share of each object's runs that are among them."""
     runs = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
-    all_runs = np.array([runs_by_object[key] for key in candidates.object_keys])
+    all_runs = found.of(candidates.object_keys)
     return replace(candidates, share=np.where(all_runs == 0, 1.0, runs / np.maximum(all_runs, 1)))
 
 

@@ -25,6 +25,7 @@ from maintenance.compaction_run import (
     spool_bytes,
     write_outputs,
 )
+from maintenance.object_runs import ObjectRunCounter
 from maintenance.yielding_store import StoppedError, YieldingStore
 from sidecar.allocator import trim
 from sidecar.report import CompactionStatus
@@ -131,7 +132,7 @@ class CompactionSchedule:
             BlockCodec(settings.offload.compression_level, settings.offload.block_bytes),
             in_flight_bytes(settings), release=trim, wait=self._stopped.wait,
         )  # fmt: skip
-        self._write = writing(self._share_or_stop)
+        self._write, self._counter = writing(self._share_or_stop), ObjectRunCounter()
         self._drain = threading.Event()
         self._is_overdue = False
         self._reads, self._read_s = 0, -READING_S
@@ -225,7 +226,7 @@ class CompactionSchedule:
         due = Due(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
         overdue = Due(1 << 62, now_ms - 3 * own.min_age_ms)
         found = _DueRounds()
-        for planned in planned_rounds(self._store, state, self._settings, self._limits, due):
+        for planned in planned_rounds(self._store, state, self._settings, self._limits, due, self._counter):
             found.first = found.first or planned
             share = planned.range.share
             found.is_estimated |= share < 1

@@ -15,12 +15,14 @@ import maintenance.compaction_ranges as ranges
 from maintenance.compaction_forecast import forecast
 from maintenance.compaction_ranges import ranges_of
 from maintenance.compaction_round import PlannedRound, plan_rounds
+from maintenance.object_runs import ObjectRunCounter
 from tests.flat_file.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene, a_round
 from tiered.catalog.commit import REMOVED_DTYPE, CommitDraft, CommitKind
 from tiered.catalog.page_merge import between, sequences_of
 from tiered.catalog.pages import Page, RunIndex, cut
 from tiered.catalog.state import CatalogState, RunChunk
+from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE, OBJECT_DTYPE, RUN_DTYPE
 
 SMALL = replace(LIMITS, runs_max=40)
@@ -159,9 +161,44 @@ def test_ranges_cover_all_runs_once(which: str, request: pytest.FixtureRequest) 
         if len(found) > 1:
             runs = [one.runs for one in found]
             assert [one.share for one in found] == [runs[at] / sum(runs[at:]) for at in range(len(runs))]
-            assert found[0].runs_by_object(index, state) == found[-1].runs_by_object(index, state)
+            first, last = ({*one.pages, *one.others} for one in (found[0], found[-1]))
+            assert first == last
     assert set(seen.values()) == {1}
     assert seen.total() == sum(page.runs for page in state.pages)
+
+
+def test_runs_of_objects_are_counted_over_rounds_and_expiry(scene: Scene) -> None:
+    counter, index = ObjectRunCounter(), RunIndex(scene.store)
+
+    def check() -> None:
+        state = scene.state
+        expected: Counter[str] = Counter()
+        for ref in state.pages:
+            chunk = index.living(state, index.read_page(ref)).chunk
+            expected.update(
+                chunk.object_keys[int(chunk.objects["key"][at])] for at in chunk.runs["object"].tolist()
+            )
+        keys = sorted({*expected, "data/unknown"})
+        found = counter.count(index, state, state.pages)
+        assert dict(zip(keys, found.of(keys).tolist(), strict=True)) == {key: expected[key] for key in keys}
+        assert int(found.runs.sum()) == expected.total()
+
+    check()
+    a_round(scene.store, scene.state, planned_part(scene), scene.spool)
+    check()
+    raise_floor(scene, QUEUES[-1])
+    check()
+    scene.append(30)
+    check()
+
+
+def raise_floor(scene: Scene, queue: QueueKey) -> None:
+    """The oldest run of ``queue`` expires."""
+    oldest = RunIndex(scene.store).runs_of(scene.state, queue).runs[0]
+    floors = np.zeros(1, FLOOR_DTYPE)
+    floors["min_queue_offset"], floors["rows"] = oldest["end_queue_offset"], oldest["rows"]
+    draft = CommitDraft(CommitKind.MAINTENANCE, queues=[queue], floors=floors, created_ms=NOW_MS)
+    scene.owner.writer.append(draft)
 
 
 def planned_part(scene: Scene) -> PlannedRound:
@@ -178,12 +215,8 @@ def test_expiry_of_another_queue_voids_the_round_of_a_part(scene: Scene) -> None
     planned = planned_part(scene)
     queue = QUEUES[-1]
     assert queue not in planned.candidates.queues
-    oldest = RunIndex(scene.store).runs_of(scene.state, queue).runs[0]
-    floors = np.zeros(1, FLOOR_DTYPE)
-    floors["min_queue_offset"], floors["rows"] = oldest["end_queue_offset"], oldest["rows"]
     state = scene.state
-    draft = CommitDraft(CommitKind.MAINTENANCE, queues=[queue], floors=floors, created_ms=NOW_MS)
-    scene.owner.writer.append(draft)
+    raise_floor(scene, queue)
     assert a_round(scene.store, state, planned, scene.spool) is None
     scene.check()
 

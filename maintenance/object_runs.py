@@ -1,0 +1,54 @@
+"""How many living runs each object has in pages of the catalog. A page is read once, for all rounds of a compaction.
+
+Only digests of the keys are kept: 12 bytes for each object of each page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.catalog.garbage import digests
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.state import CatalogState, PageRef
+
+
+@dataclass(frozen=True)
+class ObjectRuns:
+    """Objects by digest, ascending, and their runs."""
+
+    digests: NDArray[np.uint64]
+    runs: NDArray[np.int64]
+
+    def of(self, keys: Sequence[str]) -> NDArray[np.int64]:
+        """The runs of each of ``keys``."""
+        wanted = digests(keys)
+        at = np.minimum(np.searchsorted(self.digests, wanted), len(self.digests) - 1)
+        found: NDArray[np.int64] = np.where(self.digests[at] == wanted, self.runs[at], 0)
+        return found
+
+
+class ObjectRunCounter:
+    """Counts, and remembers what it read."""
+
+    def __init__(self) -> None:
+        self._pages: dict[str, tuple[NDArray[np.uint64], NDArray[np.int64]]] = {}
+
+    def count(self, index: RunIndex, state: CatalogState, pages: Sequence[PageRef]) -> ObjectRuns:
+        """The runs of ``pages``, of which there is at least one, that live in ``state``."""
+        if state.has_expired_runs or len(state.tombstones):
+            self._pages.clear()  # a run of a known page may have died
+        exists = {ref.key for ref in state.pages}
+        self._pages = {key: known for key, known in self._pages.items() if key in exists}
+        for ref in pages:
+            if ref.key not in self._pages:
+                chunk = index.living(state, index.read_page(ref)).chunk
+                runs = np.bincount(chunk.runs["object"], minlength=len(chunk.objects))
+                self._pages[ref.key] = digests(chunk.object_keys)[chunk.objects["key"]], runs
+        parts = [self._pages[ref.key] for ref in pages]
+        found, number = np.unique(np.concatenate([part for part, _ in parts]), return_inverse=True)
+        runs = np.bincount(number, weights=np.concatenate([runs for _, runs in parts]))
+        return ObjectRuns(found, runs.astype(np.int64))
