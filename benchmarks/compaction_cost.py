@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from maintenance.compaction_due import gains
 from maintenance.compaction_forecast import CompactionForecast, forecast
 from maintenance.compaction_job import limits_of
 from maintenance.compaction_plan import Candidates, CompactionLimits, plan_level_1, plan_level_2
@@ -86,7 +87,7 @@ def compacted(queues: int, rate: int, ratio: float, limits: CompactionLimits) ->
         candidates = day(queues, rate, ratio, first, min(step, cycles - first))
         for level in (plan_level_1, plan_level_2):
             plan = level(candidates, limits)
-            if plan is not None and 2 * len(plan.outputs) <= len(plan.sources):
+            if plan is not None and gains(candidates, plan):
                 found += forecast([PlannedRound(PageRange([]), candidates, plan)])
                 break
     return replace(found, rounds=found.rounds)
