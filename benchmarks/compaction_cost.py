@@ -1,9 +1,9 @@
 """Requests and money of a day of an archive, with and without compaction: ``python -m benchmarks.compaction_cost``.
 
 Plans the compaction of a synthetic day (every cycle has a run of every queue) with the real planner and default limits,
-in rounds of new versions as `tiered run` has them, and prices requests and storage. Beside it the pattern of one append for each
-queue and batch, as RocketMQ's tiered store has it: every 30 s the messages and the consume queue of each queue. Prints
-Markdown, and JSON with ``--json``. Owns the day.
+in rounds of new versions as `tiered run` has them, and prices requests and storage. Beside it the pattern of one append
+for each queue and batch, as RocketMQ's tiered store has it: every 30 s the messages and the consume queue of each
+queue. Prints Markdown, and JSON with ``--json``. Owns the day.
 """
 
 from __future__ import annotations
