@@ -32,7 +32,7 @@ class ObjectRuns:
 
 
 class ObjectRunCounter:
-    """Counts, and remembers what it read."""
+    """Counts runs, and keeps the counts of pages that still exist."""
 
     def __init__(self) -> None:
         self._pages: dict[str, tuple[NDArray[np.uint64], NDArray[np.int64]]] = {}
