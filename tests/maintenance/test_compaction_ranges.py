@@ -36,7 +36,7 @@ def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     """One sequence of many pages, larger than a round takes, and some smaller ones."""
-    found = Scene(tmp_path, cycles=70, merge_sequences=3, merge_spills=3)
+    found = Scene(tmp_path, cycles=60, merge_sequences=3, merge_spills=3)
     assert max(sum(page.runs for page in one) for one in sequences_of(found.state.pages)) > 3 * SMALL.runs_max
     return found
 
@@ -49,8 +49,8 @@ def similar(tmp_path: Path) -> Scene:
     return found
 
 
-def compact_all(scene: Scene) -> int:
-    """Rounds until nothing is left to do, each checked."""
+def compact_all(scene: Scene, *, check: bool = False) -> int:
+    """Rounds until nothing is left to do; with ``check`` all rows are read after each."""
     rounds = 0
     while (
         planned := next(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING), None)
@@ -59,7 +59,8 @@ def compact_all(scene: Scene) -> int:
         assert len(planned.candidates.runs) <= SMALL.runs_max + in_memory
         assert a_round(scene.store, scene.state, planned, scene.spool) is not None
         assert_ordered(scene.state)
-        scene.check()
+        if check:
+            scene.check()
         rounds += 1
         assert rounds < 60, "rounds come to an end"
     return rounds
@@ -74,7 +75,7 @@ def assert_ordered(state: CatalogState) -> None:
 
 def test_rounds_take_a_part_of_a_large_sequence_and_nothing_is_lost(scene: Scene) -> None:
     objects = scene.data_objects()
-    assert compact_all(scene) > 4
+    assert compact_all(scene, check=True) > 4
     scene.collect()
     scene.check()
     assert scene.data_objects() * 3 < objects
