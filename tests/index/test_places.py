@@ -21,6 +21,7 @@ from tiered.index.places import (
     encode_page,
     joined_places,
     merged_places,
+    missing_places,
     pages_of,
     pages_with,
 )
@@ -46,6 +47,15 @@ def named(places: list[Places]) -> list[tuple[int, QueueKey]]:
 
 class _File(bytearray):
     write = bytearray.extend
+
+
+@given(rows=ROWS, others=ROWS, order=st.permutations(range(len(QUEUES))))
+def test_missing_places_are_those_that_joining_adds(
+    rows: list[tuple[int, int]], others: list[tuple[int, int]], order: list[int]
+) -> None:
+    known = places_of(rows)
+    wanted = Places([QUEUES[number] for number in order], np.array(others, PLACE_DTYPE))
+    assert missing_places(known, wanted) == len(joined_places([known, wanted])) - len(known)
 
 
 @given(parts=st.lists(ROWS, max_size=4))

@@ -26,7 +26,7 @@ from tiered.index.items import ITEM_DTYPE
 from tiered.index.layout import HEADER_BYTES, SLOT, Shape, check_header, decode_slot
 from tiered.index.merge import file_items, file_places
 from tiered.index.order import in_order, sorted_items
-from tiered.index.places import Places, joined_places, places_of_segment
+from tiered.index.places import Places, joined_places, missing_places, places_of_segment
 from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
 
@@ -123,7 +123,7 @@ def _check_places(store: ObjectStore, ref: IndexRef, covered: Covered, segments:
             last = int(page.rows["phys"][-1])
         named = joined_places(some)
         for wanted in _recorded(store, segments, low, high):
-            missing = len(joined_places([named, wanted])) - len(named)
+            missing = missing_places(named, wanted)
             # Equal offsets of several log histories may be in the page before.
             if missing > (0 if low is None else int((wanted.rows["phys"] == low).sum())):
                 raise _IncompleteError(f"lacks the places of {missing} records of the segments it covers")

@@ -69,6 +69,23 @@ def joined_places(parts: Iterable[Places]) -> Places:
     return Places(list(numbers), found)
 
 
+def missing_places(named: Places, wanted: Places) -> int:
+    """How many different places of ``wanted`` are not among ``named``, which are in order."""
+    numbers = {queue: number for number, queue in enumerate(named.queues)}
+    used, number = np.unique(wanted.rows["queue"], return_inverse=True)
+    queue = np.array([numbers.get(wanted.queues[one], -1) for one in used.tolist()], np.int64)[number]
+    known = np.ascontiguousarray(named.rows["phys"])
+    at, end = (
+        np.searchsorted(known, wanted.rows["phys"]),
+        np.searchsorted(known, wanted.rows["phys"], "right"),
+    )
+    is_named = np.zeros(len(queue), bool)
+    for step in range(int((end - at).max(initial=0))):  # queues with a record at one offset
+        place = np.minimum(at + step, len(known) - 1)
+        is_named |= (at + step < end) & (named.rows["queue"][place] == queue)
+    return len(np.unique(wanted.rows[~is_named]))
+
+
 def pages_of(places: Places) -> Iterator[Places]:
     """``places``, which are in order, in pages."""
     for begin in range(0, len(places), PAGE_ROWS):
