@@ -167,7 +167,7 @@ def read(directory: Path, case: Case, queues_max: int | None = None) -> Row:
         groups = [[one] for one in chosen]
     else:
         chosen = random.Random(1).sample(listings, min(queues_max or len(listings), len(listings)))
-        groups = [sorted(chosen, key=lambda listing: listing.key)]  # as `tiered export` does
+        groups = [sorted(chosen, key=lambda listing: listing.key)]  # neighbours share pages of columns
     most = 0.0
     for group in groups:
         delayed = DelayedStore(place.store)

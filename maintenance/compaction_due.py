@@ -19,8 +19,8 @@ IsWanted = Callable[[Candidates, CompactionPlan], bool]
 GAIN_MIN = 2
 """A plan has at most one output for so many sources, or readers take so many times fewer GETs."""
 BUSY_GAIN_MIN = 4
-"""As often, for GETs, where plans are made again and again: a busy broker writes objects with over a megabyte of
-each queue, and moving all of it would halve the GETs at best."""
+"""Of GETs in `tiered run`: a busy broker writes objects with over a megabyte of each queue, and moving all of them
+would save half of the GETs at best."""
 DEAD_SHARE = 0.5
 """Sources of which so much is dead are rewritten for the space."""
 

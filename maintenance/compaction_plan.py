@@ -11,8 +11,8 @@ Level 2 joins the SOs of a queue to larger ones, of at most a day each.
 What compaction wrote is moved again only as a small part of a round (``growth_min``), so that a byte is written twice
 in years; or when most of its messages are dead.
 
-A plan covers whole versions of one log history, and needs no request: the tables of the catalog are enough. A run below
-the floor of its queue is in no output.
+A plan covers whole versions of one log history, or some queues in them, and needs no request: the tables of the catalog
+are enough. A run below the floor of its queue is in no output.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CompactionLimits:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Runs (RUN_DTYPE) and objects (OBJECT_DTYPE) of whole versions of one log history.
+    """Runs (RUN_DTYPE) and objects (OBJECT_DTYPE) of whole versions of one log history, or of some queues in them.
 
     ``is_set``, ``is_pending`` (deletion) and ``share`` have an entry for each object, ``floors`` one for each queue.
     ``share``: of the object's runs, that are in ``runs``; below 1 the catalog references it elsewhere too. ``covers``:

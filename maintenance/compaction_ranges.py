@@ -127,13 +127,12 @@ def _is_merged(stack: list[list[PageRef]], runs_max: int) -> bool:
 def _cut(sequence: list[PageRef], runs_max: int) -> list[PageRange]:
     """Consecutive pages with at most ``runs_max`` runs, unless one page has more."""
     found: list[PageRange] = []
-    total, begin, left = _runs(sequence), 0, _runs(sequence)
+    total, begin = _runs(sequence), 0
     sums = np.cumsum([0, *(page.runs for page in sequence)])
     while begin < len(sequence):
         end = max(begin + 1, int(np.searchsorted(sums, sums[begin] + runs_max, side="right")) - 1)
         others = [*sequence[:begin], *sequence[end:]]
-        runs = int(sums[end] - sums[begin])
-        left = total - int(sums[begin])
+        runs, left = int(sums[end] - sums[begin]), total - int(sums[begin])
         found.append(PageRange(sequence[begin:end], others=others, share=runs / left))
         begin = end
     return found

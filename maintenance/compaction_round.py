@@ -1,8 +1,9 @@
-"""One round of compaction in an archive: choose versions, plan, announce, write, commit.
+"""One round of compaction in an archive: choose pages, plan, announce, write, commit.
 
 The keys of outputs and pages are announced by a commit as pending deletions, so that they are garbage if the compaction
-dies. The commit that replaces the pages of the versions takes them back, and makes the sources pending deletions. It
-is refused, and the round has no effect, when the epoch, the pages, the floors or the index files have changed.
+dies. The commit that replaces the pages takes them back, and makes the sources pending deletions that no other page
+references. It is refused, and the round has no effect, when the epoch, the pages, the floors or the index files have
+changed.
 
 Runs are joined inside one log history and one index file's versions, and only below the versions that the caller
 allows: where a log diverges inside joined objects, their first rows are copied (uploader/common_rows.py).
@@ -264,9 +265,10 @@ class _Unchanged:
         self._history = state.cursor.history
         self._pages = {page.key for page in (*planned.range.pages, *planned.range.others)}
         self._queues = list(planned.candidates.queues)
-        self._floors = planned.candidates.floors
-        # Expiry of other queues may leave sources that nothing else references.
-        self._all_floors = state.table["min_queue_offset"] if planned.range.is_partial else None
+        if planned.range.is_partial:
+            # Expiry of other queues may leave sources that nothing else references.
+            self._queues = list(state.directory.keys[: len(state.table)])
+        self._floors = _floors(state, self._queues)
         self._covers = set(planned.candidates.covers)
         self._tombstones = len(state.tombstones)
         self._last_version = planned.plan.last_version
@@ -283,12 +285,7 @@ class _Unchanged:
             and self._is_covered_alike(newest)
             and len(older_memory(newest, self._spilled_version).runs) == self._memory_runs
             and bool((_floors(newest, self._queues) == self._floors).all())
-            and self._has_all_floors(newest)
         )
-
-    def _has_all_floors(self, newest: CatalogState) -> bool:
-        floors = self._all_floors
-        return floors is None or bool((newest.table["min_queue_offset"][: len(floors)] == floors).all())
 
     def _is_covered_alike(self, newest: CatalogState) -> bool:
         """Whether no index file begins between the sources of an output. Merged files cover what they did."""
@@ -402,9 +399,8 @@ def _page_keys(
     _, last = _versions(planned)
     pages = -(-(stays + pieces) // page_runs_max)
     if planned.range.end is not None:
-        pages += (
-            -(-planned.copied_runs // min(page_runs_max, PAGE_RUNS)) + 3
-        )  # before and behind, and a part of one
+        # Copied pages before and behind, and parts of pages where they were cut.
+        pages += -(-planned.copied_runs // min(page_runs_max, PAGE_RUNS)) + 3
     return [
         page_key("runs", last, state.epoch, f"{identity.first_attempt:x}_{number}") for number in range(1, pages + 1)
     ]  # fmt: skip

@@ -51,7 +51,7 @@ FULL_OBJECTS = 16
 """Small objects that fill so many large ones are joined at once. Fewer wait for another compaction.min_age_ms, and if
 it passes a third time they are joined although uploads are behind."""
 GROWTH_MIN = 32
-"""As there, of plans made again and again."""
+"""What a compaction wrote is written again only among so many times its bytes."""
 
 
 class Level(Enum):

@@ -128,8 +128,8 @@ class PageWriter:
 
     @contextmanager
     def merges_paused(self, *, spills_late: bool = False) -> Iterator[None]:
-        """Inside it no merge is made or named: pages stay until commits replace them otherwise. ``spills_late``: runs
-        stay in memory up to twice as long too, and so does the root."""
+        """Inside it no merge is made or named: pages stay until commits replace them otherwise. ``spills_late``: a
+        spill is due with twice as many runs, and a root after twice as many commits."""
         self._is_paused, self._is_spill_late = True, spills_late
         self.cancel_merge()
         try:
