@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 from maintenance.compaction_plan import PIECE_DTYPE, Candidates, CompactionPlan, OutputPart, sequence_bounds
 from maintenance.compaction_sources import IN_FLIGHT_BYTES, CompactionSources
 from maintenance.iteration_spool import FoundPieces
-from tiered.errors import CorruptionError, ThrottledError, UnansweredError, UsageError
+from tiered.errors import (
+    FULL_ERRNOS,
+    CorruptionError,
+    StoreFullError,
+    ThrottledError,
+    UnansweredError,
+    UsageError,
+)
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
 from tiered.formats.segment_index import SegmentIndex
@@ -141,8 +148,9 @@ def write_outputs(
     identity: CompactionIdentity,
     options: CompactionOptions,
 ) -> CompactionResult:
-    """Write and put all outputs of ``plan``. Raises UsageError if the spool is too small, CorruptionError if a source
-    is not what the catalog says, or the store's errors; what was put until then is garbage."""
+    """Write and put all outputs of ``plan``. Raises UsageError if the spool is too small, StoreFullError if its disk is
+    full, CorruptionError if a source is not what the catalog says, or the store's errors; what was put until then is
+    garbage."""
     needed = spool_bytes(candidates, plan)
     if needed > options.spool_bytes_max:
         raise UsageError(
@@ -159,6 +167,13 @@ def write_outputs(
         try:
             run = _Compaction(store, candidates, plan, identity, options, sources, spool)
             return run.join() if plan.copies else run.rewrite()
+        except OSError as error:
+            if error.errno not in FULL_ERRNOS:
+                raise
+            raise StoreFullError(
+                f"no space is left in {options.spool_directory}",
+                hint="free space there, or use another directory",
+            ) from error
         finally:
             sources.close()
 

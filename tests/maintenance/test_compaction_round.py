@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.deletions import Reason
-from tiered.errors import UnansweredError, UsageError
+from tiered.errors import StoreFullError, UnansweredError, UsageError
 from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.interface import ObjectStore, Piece
 from tiered.object_store.wrapper import StoreWrapper
@@ -141,6 +142,19 @@ def test_a_round_that_dies_leaves_garbage(scene: Scene) -> None:
     scene.check()
     collected = scene.collect()
     assert any(key.startswith(("data/", "sets/")) for key in collected)
+    assert scene.run() is not None
+    scene.check()
+
+
+def test_a_full_disk_ends_the_round_and_names_the_directory(scene: Scene) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises(StoreFullError, match=f"no space is left in {scene.spool}"):
+            scene.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    scene.check()
     assert scene.run() is not None
     scene.check()
 
