@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 
 from tiered.catalog.page_merge import merged_pages, sequences_of
-from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
 from tiered.catalog.writer_limits import CatalogLimits
 
@@ -25,14 +25,15 @@ write it again."""
 
 @dataclass(frozen=True)
 class PageRange:
-    """The pages that a round replaces, and the runs in memory up to ``spilled_version``, or 0.
+    """The pages that a round replaces, and ``memory_runs`` in memory up to ``spilled_version``, or 0.
 
-    It compacts all runs of ``pages``; if these are several sequences to be merged, their runs [``begin``, ``end``) in
-    the order of queues. ``others``: pages of the same sequence that stay. ``share``: of the runs from here on.
+    It compacts all of these runs; if ``pages`` are several sequences to be merged, runs [``begin``, ``end``) in the
+    order of queues. ``others``: pages of the same sequence that stay. ``share``: of the runs from here on.
     """
 
     pages: list[PageRef]
     spilled_version: int = 0
+    memory_runs: int = 0
     begin: int = 0
     end: int | None = None
     others: list[PageRef] = field(default_factory=list)
@@ -40,8 +41,8 @@ class PageRange:
 
     @property
     def runs(self) -> int:
-        """How many it has at most, without those in memory."""
-        total = _runs(self.pages)
+        """How many it has at most."""
+        total = _runs(self.pages) + self.memory_runs
         return total if self.end is None else max(0, min(self.end, total) - self.begin)
 
     @property
@@ -55,11 +56,17 @@ class PageRange:
         return bool(self.others) or self.end is not None
 
     def living(self, index: RunIndex, state: CatalogState) -> Iterator[Page]:
-        """All living runs of ``pages``; of sequences to be merged, in the order of queues."""
+        """All living runs of ``pages`` and in memory; of sequences to be merged, in the order of queues."""
         if self.end is None:
-            return _living(index, state, self.pages)
+            return chain(_living(index, state, self.pages), self.memory(state))
         streams = [_living(index, state, sequence) for sequence in sequences_of(self.pages)]
-        return merged_pages(streams, PAGE_RUNS)
+        return merged_pages([*streams, self.memory(state)], PAGE_RUNS)
+
+    def memory(self, state: CatalogState) -> Iterator[Page]:
+        """Its runs in memory, as a page if there are any."""
+        found = older_memory(state, self.spilled_version)
+        if len(found.runs):
+            yield sorted_page(state.directory.roster.first(len(state.table)), found)
 
 
 def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterator[list[PageRange]]:
@@ -70,21 +77,24 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
         return  # versions of two sequences overlap: no range of versions has pages of its own
     last = min(before_version - 1, state.indexed_version if state.indexes else before_version - 1)
     memory = older_memory(state, last).runs["version"]
-    newest, where = 0, None
+    newest, runs, where = 0, len(memory), None
     if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
         newest, where = int(memory.max()), _histories(state, int(memory.min()))
     stacks = list(_stacks(state, sequences, last, runs_max))
     for number, (stack, history) in enumerate(stacks):
         pages = [page for sequence in stack for page in sequence]
+        if len(stack) == 1 and _runs(pages) > runs_max:
+            yield _cut(pages, runs_max)
+            continue
+        spilled = (0, 0)
+        if newest and history == where and number + 1 == len(stacks):
+            spilled, newest = (newest, runs), 0
         if _runs(pages) > runs_max:
-            yield _merged(pages, runs_max) if len(stack) > 1 else _cut(pages, runs_max)
-        elif newest and history == where and number + 1 == len(stacks):
-            yield [PageRange(pages, newest)]
-            newest = 0
+            yield _merged(pages, *spilled, runs_max)
         else:
-            yield [PageRange(pages)]
+            yield [PageRange(pages, *spilled)]
     if newest:
-        yield [PageRange([], newest)]
+        yield [PageRange([], newest, runs)]
 
 
 def older_memory(state: CatalogState, version: int) -> RunChunk:
@@ -138,14 +148,15 @@ def _cut(sequence: list[PageRef], runs_max: int) -> list[PageRange]:
     return found
 
 
-def _merged(pages: list[PageRef], runs_max: int) -> list[PageRange]:
-    total = _runs(pages)
+def _merged(pages: list[PageRef], spilled_version: int, memory_runs: int, runs_max: int) -> list[PageRange]:
+    total = _runs(pages) + memory_runs
     return [
         PageRange(
-            pages, begin=begin, end=begin + runs_max, share=min(runs_max, total - begin) / (total - begin)
+            pages, spilled_version, memory_runs, begin, begin + runs_max,
+            share=min(runs_max, total - begin) / (total - begin),
         )
         for begin in range(0, total, runs_max)
-    ]
+    ]  # fmt: skip
 
 
 def _living(index: RunIndex, state: CatalogState, pages: Sequence[PageRef]) -> Iterator[Page]:

@@ -113,17 +113,13 @@ def _planned(
     is_wanted: IsWanted,
     counter: ObjectRunCounter,
 ) -> PlannedRound | None:
-    memory = older_memory(state, chosen.spilled_version)
-    in_memory = []
-    if len(memory.runs):
-        in_memory.append(sorted_page(state.directory.roster.first(len(state.table)), memory))
     found = between(chosen.living(index, state), chosen.begin, chosen.end)
-    candidates = _candidates(state, chain(found, in_memory), chosen.runs + len(memory.runs))
+    candidates = _candidates(state, found, chosen.runs)
     if not len(candidates.runs) or any(key in state.unindexed for key in candidates.object_keys):
         return None  # a query scans unindexed objects by name
     copied = 0
     if chosen.is_partial:
-        found_runs = counter.count(index, state, [*chosen.pages, *chosen.others])
+        found_runs = counter.count(index, state, [*chosen.pages, *chosen.others], chosen.memory(state))
         candidates = _with_shares(candidates, found_runs)
         copied = int(found_runs.runs.sum()) - len(candidates.runs) if chosen.end is not None else 0
     for level in (plan_level_1, plan_level_2):

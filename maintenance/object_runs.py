@@ -5,14 +5,14 @@ Only digests of the keys are kept: 12 bytes for each object of each page.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.garbage import digests
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState, PageRef
 
 
@@ -37,18 +37,24 @@ class ObjectRunCounter:
     def __init__(self) -> None:
         self._pages: dict[str, tuple[NDArray[np.uint64], NDArray[np.int64]]] = {}
 
-    def count(self, index: RunIndex, state: CatalogState, pages: Sequence[PageRef]) -> ObjectRuns:
-        """The runs of ``pages``, of which there is at least one, that live in ``state``."""
+    def count(
+        self, index: RunIndex, state: CatalogState, pages: Sequence[PageRef], memory: Iterable[Page] = ()
+    ) -> ObjectRuns:
+        """The runs of ``pages``, of which there is at least one, that live in ``state``, and those of ``memory``."""
         if state.has_expired_runs or len(state.tombstones):
             self._pages.clear()  # a run of a known page may have died
         exists = {ref.key for ref in state.pages}
         self._pages = {key: known for key, known in self._pages.items() if key in exists}
         for ref in pages:
             if ref.key not in self._pages:
-                chunk = index.living(state, index.read_page(ref)).chunk
-                runs = np.bincount(chunk.runs["object"], minlength=len(chunk.objects))
-                self._pages[ref.key] = digests(chunk.object_keys)[chunk.objects["key"]], runs
-        parts = [self._pages[ref.key] for ref in pages]
+                self._pages[ref.key] = _counted(index.living(state, index.read_page(ref)))
+        parts = [*(self._pages[ref.key] for ref in pages), *map(_counted, memory)]
         found, number = np.unique(np.concatenate([part for part, _ in parts]), return_inverse=True)
         runs = np.bincount(number, weights=np.concatenate([runs for _, runs in parts]))
         return ObjectRuns(found, runs.astype(np.int64))
+
+
+def _counted(page: Page) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    chunk = page.chunk
+    runs = np.bincount(chunk.runs["object"], minlength=len(chunk.objects))
+    return digests(chunk.object_keys)[chunk.objects["key"]], runs

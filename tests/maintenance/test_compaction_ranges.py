@@ -120,6 +120,24 @@ def test_similar_sequences_are_merged_by_the_first_round(similar: Scene) -> None
     similar.check()
 
 
+def test_runs_in_memory_are_merged_with_the_newest_sequences(similar: Scene) -> None:
+    planned = [
+        one
+        for one in plan_rounds(similar.store, similar.state, SMALL, before_version=EVERYTHING)
+        if one.range.end is not None and one.range.memory_runs
+    ]
+    assert len(planned) == 1
+    assert planned[0].range.memory_runs == similar.state.memory_runs > 0
+    assert len(planned[0].candidates.runs) == SMALL.runs_max < planned[0].range.runs + planned[0].copied_runs
+    assert a_round(similar.store, similar.state, planned[0], similar.spool) is not None
+    assert similar.state.memory_runs == 0
+    assert_ordered(similar.state)
+    similar.check()
+    compact_all(similar, check=True)
+    similar.collect()
+    similar.check()
+
+
 def test_a_later_part_of_similar_sequences_may_be_the_first_that_is_worth_a_round(similar: Scene) -> None:
     plans = 0
 
@@ -153,7 +171,8 @@ def test_ranges_cover_all_runs_once(which: str, request: pytest.FixtureRequest) 
         assert [one.is_partial for one in found] == [len(found) > 1] * len(found)
         for one in found:
             mine = list(between(one.living(index, state), one.begin, one.end))
-            assert sum(len(page.chunk.runs) for page in mine) == one.runs <= SMALL.runs_max
+            assert sum(len(page.chunk.runs) for page in mine) == one.runs
+            assert one.runs <= SMALL.runs_max + (one.memory_runs if one.end is None else 0)
             for page in mine:
                 seen.update(
                     (page.queues[queue], base)
@@ -165,7 +184,7 @@ def test_ranges_cover_all_runs_once(which: str, request: pytest.FixtureRequest) 
             first, last = ({*one.pages, *one.others} for one in (found[0], found[-1]))
             assert first == last
     assert set(seen.values()) == {1}
-    assert seen.total() == sum(page.runs for page in state.pages)
+    assert seen.total() == sum(page.runs for page in state.pages) + state.memory_runs
 
 
 def test_runs_of_objects_are_counted_over_rounds_and_expiry(scene: Scene) -> None:
