@@ -113,7 +113,7 @@ def walk(archive: Archive, queues: deque[QueueListing]) -> Tally:
             return tally
         offset = queue.min_offset
         for batch in archive.queue(*queue.key[:2], generation=queue.generation).batches():
-            check_offsets(batch, offset)
+            check_body(batch.buffers(), len(batch), offset)
             tally.pulls += 1
             tally.messages += len(batch)
             tally.record_bytes += batch.record_bytes

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from benchmarks.archive_targets import FileTarget
 from benchmarks.backfill import NAMES, TIERED, run_backfill, verify
-from benchmarks.cold_read_ours import Tally, walk, walk_all
+from benchmarks.cold_read_ours import Tally, load_kernel, walk, walk_all
 from benchmarks.machine import ChildRun, run_child
 from benchmarks.recording import record
 from benchmarks.report import MIB, Row
@@ -161,6 +161,7 @@ def read(directory: Path, case: Case, queues_max: int | None = None) -> Row:
     place, state = _opened(directory)
     listings = _archive(place, DelayedStore(place.store), state).queues()
     tails = _largest_tails(place.store)
+    load_kernel()
     started = time.perf_counter()
     if case.alone:
         chosen = random.Random(1).sample(listings, min(SAMPLED, len(listings)))

@@ -110,11 +110,12 @@ class AdjacentPrefetch:
                 self._unread_bytes += raw_bytes - self._unread.get(key, 0)
                 self._unread[key] = raw_bytes
 
-    def taken(self, key: BlockKey) -> None:
-        """A block is read."""
-        if key in self._unread:
-            with self._lock:
-                self._unread_bytes -= self._unread.pop(key, 0)
+    def taken(self, keys: Iterable[BlockKey]) -> None:
+        """Blocks are read."""
+        if not self._unread:
+            return
+        with self._lock:
+            self._unread_bytes -= sum(self._unread.pop(key, 0) for key in keys)
 
     def lost(self, keys: Iterable[BlockKey]) -> None:
         """Blocks were evicted, or never arrived, before they were read."""

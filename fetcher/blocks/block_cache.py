@@ -118,11 +118,19 @@ class BlockCache:
     def get(self, key: BlockKey, *, is_read: bool) -> Block | None:
         """The block or None. ``is_read``: a reader takes it, its checksum verified; a prefetch only looks if it is
         there."""
+        return self.get_all([key], is_read=is_read)[0]
+
+    def get_all(self, keys: Sequence[BlockKey], *, is_read: bool) -> list[Block | None]:
+        """As ``get``, of each key."""
         with self._lock:
-            entry = self._read.get(key) or self._unread.get(key)
-            if entry is None:
-                self.counts.misses += 1
-                return None
+            entries = [self._read.get(key) or self._unread.get(key) for key in keys]
+            self.counts.misses += entries.count(None)
+        return [
+            None if entry is None else self._taken(key, entry, is_read=is_read)
+            for key, entry in zip(keys, entries, strict=True)
+        ]
+
+    def _taken(self, key: BlockKey, entry: _Entry, *, is_read: bool) -> Block | None:
         if is_read and fastcrc.crc32.iscsi(entry.block) != entry.crc32c:
             with self._lock:
                 self.counts.corrupt += 1

@@ -65,20 +65,20 @@ class BlockLoader:
 
     # -- asking -----------------------------------------------------------------------------------------------
 
-    def join(self, key: BlockKey, priority: Priority) -> BlockLoad | None:
-        """The block's load, if there is one; it becomes as urgent as ``priority``."""
+    def join(self, keys: Sequence[BlockKey], priority: Priority) -> dict[BlockKey, BlockLoad]:
+        """The loads of those of ``keys`` that have one; they become as urgent as ``priority``."""
         with self._lock:
-            load = self._loads.get(key)
-            if load is None:
-                return None
-            self.counts.joined += 1
-            load.priority = min(load.priority, priority)
-            request, task = load.request, load.task
-        if request is not None:
-            self._scheduler.promote(request, priority)
-        if task is not None:
-            self._decoding.hurry(task, priority)
-        return load
+            loads = {key: load for key in keys if (load := self._loads.get(key)) is not None}
+            self.counts.joined += len(loads)
+            for load in loads.values():
+                load.priority = min(load.priority, priority)
+            waiting = [(load.request, load.task) for load in loads.values()]
+        for request, task in waiting:
+            if request is not None:
+                self._scheduler.promote(request, priority)
+            if task is not None:
+                self._decoding.hurry(task, priority)
+        return loads
 
     def plan(
         self, index: SegmentIndex, spans: Sequence[BlockSpan], extra: Set[int] = frozenset()

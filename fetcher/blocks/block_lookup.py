@@ -70,7 +70,7 @@ class BlockLookup:
         may_reach = priority is not Priority.BACKGROUND
         try:
             while absent := self._look(wanted, found):
-                spans = [index.span_of_blocks(run, number, number + 1) for number in absent]
+                spans = index.spans_of_single_blocks(run, absent)
                 plan = self._loads.plan(index, spans)
                 self._check_size(index, len(absent), plan.cost_bytes)
                 if may_reach:
@@ -103,28 +103,31 @@ class BlockLookup:
         """The block for a user, if it is in memory."""
         if key not in self._cache:
             return None
-        self._adjacent.taken(key)
+        self._adjacent.taken([key])
         return self._cache.get(key, is_read=True)
 
     def _look(self, wanted: Wanted, found: Found) -> list[int]:
         """Sort ``numbers`` into what is in memory, what is on its way, and the rest, which is returned."""
-        absent = []
         priority = wanted.priority
-        for number in wanted.numbers:
-            if number in found.blocks or number in found.loads:
-                continue
-            key = BlockKey(wanted.index.key, number)
-            if priority is Priority.USER:
-                self._adjacent.taken(key)
-            load = self._loads.join(key, priority)
-            if load is not None:
-                found.loads[number] = load
-                continue
-            block = self._cache.get(key, is_read=priority is not Priority.PREFETCH)
+        keys = [
+            BlockKey(wanted.index.key, number)
+            for number in wanted.numbers
+            if number not in found.blocks and number not in found.loads
+        ]
+        if priority is Priority.USER:
+            self._adjacent.taken(keys)
+        loads = self._loads.join(keys, priority)
+        found.loads.update((key.block, load) for key, load in loads.items())
+        if loads:
+            keys = [key for key in keys if key not in loads]
+        # After the loads: a block that has just landed is in the cache.
+        blocks = self._cache.get_all(keys, is_read=priority is not Priority.PREFETCH)
+        absent = []
+        for key, block in zip(keys, blocks, strict=True):
             if block is not None:
-                found.blocks[number] = block
+                found.blocks[key.block] = block
             else:
-                absent.append(number)
+                absent.append(key.block)
         return absent
 
     def _with_adjacent(self, wanted: Wanted, absent: list[int]) -> LoadPlan | None:
@@ -139,7 +142,7 @@ class BlockLookup:
             extra.append(number)
         if not extra:
             return None
-        spans = [index.span_of_blocks(run, number, number + 1) for number in (*absent, *extra)]
+        spans = index.spans_of_single_blocks(run, [*absent, *extra])
         self._adjacent.brought(
             (BlockKey(index.key, span.first_block), span.raw_bytes) for span in spans[len(absent) :]
         )
@@ -151,7 +154,7 @@ class BlockLookup:
     async def _charge_all(self, wanted: Wanted) -> int:
         """Charge what all blocks take at most, none of them being in memory; returns that."""
         index = wanted.index
-        spans = [index.span_of_blocks(wanted.run, number, number + 1) for number in wanted.numbers]
+        spans = index.spans_of_single_blocks(wanted.run, wanted.numbers)
         cost_bytes = self._loads.cost_bytes_max(spans)
         self._check_size(index, len(spans), cost_bytes)
         await self._memory.charge(cost_bytes, wanted.priority, index.key)

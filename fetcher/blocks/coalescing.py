@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -52,6 +53,10 @@ def plan_gets(wanted: Sequence[Range], limits: CoalescingLimits) -> list[Planned
     """
     plans: list[PlannedGet] = []
     first = 0
+    length = wanted[-1].end - wanted[0].offset if wanted else 0
+    is_one = 0 < length <= min(limits.piece_bytes, limits.get_bytes_max)
+    if is_one and all(one.offset + one.length == other.offset for one, other in pairwise(wanted)):
+        return [PlannedGet(wanted[0].offset, length, 0, len(wanted), 0)]
     for number in range(1, len(wanted) + 1):
         if number < len(wanted):
             if wanted[number].offset < wanted[number - 1].end:

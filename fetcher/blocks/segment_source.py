@@ -157,8 +157,9 @@ class SegmentSource:
             if loads:
                 self._count_wait(priority, all(load.arrived.done() for load in loads.values()))
             # Backwards: the last one mostly arrives last, and is then the only one waited for.
-            for number in [*reversed(loads)]:
-                await Wait(loads[number].arrived)
+            for arrived in dict.fromkeys(load.arrived for load in reversed(loads.values())):
+                await Wait(arrived)
+            for number in [*loads]:
                 blocks[number] = loads.pop(number).outcome()
         except BaseException:
             # An error refers to this frame, and a load to its error: blocks would stay until garbage is collected.

@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fetcher.rows.queue_view import QueueView
 from fetcher.rows.run_list import RunList, list_at
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
@@ -59,14 +60,28 @@ class RunWindows:
         tail = self._tail(view)
         if offset >= tail.begin:
             return tail
-        found = self._window(view, offset)
-        if found is None and not any(ref.first <= view.queue <= ref.last for ref in view.state.pages):
-            return tail
-        return found
+        return self._window(view, offset) or self._from_pages(view, offset, self._index.cached_page)
 
     def load(self, view: QueueView, offset: int) -> RunList:
         """Runs around ``offset`` from a page of the catalog. Raises what reading pages raises."""
-        found = self._index.window(view.state, view.queue, offset)
+        found = self._from_pages(view, offset, self._index.page)
+        assert found is not None
+        return found
+
+    def _from_pages(
+        self, view: QueueView, offset: int, page_of: Callable[[PageRef], Page | None]
+    ) -> RunList | None:
+        """Runs around ``offset`` from the first page that has it, or the tail if none has; None if ``page_of`` lacks a
+        page."""
+        search = self._index.search(view.state, view.queue, offset)
+        found: tuple[PageRef, RunChunk] | None = None
+        try:
+            ref = next(search)
+            while (page := page_of(ref)) is not None:
+                ref = search.send(page)
+            return None
+        except StopIteration as end:
+            found = end.value
         if found is None:
             return self._tail(view)
         ref, chunk = found

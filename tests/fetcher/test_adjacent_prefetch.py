@@ -91,8 +91,8 @@ def test_unread_blocks_are_bounded_and_lost_ones_lower_the_bound() -> None:
         at = max(at + 1, blocks.stop)
         assert subject.unread_bytes <= 40 * KIB
     assert subject.unread_bytes > 20 * KIB
-    subject.taken(keys[0][0])
-    subject.taken(keys[0][0])
+    subject.taken([keys[0][0]])
+    subject.taken([keys[0][0]])
     assert subject.unread_bytes == sum(raw for _, raw in keys[1:])
     subject.lost(key for key, _ in keys)
     assert subject.unread_bytes == 0

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,21 @@ class Page:
             + 200 * (len(self.queues) + len(self.chunk.object_keys))
         )
 
+    @cached_property
+    def _first_runs(self) -> NDArray[np.int64]:
+        # Of all queues at once: a search for each would copy the column, as rows are not contiguous.
+        found: NDArray[np.int64] = np.searchsorted(
+            np.ascontiguousarray(self.chunk.runs["queue"]), np.arange(len(self.queues) + 1)
+        )
+        return found
+
+    def runs_of(self, key: QueueKey) -> slice:
+        """The runs of a queue; empty if it has none."""
+        number = bisect_left(self.queues, key)
+        if number == len(self.queues) or self.queues[number] != key:
+            return slice(0, 0)
+        return slice(int(self._first_runs[number]), int(self._first_runs[number + 1]))
+
 
 # -- bytes ----------------------------------------------------------------------------------------------------
 
@@ -143,7 +159,7 @@ def _order(queue: NDArray[Any], base: NDArray[Any]) -> NDArray[np.int64]:
 def cut(page: Page, runs_max: int) -> Iterator[Page]:
     """Pieces of at most ``runs_max`` runs, each with only its queues and objects."""
     for begin in range(0, len(page.chunk.runs), runs_max):
-        piece = selected(page.chunk, np.arange(begin, min(begin + runs_max, len(page.chunk.runs))))
+        piece = selected(page.chunk, slice(begin, begin + runs_max))
         used, piece.runs["queue"] = renumbered(piece.runs["queue"], len(page.queues))
         yield Page(taken(page.queues, used), piece)
 
@@ -192,11 +208,9 @@ class RunIndex:
 
     def page(self, ref: PageRef) -> Page:
         """One page; raises CorruptionError, NotFoundError (removed since the state) or what the store raises."""
-        with self._lock:
-            found = self._pages.get(ref.key)
-            if found is not None:
-                self._pages.move_to_end(ref.key)
-                return found
+        found = self.cached_page(ref)
+        if found is not None:
+            return found
         page = self.read_page(ref)
         with self._lock:
             if ref.key not in self._pages:
@@ -205,6 +219,14 @@ class RunIndex:
             while self._held_bytes > self._cache_bytes and len(self._pages) > 1:
                 self._held_bytes -= self._pages.popitem(last=False)[1].nbytes
         return page
+
+    def cached_page(self, ref: PageRef) -> Page | None:
+        """One page if it takes no request."""
+        with self._lock:
+            found = self._pages.get(ref.key)
+            if found is not None:
+                self._pages.move_to_end(ref.key)
+        return found
 
     def read_page(self, ref: PageRef) -> Page:
         """As ``page``, not cached: for one pass over many."""
@@ -247,17 +269,10 @@ class RunIndex:
         found = []
         for ref in state.pages:
             if ref.first <= key <= ref.last:
-                page = self.living(state, self.page(ref))
-                number = _find(page.queues, key)
-                if number is not None:
-                    begin, end = np.searchsorted(page.chunk.runs["queue"], [number, number + 1])
-                    found.append(selected(page.chunk, np.arange(begin, end)))
-        mine = state.memory_runs_of(row)
-        found.append(selected(mine, np.arange(len(mine.runs))))
+                found.append(self._of_page(state, ref, key))
+        found.append(state.memory_chunk_of(row))
         chunk = joined(tuple(found))
-        runs = chunk.runs[np.argsort(chunk.runs["base_queue_offset"], kind="stable")].copy()
-        runs["queue"] = 0
-        return replace(chunk, runs=runs)
+        return selected(chunk, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
 
     def window(
         self, state: CatalogState, key: QueueKey, offset: int, runs_max: int = WINDOW_RUNS
@@ -329,11 +344,7 @@ class RunIndex:
     def _of_page(self, state: CatalogState, ref: PageRef, key: QueueKey) -> RunChunk:
         """The queue's living runs in one page."""
         page = self.page(ref)
-        number = _find(page.queues, key)
-        if number is None:
-            return EMPTY_CHUNK
-        begin, end = np.searchsorted(page.chunk.runs["queue"], [number, number + 1])
-        chunk = selected(page.chunk, np.arange(begin, end))
+        chunk = selected(page.chunk, page.runs_of(key))
         chunk.runs["queue"] = 0
         return self.living(state, Page([key], chunk)).chunk
 
@@ -353,16 +364,14 @@ class RunIndex:
     ) -> RunChunk | int | None:
         """The runs around ``position``; -1 or 1 if they are in older or newer pages; None: none of the queue are
         here."""
-        number = _find(page.queues, key)
-        if number is None:
+        mine = page.runs_of(key)
+        if mine.start == mine.stop:
             return None
-        begin, end = np.searchsorted(page.chunk.runs["queue"], [number, number + 1]).tolist()
-        runs = page.chunk.runs[begin:end]
-        at = int(np.searchsorted(runs[bounds.value[0]], position, "right")) - 1
+        at = int(np.searchsorted(page.chunk.runs[mine][bounds.value[0]], position, "right")) - 1
         if at < 0:
             return -1
-        first = at // runs_max * runs_max
-        chunk = selected(page.chunk, np.arange(begin + first, min(begin + first + runs_max, end)))
+        first = mine.start + at // runs_max * runs_max
+        chunk = selected(page.chunk, slice(first, min(first + runs_max, mine.stop)))
         chunk.runs["queue"] = 0
         living = self.living(state, Page([key], chunk)).chunk
         return living if bounds.hold(living.runs, position).any() else 1
@@ -442,8 +451,3 @@ def referenced_keys(page: Page) -> list[str]:
     """Keys of the objects that the runs of ``page`` reference."""
     used: NDArray[Any] = np.unique(page.chunk.objects["key"][np.unique(page.chunk.runs["object"])])
     return [page.chunk.object_keys[index] for index in used.tolist()]
-
-
-def _find(queues: Sequence[QueueKey], key: QueueKey) -> int | None:
-    number = bisect_left(queues, key)
-    return number if number < len(queues) and queues[number] == key else None

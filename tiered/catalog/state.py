@@ -296,7 +296,7 @@ class CatalogState:
     def memory_chunk_of(self, row: int) -> RunChunk:
         """As ``memory_runs_of``, with only their objects; ``runs["queue"]`` is 0 everywhere."""
         mine = self.memory_runs_of(row)
-        chunk = selected(mine, np.arange(len(mine.runs)))
+        chunk = selected(mine, slice(None))
         chunk.runs["queue"] = 0
         return chunk
 
@@ -360,9 +360,11 @@ def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
     return RunChunk(runs, objects, tuple(key for chunk in chunks for key in chunk.object_keys))
 
 
-def selected(chunk: RunChunk, index: NDArray[Any]) -> RunChunk:
-    """The runs at ``index`` (integers, or a mask) with only their objects."""
+def selected(chunk: RunChunk, index: NDArray[Any] | slice) -> RunChunk:
+    """The runs at ``index`` (integers, a mask, or a slice) with only their objects, as copies."""
     runs = chunk.runs[index].copy()
+    if not len(runs):
+        return EMPTY_CHUNK
     used, runs["object"] = renumbered(runs["object"], len(chunk.objects))
     objects = chunk.objects[used]
     keys, objects["key"] = renumbered(objects["key"], len(chunk.object_keys))
@@ -371,6 +373,8 @@ def selected(chunk: RunChunk, index: NDArray[Any]) -> RunChunk:
 
 def renumbered(numbers: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """The numbers below ``count`` that occur, ascending, and the place of each of ``numbers`` among them."""
+    if len(numbers) == 1:
+        return numbers.astype(np.int64), np.zeros(1, np.uint32)
     occurs = np.zeros(count, np.bool_)
     occurs[numbers] = True
     present = np.flatnonzero(occurs)

@@ -339,6 +339,24 @@ class SegmentIndex:
             raw - int(self._run_raw[run]), int(self._block_raw[end]) - raw,
         )  # fmt: skip
 
+    def spans_of_single_blocks(self, run: int, numbers: Sequence[int]) -> list[BlockSpan]:
+        """As ``span_of_blocks``, a span for each of the blocks ``numbers``."""
+        which = np.array(numbers)
+        row_base, rows = int(self._run_row[run]), int(self._run_row[run + 1] - self._run_row[run])
+        raw_base = int(self._run_raw[run])
+        bounds = (
+            bound.tolist()
+            for begins in (self._block_offset, self._block_row, self._block_raw)
+            for bound in (begins[which], begins[which + 1])
+        )
+        return [
+            BlockSpan(
+                number, number + 1, offset, end - offset, max(0, row - row_base), min(rows, end_row - row_base),
+                raw - raw_base, end_raw - raw,
+            )
+            for number, offset, end, row, end_row, raw, end_raw in zip(numbers, *bounds, strict=True)
+        ]  # fmt: skip
+
     @property
     def block_offsets(self) -> NDArray[Any]:
         """Where each block begins in the object, and the end of the last."""
