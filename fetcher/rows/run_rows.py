@@ -51,9 +51,10 @@ class RunRows:
         self.piece: NDArray[np.int32] | None = None
         """None: all in one block."""
         if span.end_block - span.first_block > 1:
-            rows_in = np.diff(self.block_rows)
-            self.piece = np.repeat(np.arange(len(rows_in), dtype=np.int32), rows_in)
-            self.starts -= np.array(self.block_bytes)[self.piece]
+            block_rows, begins = np.array(self.block_rows), np.array(self.block_bytes[:-1])
+            rows_in = block_rows[1:] - block_rows[:-1]
+            self.piece = np.arange(len(rows_in), dtype=np.int32).repeat(rows_in)
+            self.starts -= begins.repeat(rows_in)
         self.queue_offsets = columns.queue_offset
         self.inner_num = columns.inner_num
         self.phys = columns.phys

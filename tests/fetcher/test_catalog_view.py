@@ -184,6 +184,29 @@ def test_runs_come_from_pages_and_memory() -> None:
         runs.places(9, end=99, bytes_max=1, runs_max=1)
 
 
+def test_runs_of_a_page_in_memory_need_no_thread() -> None:
+    builder = ArchiveBuilder(MemoryStore(), limits=CatalogLimits(spill_runs=4, page_runs_max=9))
+    queues = [QueueKey("plain", number, 0) for number in range(3)]
+    for _ in range(3):
+        builder.commit([Sent(queue) for queue in queues])
+    state, executor = builder.state, Later()
+    assert len(state.pages) == 1
+    view = CatalogView(builder.store, state, executor=executor, clock_s=Time())
+    views = [view.view(state, tuple(queue)) for queue in queues]
+    assert views[0] is not None
+    assert view.cached_runs_of(views[0], 0) is None
+    reading = view.runs_of(views[0], 0)
+    reading.send(None)
+    executor.run()
+    with pytest.raises(StopIteration):
+        reading.send(None)
+    for queue, one in zip(queues, views, strict=True):
+        assert one is not None
+        found = run_sync(view.runs_of(one, 0))
+        assert found.place(0).queue == queue
+    assert not executor.work
+
+
 def test_an_offset_takes_a_page_or_two_whatever_the_history() -> None:
     """Not the whole list of runs: a reader's memory follows what it reads."""
     limits = CatalogLimits(

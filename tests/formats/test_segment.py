@@ -146,6 +146,9 @@ def test_any_rows_of_a_run_are_found_in_few_blocks() -> None:
     assert found == b"".join(b"m%06d" % number for number in range(20, 50))
     pieces = index.split_span(1, span, stored_bytes_max=1)
     assert [(piece.first_row, piece.end_row) for piece in pieces] == [(20, 30), (30, 40), (40, 50)]
+    numbers = [1, 2, 30, 100]
+    singles = index.spans_of_single_blocks(1, numbers)
+    assert singles == [index.span_of_blocks(1, number, number + 1) for number in numbers]
 
 
 def test_small_runs_share_blocks_and_each_reads_its_own() -> None:

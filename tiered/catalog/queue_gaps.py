@@ -16,9 +16,11 @@ class QueueGaps:
     __slots__ = ("_begins", "_ends", "_is_empty")
 
     def __init__(self, table: Table) -> None:
+        self._is_empty = len(table) == 0
+        if self._is_empty:
+            return
         begins, ends = table["begin_queue_offset"], np.maximum.accumulate(table["end_queue_offset"])
         apart = begins[1:] > ends[:-1]  # adjacent gaps are joined
-        self._is_empty = len(table) == 0
         self._begins: NDArray[np.int64] = np.concatenate([begins[:1], begins[1:][apart]])
         self._ends: NDArray[np.int64] = np.concatenate([ends[:-1][apart], ends[-1:]])
 

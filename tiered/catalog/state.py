@@ -267,6 +267,8 @@ class CatalogState:
 
     def gaps_of(self, key: QueueKey) -> Table:
         """GAP_DTYPE rows of ``key``, by offset."""
+        if not len(self.gaps):
+            return self.gaps
         row = self.row_of(key)
         mine = self.gaps[self.gaps["queue"] == row] if row is not None else self.gaps[:0]
         found: Table = mine[np.argsort(mine["begin_queue_offset"])]
@@ -291,6 +293,8 @@ class CatalogState:
     def memory_runs_of(self, row: int) -> RunChunk:
         """Runs of one queue since the last spill, by base offset; objects are shared with all of memory."""
         merged, order, starts = self._memory_index
+        if starts[row] == starts[row + 1]:
+            return EMPTY_CHUNK
         return RunChunk(merged.runs[order[starts[row] : starts[row + 1]]], merged.objects, merged.object_keys)
 
     def memory_chunk_of(self, row: int) -> RunChunk:
