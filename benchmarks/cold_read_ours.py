@@ -7,6 +7,7 @@ those of the reads: opening the archive and loading the kernel, like the start o
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import time
@@ -22,12 +23,15 @@ import rocketmq_tiered
 from benchmarks.cold_read_checks import WrongAnswerError, check_body, check_offsets, consecutive
 from benchmarks.cold_read_parts import PIECE_BYTES, all_pieces, drop_directory
 from benchmarks.report import Row
-from fetcher.archive import Archive
+from fetcher.archive import Archive, Queue
 from fetcher.io.waiting import gather, run_sync
+from fetcher.iteration import AsyncBatches
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.pull import PullRequest
+from fetcher.span import Span
+from fetcher.walk import Walk
 from sidecar.cli.arguments import add_archive, settings_of
 from tiered.settings.sections import Settings
 
@@ -118,6 +122,34 @@ def walk(archive: Archive, queues: deque[QueueListing]) -> Tally:
             tally.messages += len(batch)
             tally.record_bytes += batch.record_bytes
             offset += len(batch)
+
+
+def walk_in_loop(archive: Archive, queues: deque[QueueListing], readers: int) -> list[Tally]:
+    """As ``walk_all``, by tasks of one event loop, as the asynchronous Python API has them."""
+
+    async def read() -> list[Tally]:
+        return await asyncio.gather(*(_walk_in_loop(archive, queues) for _ in range(readers)))
+
+    return asyncio.run(read())
+
+
+async def _walk_in_loop(archive: Archive, queues: deque[QueueListing]) -> Tally:
+    tally = Tally()
+    while queues:
+        listing = queues.popleft()
+        offset = listing.min_offset
+        queue = archive.queue(*listing.key[:2], generation=listing.generation)
+
+        async def begin(queue: Queue = queue) -> Walk:
+            return queue.walk(Span())
+
+        async for batch in AsyncBatches(begin):
+            check_body(batch.buffers(), len(batch), offset)
+            tally.pulls += 1
+            tally.messages += len(batch)
+            tally.record_bytes += batch.record_bytes
+            offset += len(batch)
+    return tally
 
 
 Way = Callable[[Archive, deque[QueueListing], int], list[Tally]]
