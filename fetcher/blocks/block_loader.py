@@ -195,16 +195,16 @@ class BlockLoader:
         decompressor = zstandard.ZstdDecompressor()
         landed: list[NewBlock] = []
         try:
-            for load, stored in zip(loads, pieces, strict=True):
-                try:
-                    block = index.decode_blocks(load.span, stored, decompressor)
-                except TieredError as error:
-                    self.counts.corrupt += isinstance(error, CorruptionError)
-                    # Without the way here, which refers to the load and so to itself.
-                    load.error = error.with_traceback(None)
+            numbers = [load.span.first_block for load in loads]
+            decoded = index.decode_each(numbers, pieces, decompressor)
+            for load, found in zip(loads, decoded, strict=True):
+                if isinstance(found, TieredError):
+                    self.counts.corrupt += isinstance(found, CorruptionError)
+                    load.error = found
                     continue
+                block = found
                 if int(index.blocks["codec"][load.span.first_block]) == CODEC_RAW:
-                    block = block.copy()  # else a view keeps the whole GET in memory
+                    block = found.copy()  # else a view keeps the whole GET in memory
                     block.flags.writeable = False
                 self._budget.tie(load.span.raw_bytes, block)
                 load.block = block

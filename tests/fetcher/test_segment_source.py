@@ -401,7 +401,7 @@ def test_a_decoder_that_fails_unexpectedly_is_raised_not_waited_for(monkeypatch:
     def broken(*_: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(index, "decode_blocks", broken)
+    monkeypatch.setattr(index, "decode_each", broken)
     with pytest.raises(RuntimeError, match="a defect"):
         bench.read(index, 0, 3)
     bench.check_at_rest()

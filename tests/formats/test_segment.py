@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import fastcrc
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.formats.segment_builder import META, RowSpec, RunSpec, Segment, build, opened, read_run, whole
 from tests.sweeps import examples
-from tiered.errors import UnsupportedFormatError
+from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.formats import segment_layout
 from tiered.formats.segment import SHARED_BLOCK_BYTES, BlockCodec, SegmentScratch, encode_segment
 from tiered.formats.segment_index import SegmentIndex
@@ -149,6 +151,32 @@ def test_any_rows_of_a_run_are_found_in_few_blocks() -> None:
     numbers = [1, 2, 30, 100]
     singles = index.spans_of_single_blocks(1, numbers)
     assert singles == [index.span_of_blocks(1, number, number + 1) for number in numbers]
+    stored = [memoryview(data)[one.offset : one.offset + one.length] for one in singles]
+    decoded = index.decode_each(numbers, stored, zstandard.ZstdDecompressor())
+    assert [bytes(one) for one in decoded if isinstance(one, np.ndarray)] == [
+        index.decode_blocks(one, bytes_).tobytes() for one, bytes_ in zip(singles, stored, strict=True)
+    ]
+
+
+def test_blocks_decoded_together_fail_alone() -> None:
+    content = random.Random(1).randbytes(50)
+    rows = [RowSpec(content + bytes(100) if number % 4 else content) for number in range(40)]
+    encoded = build(QUEUES, [RunSpec(1, 5, rows)]).encode(BlockCodec(block_bytes=300))
+    index, data = opened(encoded), bytearray(whole(encoded))
+    numbers = list(range(len(index.blocks)))
+    singles = index.spans_of_single_blocks(0, numbers)
+    wrong = {2, 5}
+    for number in wrong:
+        data[singles[number].offset] ^= 1
+    stored = [memoryview(data)[one.offset : one.offset + one.length] for one in singles]
+    # One that passes its checksum, and does not decompress.
+    index.blocks["crc32c"][5] = fastcrc.crc32.iscsi(bytes(stored[5]))
+    decoded = index.decode_each(numbers, stored, zstandard.ZstdDecompressor())
+    assert {at for at, one in enumerate(decoded) if isinstance(one, CorruptionError)} == wrong
+    assert all(f"block {at} [{singles[at].offset}" in str(decoded[at]) for at in wrong)
+    assert sum(len(one) for one in decoded if isinstance(one, np.ndarray)) == sum(
+        span.raw_bytes for span in singles if span.first_block not in wrong
+    )
 
 
 def test_small_runs_share_blocks_and_each_reads_its_own() -> None:

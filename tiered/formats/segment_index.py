@@ -16,7 +16,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.errors import CorruptionError, TieredError, UnsupportedFormatError
 from tiered.formats.container import Container, decode_container
 from tiered.formats.memory_bound import memory_contained, out_of_memory
 from tiered.formats.page_cache import Columns, PageCache
@@ -408,13 +408,65 @@ class SegmentIndex:
         parts: list[bytes | memoryview] = []
         for block in range(span.first_block, span.end_block):
             begin, end = int(self._block_offset[block]), int(self._block_offset[block + 1])
-            where = f"{self.key}: block {block} [{begin}, {end})"
             piece = view[begin - span.offset : end - span.offset]
-            parts.append(expand_block(piece, self.blocks[block], decompressor, where))
+            parts.append(expand_block(piece, self.blocks[block], decompressor, self._name_of(block)))
         if len(parts) == 1:
             return np.frombuffer(parts[0], np.uint8)
         with memory_contained(f"{self.key}: [{span.offset}, {span.offset + span.length})"):
             return np.frombuffer(b"".join(parts), np.uint8)
+
+    def _name_of(self, block: int) -> str:
+        begin, end = self._block_offset[block : block + 2].tolist()
+        return f"{self.key}: block {block} [{begin}, {end})"
+
+    def decode_each(
+        self, blocks: Sequence[int], stored: Sequence[memoryview], decompressor: zstandard.ZstdDecompressor
+    ) -> list[NDArray[np.uint8] | TieredError]:
+        """The records of each of ``blocks`` from its stored bytes, or why they do not decode. Read-only; each has
+        memory of its own, but those stored raw are views.
+
+        One call decompresses all: after each call, another thread would take the interpreter's lock.
+        """
+        found: list[NDArray[np.uint8] | TieredError] = []
+        packed: list[int] = []
+        for at, (block, piece) in enumerate(zip(blocks, stored, strict=True)):
+            row = self.blocks[block]
+            try:
+                _check_stored(piece, row, self._name_of(block))
+            except TieredError as error:
+                found.append(error.with_traceback(None))
+            else:
+                found.append(np.frombuffer(piece, np.uint8))
+                if int(row["codec"]) != CODEC_RAW:
+                    packed.append(at)
+        for at, raw in zip(packed, self._expanded(blocks, stored, packed, decompressor), strict=True):
+            found[at] = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else raw
+        return found
+
+    def _expanded(
+        self,
+        blocks: Sequence[int],
+        stored: Sequence[memoryview],
+        packed: list[int],
+        decompressor: zstandard.ZstdDecompressor,
+    ) -> list[bytes | TieredError]:
+        sizes = [int(self.blocks["raw_bytes"][blocks[at]]) for at in packed]
+        frames: list[bytes | bytearray | memoryview] = [stored[at] for at in packed]
+        try:
+            if len(packed) > 1 and [zstandard.frame_content_size(frame) for frame in frames] == sizes:
+                decompressed_sizes = np.array(sizes, "=u8").tobytes()
+                whole = decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=decompressed_sizes)
+                return [whole[number].tobytes() for number in range(len(whole))]
+        except (zstandard.ZstdError, MemoryError):
+            pass  # find the block one by one
+        found: list[bytes | TieredError] = []
+        for at, size, frame in zip(packed, sizes, frames, strict=True):
+            try:
+                found.append(_inflate(memoryview(frame), size, decompressor, self._name_of(blocks[at])))
+            except TieredError as error:
+                # Without the way here, which refers to whoever keeps the error.
+                found.append(error.with_traceback(None))
+        return found
 
     # -- keys -------------------------------------------------------------------------------------------------
 
@@ -445,11 +497,15 @@ def expand_block(
     stored: memoryview, row: np.void, decompressor: zstandard.ZstdDecompressor, where: str
 ) -> bytes | memoryview:
     """Raw bytes of a stored block or page, of its ``row`` in the footer. Its CRC32C is checked first."""
-    if len(stored) != int(row["stored_bytes"]) or fastcrc.crc32.iscsi(stored) != int(row["crc32c"]):
-        raise CorruptionError(f"{where} fails its CRC32C")
+    _check_stored(stored, row, where)
     if int(row["codec"]) == CODEC_RAW:
         return stored
     return _inflate(stored, int(row["raw_bytes"]), decompressor, where)
+
+
+def _check_stored(stored: memoryview, row: np.void, where: str) -> None:
+    if len(stored) != int(row["stored_bytes"]) or fastcrc.crc32.iscsi(stored) != int(row["crc32c"]):
+        raise CorruptionError(f"{where} fails its CRC32C")
 
 
 def _inflate(
