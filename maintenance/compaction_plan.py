@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tiered.formats.keys import is_compacted
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table, concatenated
+from tiered.model.tables import RunKind, Table, concatenated, picked
 
 MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
@@ -193,7 +193,7 @@ def plan_level_2(candidates: Candidates, limits: CompactionLimits) -> Compaction
     groups: list[NDArray[Any]] = []
     for number in range(len(sequences)):
         ordered = sequences.order[sequences.first[number] : sequences.first[number + 1]]
-        groups += _joinable(candidates.runs[ordered], ordered, limits)
+        groups += _joinable(picked(candidates.runs, ordered), ordered, limits)
     if not groups:
         return None
     sources = np.zeros(len(candidates.objects), bool)
@@ -563,5 +563,5 @@ def _joinable(runs: Table, numbers: NDArray[Any], limits: CompactionLimits) -> l
 def _whole(candidates: Candidates, numbers: NDArray[Any]) -> Table:
     pieces = np.zeros(len(numbers), PIECE_DTYPE)
     pieces["run"] = numbers
-    pieces["end"] = length_of(candidates.runs[numbers])
+    pieces["end"] = length_of(picked(candidates.runs, numbers))
     return pieces

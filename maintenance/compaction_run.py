@@ -31,11 +31,11 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.formats.keys import data_key, set_key
-from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
+from tiered.formats.segment import BlockCodec, SegmentMeta
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES, SEGMENT_MAJOR, SEGMENT_MINOR, encode_header
 from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
 from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece
 from tiered.object_store.own_name import compose_own
 from tiered.object_store.part_plan import sent_bytes
@@ -279,7 +279,7 @@ class _Compaction:
                 rows = self._sources.whole_run(index, keys, int(piece["run"]))
                 if not ranges:
                     queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
-                    writer.begin_run(queue, self._head(int(piece["run"])))
+                    writer.begin_runs([queue], self._heads_of([int(piece["run"])]))
                 writer.add_rows(rows, self._sources.parents.queues)
                 writer.add_stored(index.blocks, [])
                 ranges += _copied(index, is_first=not ranges)
@@ -290,10 +290,9 @@ class _Compaction:
 
     # -- writing -----------------------------------------
 
-    def _head(self, run: int) -> np.void:
-        """The head of the run whose sequence begins with ``run``."""
-        head: np.void = self._head_rows[self._heads[run]]
-        return head
+    def _heads_of(self, runs: Sequence[int]) -> Table:
+        """The heads of the runs whose sequences begin with ``runs``."""
+        return picked(self._head_rows, np.array([self._heads[run] for run in runs], np.int64))
 
     def _open(self, output: int, files: ExitStack) -> _Open:
         path = self._spool / str(output)
@@ -305,32 +304,29 @@ class _Compaction:
         if not len(found.pieces):
             return
         runs = self._candidates.runs
-        pieces = part.pieces[found.pieces["ordinal"]]
+        pieces = picked(part.pieces, found.pieces["ordinal"])
         if self._plan.outputs[part.output].is_set:
             begins = (pieces["begin"] == 0) & np.isin(pieces["run"], self._head_runs)
         else:
             begins = np.zeros(len(pieces), bool)
             begins[0] = not output.has_rows
-        bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)]).tolist()
-        for first, (one, rows) in zip(bounds, found.runs(bounds), strict=False):
-            if begins[first]:
-                run = int(pieces["run"][first])
-                is_set = self._plan.outputs[part.output].is_set
-                head = self._head(run) if is_set else _head_of(runs[run], one)
-                output.writer.begin_run(self._candidates.queues[int(runs["queue"][run])], head)
-            self._add(output.writer, one, rows)
-        output.has_rows = True
-
-    def _add(self, writer: SegmentWriter, found: FoundPieces, rows: RowTable) -> None:
-        """Rows and blocks of consecutive pieces of the current run."""
-        writer.add_rows(rows, self._sources.parents.queues)
-        begin = 0
-        for count, blocks, data in found.batches(BATCH_BYTES):
-            if len(blocks):
-                writer.add_stored(blocks, data)
+        bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)])
+        new = pieces["run"][begins].tolist()
+        if new:
+            queues = [self._candidates.queues[number] for number in runs["queue"][new].tolist()]
+            is_set = self._plan.outputs[part.output].is_set
+            heads = self._heads_of(new) if is_set else _head_of(runs[new[0]], found).reshape(1)
+            output.writer.begin_runs(queues, heads)
+        counts = np.add.reduceat(found.pieces["rows"], bounds[:-1], dtype=np.int64)
+        rows = found.row_table(bounds)
+        output.writer.add_rows(rows, self._sources.parents.queues, counts)
+        for batch in found.batches(bounds, BATCH_BYTES):
+            run = batch.run - len(counts)  # from the last one
+            if len(batch.blocks):
+                output.writer.add_stored(batch.blocks, batch.data, run)
             else:
-                _add_records(writer, data, rows.size[begin : begin + count])
-            begin += count
+                _add_records(output.writer, batch.data, rows.size[batch.first_row : batch.end_row], run)
+        output.has_rows = True
 
     def _close(self, output: _Open, part: OutputPart) -> None:
         """Put a complete output; one without rows is none."""
@@ -461,9 +457,9 @@ def _sequence_heads(candidates: Candidates, plan: CompactionPlan) -> tuple[NDArr
     for found in pieces.values():
         moved = concatenated(found, PIECE_DTYPE)
         numbers = moved["run"][moved["begin"] == 0]
-        runs = candidates.runs[numbers]
+        runs = picked(candidates.runs, numbers)
         begins = np.array([first for first, _ in sequence_bounds(runs)], np.int64)
-        own = runs[begins].copy()
+        own = picked(runs, begins)
         for name in ("min_store_timestamp", "min_phys"):
             own[name] = np.minimum.reduceat(runs[name], begins)
         firsts.append(numbers[begins])
@@ -482,11 +478,13 @@ def _head_of(run: Any, found: FoundPieces) -> Any:
     return head
 
 
-def _add_records(writer: SegmentWriter, records: Sequence[bytes | memoryview], sizes: NDArray[Any]) -> None:
-    data = b"".join(records)
-    if len(data) != int(sizes.sum(dtype=np.int64)):
-        raise CorruptionError(f"{len(data)} bytes of records, and {int(sizes.sum(dtype=np.int64))} of rows")
-    writer.add_records(memoryview(data), sizes)
+def _add_records(
+    writer: SegmentWriter, records: Sequence[bytes | memoryview], sizes: NDArray[Any], run: int
+) -> None:
+    try:
+        writer.add_records(records, sizes, run)
+    except ValueError as error:
+        raise CorruptionError(str(error)) from error
 
 
 def _by_part(iteration: Sequence[OutputPart], found: FoundPieces) -> Iterator[FoundPieces]:
@@ -494,7 +492,7 @@ def _by_part(iteration: Sequence[OutputPart], found: FoundPieces) -> Iterator[Fo
     ends = np.cumsum([0, *(len(part.pieces) for part in iteration)])
     bounds = np.searchsorted(found.pieces["ordinal"], ends).tolist()
     for begin, one in zip(ends.tolist(), found.cut(bounds), strict=False):
-        pieces = one.pieces.copy()
+        pieces = copied(one.pieces)
         pieces["ordinal"] -= begin
         yield replace(one, pieces=pieces)
 

@@ -29,7 +29,7 @@ from tiered.formats.segment_index import (
 )
 from tiered.formats.segment_layout import BLOCK_DTYPE, SEGMENT_RUN_DTYPE
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table, begins, concatenated, positions
+from tiered.model.tables import RunKind, Table, begins, concatenated, picked, positions
 
 COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
 """Smaller blocks are packed again, except at an object's end: an object of many small blocks is slow to read."""
@@ -115,7 +115,7 @@ class OpenedSources:
 
     def _checked_runs(self, candidates: Candidates, wanted: Table) -> NDArray[np.int64]:
         """The runs of ``wanted`` (WANTED_DTYPE, object by object), on which catalog and objects must agree."""
-        rows = candidates.runs[wanted["run"]]
+        rows = picked(candidates.runs, wanted["run"])
         place = np.cumsum(np.diff(rows["object"].astype(np.int64), prepend=rows["object"][0]) != 0)
         ordinals = rows["ordinal"].astype(np.int64)
         beyond = np.flatnonzero(ordinals >= np.diff(self._first_run)[place])
@@ -123,7 +123,7 @@ class OpenedSources:
             first = int(beyond[0])
             raise CorruptionError(f"{self._indexes[place[first]].key}: has no run {int(ordinals[first])}")
         found: NDArray[np.int64] = self._first_run[place] + ordinals
-        own = self.runs[found]
+        own = picked(self.runs, found)
         differs = np.zeros(len(rows), bool)
         for name in CATALOG_RUN_FIELDS:
             differs |= own[name] != rows[name]
@@ -164,8 +164,8 @@ class OpenedSources:
         found["first_block"], found["end_block"] = np.where(is_lmq, 0, first), np.where(is_lmq, 0, last)
         found["raw_begin"] = np.where(is_first | is_lmq, run_raw, bounds.block_raw[first])
         found["raw_end"] = np.where(last >= end_block, run_end, bounds.block_raw[last])
-        found = found[found["end_row"] > found["first_row"]]
-        return found[np.lexsort((found["first_row"], found["in_sources"]))]
+        found = picked(found, found["end_row"] > found["first_row"])
+        return picked(found, np.lexsort((found["first_row"], found["in_sources"])))
 
     def ranges_of(self, places: Table) -> list[list[tuple[int, int]]]:
         """(offset, length) of each block of ``places``, in the order of each object."""
@@ -290,7 +290,9 @@ class Taking:
             for number, is_stored, first, last in which
         ]
         before, ends = np.cumsum([0, *is_own]), np.cumsum(counts)
-        return Chunks(table, blocks[block[is_own]], data, counts, before[ends] - before[ends - counts])
+        return Chunks(
+            table, picked(blocks, block[is_own]), data, counts, before[ends] - before[ends - counts]
+        )
 
     def _checked(self, block: int) -> bytes:
         """A block as stored; its CRC32C is checked."""

@@ -15,6 +15,7 @@ from tiered.catalog.pages import Page, PutPage, RunIndex, cut, sorted_page, writ
 from tiered.catalog.state import CatalogState, PageRef, joined
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey
+from tiered.model.tables import copied
 
 
 def sequence_to_merge(pages: Sequence[PageRef], limits: CatalogLimits) -> list[list[PageRef]]:
@@ -114,7 +115,7 @@ def union(pages: Sequence[Page]) -> Page:
     number = {queue: index for index, queue in enumerate(names)}
     chunks = []
     for page in pages:
-        runs = page.chunk.runs.copy()
+        runs = copied(page.chunk.runs)
         runs["queue"] = np.array([number[queue] for queue in page.queues], np.uint32)[runs["queue"]]
         chunks.append(replace(page.chunk, runs=runs))
     return sorted_page(names, joined(tuple(chunks)))

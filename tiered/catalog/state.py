@@ -30,6 +30,7 @@ from tiered.model.tables import (
     RUN_DTYPE,
     Table,
     concatenated,
+    picked,
 )
 
 UNKNOWN_OFFSET = -1
@@ -362,9 +363,9 @@ def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
 
 def selected(chunk: RunChunk, index: NDArray[Any]) -> RunChunk:
     """The runs at ``index`` (integers, or a mask) with only their objects."""
-    runs = chunk.runs[index].copy()
+    runs = picked(chunk.runs, index)
     used, runs["object"] = renumbered(runs["object"], len(chunk.objects))
-    objects = chunk.objects[used]
+    objects = picked(chunk.objects, used)
     keys, objects["key"] = renumbered(objects["key"], len(chunk.object_keys))
     return RunChunk(runs, objects, tuple(chunk.object_keys[key] for key in keys.tolist()))
 
