@@ -414,17 +414,16 @@ def check_totals(candidates: Candidates, plan: CompactionPlan, new: Table) -> No
 
 def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.int64]:
     """A row of totals for each queue; zeros where nothing moved."""
-    queue = runs["queue"][moved]
-    found = np.zeros((queues, 5), np.int64)
-    base = runs["base_queue_offset"][moved]
-    found[queue, 0] = np.iinfo(np.int64).max
-    np.minimum.at(found[:, 0], queue, base)
-    end = runs["end_queue_offset"][moved]
-    np.maximum.at(found[:, 1], queue, end)
-    np.add.at(found[:, 2], queue, end - base)
-    np.add.at(found[:, 3], queue, runs["rows"][moved].astype(np.int64))
-    np.add.at(found[:, 4], queue, runs["byte_count"][moved].astype(np.int64))
-    return found
+    queue = runs["queue"][moved].astype(np.intp)  # numpy is slow at other indexes, and at columns of a matrix
+    begin, end, offsets, rows, byte_count = found = np.zeros((5, queues), np.int64)
+    base, last = runs["base_queue_offset"][moved], runs["end_queue_offset"][moved]
+    begin[queue] = np.iinfo(np.int64).max
+    np.minimum.at(begin, queue, base)
+    np.maximum.at(end, queue, last)
+    np.add.at(offsets, queue, last - base)
+    np.add.at(rows, queue, runs["rows"][moved])
+    np.add.at(byte_count, queue, runs["byte_count"][moved])
+    return found.T
 
 
 def _key(

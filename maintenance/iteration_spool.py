@@ -6,6 +6,7 @@ pieces: a piece of an archive with many queues often has one message.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -32,6 +33,8 @@ ROW_DTYPE = np.dtype([
     ("size", "<i4"), ("tags_code", "<i8"), ("store_timestamp", "<i8"), ("phys", "<i8"), ("inner_num", "<i4"),
     ("parent", "<i4"), ("parent_queue_offset", "<i8"), ("key_count", "<u2"),
 ])  # fmt: skip
+PIECES_MAX = 1024
+"""Of one system call: IOV_MAX."""
 CHUNK_DTYPE = np.dtype([("rows", "<i4"), ("blocks", "<i4"), ("size_bytes", "<i8")])
 """Records back to back, or one of ``blocks`` as it is stored."""
 
@@ -193,15 +196,30 @@ class IterationSpool:
         self._file.seek(self._end)
         for iteration, part in zip(iterations.tolist(), parts, strict=True):
             tables = (part.pieces, part.rows, part.hashes, part.chunks, part.blocks)
-            stored = b"".join([*(np.ascontiguousarray(table).data for table in tables), *part.data])
+            stored = [
+                *(np.ascontiguousarray(table).view(np.uint8).data for table in tables),
+                *part.data,
+            ]
             if self._is_packed:
-                stored = zstandard.ZstdCompressor(level=1).compress(stored)
-            written = 0
-            while written < len(stored):
-                written += self._file.write(memoryview(stored)[written:])
-            place = _Place(self._end, len(stored), tuple(map(len, tables)))
+                stored = [zstandard.ZstdCompressor(level=1).compress(b"".join(stored))]
+            stored_bytes = self._write(stored)
+            place = _Place(self._end, stored_bytes, tuple(map(len, tables)))
             self._places.setdefault(iteration, []).append(place)
-            self._end += len(stored)
+            self._end += stored_bytes
+
+    def _write(self, pieces: Sequence[bytes | memoryview]) -> int:
+        """Append ``pieces``; returns how many bytes these are."""
+        total = 0
+        for first in range(0, len(pieces), PIECES_MAX):
+            mine = pieces[first : first + PIECES_MAX]
+            size = sum(map(len, mine))
+            written = os.writev(self._file.fileno(), mine)
+            if written < size:
+                rest = memoryview(b"".join(mine))
+                while written < size:
+                    written += self._file.write(rest[written:])
+            total += size
+        return total
 
     def _read(self, place: _Place) -> FoundPieces:
         self._file.seek(place.position)

@@ -7,8 +7,9 @@ each would cost more than its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import fastcrc
@@ -79,11 +80,10 @@ class OpenedSources:
 
     def __init__(self, indexes: Sequence[SegmentIndex], keys: Sequence[KeySection]) -> None:
         self._indexes = indexes
-        self._first_queue = begins(np.array([len(index.queues) for index in indexes]))
+        self._first_queue = begins(np.array([len(index.queue_table) for index in indexes]))
         self._first_run = begins(np.array([len(index.runs) for index in indexes]))
         self._first_block = begins(np.array([len(index.blocks) for index in indexes]))
         self._first_row = begins(np.array([index.first_row[-1] for index in indexes]))
-        self.queues = list(chain.from_iterable(index.queues for index in indexes))
         if len(indexes) == 1:
             (index,), (self.keys,) = indexes, keys
             self.runs, self.blocks = index.runs, index.blocks
@@ -100,6 +100,21 @@ class OpenedSources:
                 np.concatenate([one.counts for one in keys]), np.concatenate([one.hashes for one in keys])
             )
         self._has_lmqs = bool((self.runs["kind"] == RunKind.LMQ).any())
+
+    @cached_property
+    def queues(self) -> list[QueueKey]:
+        """Those of all objects, with parents of LMQ rows."""
+        return list(chain.from_iterable(index.queues for index in self._indexes))
+
+    def _queues_of(self, runs: Table) -> Iterator[tuple[str, int, int]]:
+        """The queue of each of ``runs``, which are in the order of the objects."""
+        bounds = np.searchsorted(runs["queue"], self._first_queue).tolist()
+        for index, first, (begin, end) in zip(
+            self._indexes, self._first_queue.tolist(), pairwise(bounds), strict=False
+        ):
+            rows = picked(index.queue_table, runs["queue"][begin:end] - np.uint32(first))
+            topics = map(index.topics.__getitem__, rows["topic"].tolist())
+            yield from zip(topics, rows["queue_id"].tolist(), rows["generation"].tolist(), strict=True)
 
     def where_blocks_are(self) -> list[tuple[int, int]]:
         """Object and offset of each block."""
@@ -127,9 +142,10 @@ class OpenedSources:
         differs = np.zeros(len(rows), bool)
         for name in CATALOG_RUN_FIELDS:
             differs |= own[name] != rows[name]
-        names, own_names = candidates.queues, self.queues
-        pairs = zip(rows["queue"].tolist(), own["queue"].tolist(), strict=True)
-        wrong = [at for at, (one, other) in enumerate(pairs) if differs[at] or names[one] != own_names[other]]
+        names = candidates.queues
+        pairs = zip(rows["queue"].tolist(), self._queues_of(own), strict=True)
+        differs |= np.fromiter((names[one] != queue for one, queue in pairs), bool, len(rows))
+        wrong = np.flatnonzero(differs).tolist()
         if wrong:
             key, queue = self._indexes[place[wrong[0]]].key, names[int(rows["queue"][wrong[0]])]
             raise CorruptionError(f"{key}: run {int(ordinals[wrong[0]])} is not the catalog's of {queue}")

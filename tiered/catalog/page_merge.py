@@ -5,9 +5,10 @@ Encoding, spilling and lookups are in pages.py; page_writer.py schedules merges.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -74,14 +75,9 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
         full = [page for page in heads if page is not None]
         if not full:
             break
-        # Each round consumes about one page in total.
-        share = max(1, runs_max // len(full))
-        limit = min(_at(page, min(share, len(page.chunk.runs)) - 1) for page in full)
+        counts = iter(_next_runs(full, runs_max))
         for number, head in enumerate(heads):
-            if head is None:
-                continue
-            taken = _count_up_to(head, limit)
-            if taken:
+            if head is not None and (taken := next(counts)):
                 pending += cut(_slice(head, 0, taken), runs_max)
                 rest = _slice(head, taken, len(head.chunk.runs))
                 heads[number] = rest if len(rest.chunk.runs) else None
@@ -92,6 +88,24 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
             pending = list(cut(_slice(whole, even, len(whole.chunk.runs)), runs_max))
     if pending:
         yield from cut(union(pending), runs_max)
+
+
+def _next_runs(heads: Sequence[Page], runs_max: int) -> list[int]:
+    """How many runs of each of ``heads`` to take next, about a page in all."""
+    share = max(1, runs_max // len(heads))
+    limit = min(_at(page, min(share, len(page.chunk.runs)) - 1) for page in heads)
+    counts = [_count_up_to(page, limit) for page in heads]
+    if sum(counts) >= runs_max // 4:
+        return counts
+    # The sequences are uneven: not an equal share of each, but up to the end of one.
+    limit = min(_at(page, len(page.chunk.runs) - 1) for page in heads)
+    counts = [_count_up_to(page, limit) for page in heads]
+    while (total := sum(counts)) > runs_max and (most := max(counts)) > 1:
+        limit = _at(heads[counts.index(most)], most // 2 - 1)
+        counts = [_count_up_to(page, limit) for page in heads]
+        if sum(counts) == total:
+            break  # runs of one offset, in a corrupt page
+    return counts
 
 
 def between(pages: Iterator[Page], begin: int, end: int | None) -> Iterator[Page]:
@@ -134,8 +148,9 @@ def _count_up_to(page: Page, limit: tuple[QueueKey, int]) -> int:
     """Number of leading runs at or below (queue, base offset)."""
     runs, (queue, base) = page.chunk.runs, limit
     below = bisect_left(page.queues, queue)
-    at = below < len(page.queues) and page.queues[below] == queue
-    begin, end = np.searchsorted(runs["queue"], [below, below + 1])
-    if not at:
-        return int(begin)
-    return int(begin + np.searchsorted(runs["base_queue_offset"][begin:end], base, side="right"))
+    # Not np.searchsorted, which copies the whole column first.
+    numbers, offsets = (cast("Sequence[int]", runs[name]) for name in ("queue", "base_queue_offset"))
+    begin = bisect_left(numbers, below)
+    if below == len(page.queues) or page.queues[below] != queue:
+        return begin
+    return bisect_right(offsets, base, begin, bisect_right(numbers, below, begin))

@@ -178,30 +178,31 @@ class SegmentWriter:
         length = sum(map(len, records))
         if length != int(sizes.sum(dtype=np.int64)):
             raise ValueError(f"{length} bytes of records, and {int(sizes.sum(dtype=np.int64))} of rows")
-        if len(self._pending) + length <= self._limit(run):
+        if not length:
+            return
+        before = len(self._pending)
+        for piece in records:
+            self._pending += piece
+        if before + length <= self._limit(run):
             self._begin_block(run)
             self._pending_rows += len(sizes)
-            for piece in records:
-                self._pending += piece
             return
-        data = memoryview(b"".join(records))
-        ends = np.cumsum(sizes, dtype=np.int64)
+        ends = before + np.cumsum(sizes, dtype=np.int64)
         row = begin = 0
-        while row < len(sizes):
-            room = self._limit(run) - len(self._pending)
-            last = int(np.searchsorted(ends, begin + room, side="right"))
-            if last <= row:
-                if self._pending_rows:
-                    self._flush()
-                    continue
-                last = row + 1  # a larger record has its own block
-            end = int(ends[last - 1])
-            self._begin_block(run)
-            self._pending += data[begin:end]
-            self._pending_rows += last - row
-            row, begin = last, end
-            if row < len(sizes):
-                self._flush()
+        with memoryview(self._pending) as records_of_blocks:
+            while True:
+                last = int(np.searchsorted(ends, begin + self._limit(run), side="right"))
+                if last <= row and not self._pending_rows:
+                    last = row + 1  # a larger record has its own block
+                if last > row:
+                    self._begin_block(run)
+                    self._pending_rows += last - row
+                if last == len(sizes):
+                    break
+                end = int(ends[last - 1]) if last else before
+                self._pack(records_of_blocks[begin:end])
+                row, begin = last, end
+        del self._pending[:begin]
 
     def finish(self, meta: SegmentMeta) -> WrittenSegment:
         """Complete the object; again with another ``meta`` for another attempt. Raises ValueError when blocks and rows
@@ -256,15 +257,19 @@ class SegmentWriter:
             self._blocks_of_run[run] += 1
 
     def _flush(self) -> None:
-        if not self._pending_rows:
-            return
-        raw = bytes(self._pending)
+        if self._pending_rows:
+            with memoryview(self._pending) as raw:
+                self._pack(raw)
+            self._pending = bytearray()
+
+    def _pack(self, raw: memoryview) -> None:
+        """A block of the pending rows."""
         stored, codec = self._compressor.compress(raw), CODEC_ZSTD
         if len(stored) >= len(raw):
-            stored, codec = raw, CODEC_RAW
+            stored, codec = bytes(raw), CODEC_RAW
         block = np.zeros(1, BLOCK_DTYPE)
         block[0] = (self._pending_rows, len(raw), len(stored), fastcrc.crc32.iscsi(stored), codec)
-        self._pending, self._pending_rows = bytearray(), 0
+        self._pending_rows = 0
         self._append(block, [stored])
 
     def _append(self, blocks: Table, stored: Sequence[bytes | memoryview]) -> None:
