@@ -239,11 +239,12 @@ def _level_1_sources(
         candidate &= _grows(candidates, candidate, sizes, limits) | (dead_shares >= limits.dead_share_min)
         live &= candidate[runs["object"]]
     has_live[runs["object"][live]] = True
-    pairs = np.unique(runs["queue"][live].astype(np.int64) * count + runs["object"][live])
-    queues, objects = np.divmod(pairs, count)
-    objects_of_queue = np.bincount(queues, minlength=len(candidates.queues))
+    queues, objects = (runs[name][live].astype(np.intp) for name in ("queue", "object"))
+    first, last = np.full(len(candidates.queues), count), np.zeros(len(candidates.queues), np.intp)
+    np.minimum.at(first, queues, objects)
+    np.maximum.at(last, queues, objects)
     shares = np.zeros(count, bool)
-    shares[objects[objects_of_queue[queues] > 1]] = True
+    shares[objects[(first < last)[queues]]] = True
     shares |= candidates.is_set & candidate & has_live & (dead_shares >= limits.dead_share_min)
     return shares, candidate & has_runs & ~has_live
 

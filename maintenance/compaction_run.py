@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,6 +47,8 @@ ATTEMPTS_MAX = 5
 WAIT_S = 1.0
 BATCH_BYTES = 1024 * 1024
 """Records that are added to an output together."""
+BATCH_ROWS = 16_384
+"""Rows of whole runs that are added together, or of one run."""
 
 
 @dataclass(frozen=True)
@@ -303,30 +306,42 @@ class _Compaction:
         """Add the pieces of ``part`` that have rows."""
         if not len(found.pieces):
             return
-        runs = self._candidates.runs
+        is_set = self._plan.outputs[part.output].is_set
         pieces = picked(part.pieces, found.pieces["ordinal"])
-        if self._plan.outputs[part.output].is_set:
+        if is_set:
             begins = (pieces["begin"] == 0) & np.isin(pieces["run"], self._head_runs)
         else:
             begins = np.zeros(len(pieces), bool)
             begins[0] = not output.has_rows
         bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)])
-        new = pieces["run"][begins].tolist()
+        rows = np.cumsum(np.add.reduceat(found.pieces["rows"], bounds[:-1], dtype=np.int64))
+        cuts = [0, *(np.flatnonzero(np.diff(rows // BATCH_ROWS)) + 1).tolist(), len(rows)]
+        for (first, last), one in zip(pairwise(cuts), found.cut(bounds[cuts].tolist()), strict=True):
+            place = int(bounds[first])
+            new = [at for at in bounds[first:last].tolist() if begins[at]]
+            self._begin_runs(output.writer, pieces["run"][new].tolist(), found, is_set=is_set)
+            self._add(output.writer, one, bounds[first : last + 1] - place)
+        output.has_rows = True
+
+    def _begin_runs(self, writer: SegmentWriter, new: list[int], found: FoundPieces, *, is_set: bool) -> None:
+        """Begin a run for each of the runs ``new`` of the candidates; of an SO, with all of ``found``."""
         if new:
+            runs = self._candidates.runs
             queues = [self._candidates.queues[number] for number in runs["queue"][new].tolist()]
-            is_set = self._plan.outputs[part.output].is_set
             heads = self._heads_of(new) if is_set else _head_of(runs[new[0]], found).reshape(1)
-            output.writer.begin_runs(queues, heads)
+            writer.begin_runs(queues, heads)
+
+    def _add(self, writer: SegmentWriter, found: FoundPieces, bounds: NDArray[np.int64]) -> None:
+        """Rows and blocks of the last runs, each of which has the pieces between two of ``bounds``."""
         counts = np.add.reduceat(found.pieces["rows"], bounds[:-1], dtype=np.int64)
         rows = found.row_table(bounds)
-        output.writer.add_rows(rows, self._sources.parents.queues, counts)
+        writer.add_rows(rows, self._sources.parents.queues, counts)
         for batch in found.batches(bounds, BATCH_BYTES):
             run = batch.run - len(counts)  # from the last one
             if len(batch.blocks):
-                output.writer.add_stored(batch.blocks, batch.data, run)
+                writer.add_stored(batch.blocks, batch.data, run)
             else:
-                _add_records(output.writer, batch.data, rows.size[batch.first_row : batch.end_row], run)
-        output.has_rows = True
+                _add_records(writer, batch.data, rows.size[batch.first_row : batch.end_row], run)
 
     def _close(self, output: _Open, part: OutputPart) -> None:
         """Put a complete output; one without rows is none."""
