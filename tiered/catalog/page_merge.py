@@ -91,7 +91,7 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
 
 
 def _next_runs(heads: Sequence[Page], runs_max: int) -> list[int]:
-    """How many runs of each of ``heads`` to take next, about a page in all."""
+    """How many runs of each of ``heads`` to take next, about a page in all, or half."""
     share = max(1, runs_max // len(heads))
     limit = min(_at(page, min(share, len(page.chunk.runs)) - 1) for page in heads)
     counts = [_count_up_to(page, limit) for page in heads]
@@ -100,7 +100,7 @@ def _next_runs(heads: Sequence[Page], runs_max: int) -> list[int]:
     # The sequences are uneven: not an equal share of each, but up to the end of one.
     limit = min(_at(page, len(page.chunk.runs) - 1) for page in heads)
     counts = [_count_up_to(page, limit) for page in heads]
-    while (total := sum(counts)) > runs_max and (most := max(counts)) > 1:
+    while (total := sum(counts)) > runs_max // 2 and (most := max(counts)) > 1:
         limit = _at(heads[counts.index(most)], most // 2 - 1)
         counts = [_count_up_to(page, limit) for page in heads]
         if sum(counts) == total:
@@ -127,12 +127,13 @@ def union(pages: Sequence[Page]) -> Page:
     """Several pages as one sorted page."""
     names = sorted({queue for page in pages for queue in page.queues})
     number = {queue: index for index, queue in enumerate(names)}
-    chunks = []
-    for page in pages:
-        runs = copied(page.chunk.runs)
-        runs["queue"] = np.array([number[queue] for queue in page.queues], np.uint32)[runs["queue"]]
-        chunks.append(replace(page.chunk, runs=runs))
-    return sorted_page(names, joined(tuple(chunks)))
+    numbers = (np.array([number[queue] for queue in page.queues], np.uint32) for page in pages)
+    chunk = joined(tuple(page.chunk for page in pages))
+    runs = chunk.runs if len(pages) > 1 else copied(chunk.runs)
+    runs["queue"] = np.concatenate(
+        [own[page.chunk.runs["queue"]] for own, page in zip(numbers, pages, strict=True)]
+    )
+    return sorted_page(names, replace(chunk, runs=runs))
 
 
 def _slice(page: Page, begin: int, end: int) -> Page:
