@@ -141,17 +141,17 @@ def compact_archive(
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
     writer, counter = maintenance_writer(store, state, _now_ms), ObjectRunCounter()
     while True:
-        planned = next(planned_rounds(store, state, settings, counter=counter), None)
+        rounds = planned_rounds(store, state, settings, counter=counter)
+        planned = next(rounds, None)
         if planned is None:
             break
         mine = of_round(planned)
         if (done + mine).message_bytes > expected_bytes:
             # Once for many rounds: planning all of them again for each would take as long as joining them. The first
             # one is planned twice, so that two are not in memory.
+            expected = done + forecast([planned])
             del planned
-            expected_bytes = (
-                done + forecast(planned_rounds(store, state, settings, counter=counter))
-            ).message_bytes
+            expected_bytes = (expected + forecast(rounds)).message_bytes
             planned = next(planned_rounds(store, state, settings, counter=counter))
         of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
         of_rounds(0)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tiered.formats.keys import is_compacted
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table, concatenated
+from tiered.model.tables import RunKind, Table, concatenated, picked
 
 MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
@@ -193,7 +193,7 @@ def plan_level_2(candidates: Candidates, limits: CompactionLimits) -> Compaction
     groups: list[NDArray[Any]] = []
     for number in range(len(sequences)):
         ordered = sequences.order[sequences.first[number] : sequences.first[number + 1]]
-        groups += _joinable(candidates.runs[ordered], ordered, limits)
+        groups += _joinable(picked(candidates.runs, ordered), ordered, limits)
     if not groups:
         return None
     sources = np.zeros(len(candidates.objects), bool)
@@ -239,11 +239,12 @@ def _level_1_sources(
         candidate &= _grows(candidates, candidate, sizes, limits) | (dead_shares >= limits.dead_share_min)
         live &= candidate[runs["object"]]
     has_live[runs["object"][live]] = True
-    pairs = np.unique(runs["queue"][live].astype(np.int64) * count + runs["object"][live])
-    queues, objects = np.divmod(pairs, count)
-    objects_of_queue = np.bincount(queues, minlength=len(candidates.queues))
+    queues, objects = (runs[name][live].astype(np.intp) for name in ("queue", "object"))
+    first, last = np.full(len(candidates.queues), count), np.zeros(len(candidates.queues), np.intp)
+    np.minimum.at(first, queues, objects)
+    np.maximum.at(last, queues, objects)
     shares = np.zeros(count, bool)
-    shares[objects[objects_of_queue[queues] > 1]] = True
+    shares[objects[(first < last)[queues]]] = True
     shares |= candidates.is_set & candidate & has_live & (dead_shares >= limits.dead_share_min)
     return shares, candidate & has_runs & ~has_live
 
@@ -363,18 +364,14 @@ class _Filling:
         self._sequences = sequences
         self._candidates = candidates
         size, rows, kind = (candidates.runs[name][sequences.order] for name in ("byte_count", "rows", "kind"))
-        is_lmq = kind == RunKind.LMQ
-        self._length = np.where(is_lmq, rows, size)
+        self._is_lmq = kind == RunKind.LMQ
+        self._length = np.where(self._is_lmq, rows, size)
         memory = size + rows * limits.row_bytes + limits.run_bytes
-        self._cost = memory / np.maximum(self._length, 1)
-        """Memory for each byte of a run, or row of an LMQ."""
         # Sums are floats: numpy would convert whole arrays of integers at each search.
         self._memory, self._size, self._rows = (
             np.concatenate([[0.0], np.cumsum(column, dtype=np.float64)]) for column in (memory, size, rows)
         )
         self._sequence_sums = self._size[sequences.first], self._rows[sequences.first]
-        self._run_rows = rows / np.maximum(self._length, 1)
-        self._cut_unit = np.where(is_lmq, LMQ_ROWS_PER_CUT, limits.block_bytes)
         self._outputs: list[PlannedOutput] = []
         self._iterations: list[list[OutputPart]] = []
         self._alone: list[OutputPart] = []
@@ -473,11 +470,11 @@ class _Filling:
     def _fitting(self, at: int, begin: int, last: int, *, is_set: bool) -> tuple[int, int]:
         """Where the runs from ``at``, ``begin`` on no longer fit: whole runs, then a cut inside one."""
         room = self._memory_bytes - self._used_bytes
-        end_at = self._whole_runs(self._memory, at, begin * self._cost[at], room, last)
+        end_at = self._whole_runs(self._memory, at, begin * self._each(self._memory, at), room, last)
         if not is_set:
             size_room = self._limits.object_bytes_max
             end_at = min(end_at, self._whole_runs(self._size, at, float(begin), size_room, last))
-            rows_before = begin * float(self._run_rows[at])
+            rows_before = begin * self._each(self._rows, at)
             end_at = min(
                 end_at, self._whole_runs(self._rows, at, rows_before, self._limits.object_rows_max, last)
             )
@@ -488,13 +485,13 @@ class _Filling:
             size_room -= int(self._size[end_at] - self._size[at])
         if end_at == last:
             return last, 0
-        unit = int(self._cut_unit[end_at])
+        unit = LMQ_ROWS_PER_CUT if self._is_lmq[end_at] else self._limits.block_bytes
         if unit:
-            fits = min(room / max(self._cost[end_at], 1e-9), max(0, size_room))
+            fits = min(room / max(self._each(self._memory, end_at), 1e-9), max(0, size_room))
             if not is_set:
                 rows = float(self._rows[end_at] - self._rows[at]) - (rows_before if end_at > at else 0.0)
                 rows_room = self._limits.object_rows_max - rows
-                fits = min(fits, max(0.0, rows_room) / max(float(self._run_rows[end_at]), 1e-9))
+                fits = min(fits, max(0.0, rows_room) / max(self._each(self._rows, end_at), 1e-9))
             cut = int((begin + fits) // unit) * unit
             if cut > begin:
                 return (end_at, cut) if cut < self._length[end_at] else (end_at + 1, 0)
@@ -512,9 +509,13 @@ class _Filling:
         end = int(np.searchsorted(sums, sums[at] + used + room, side="right")) - 1
         return max(at, min(end, last))
 
+    def _each(self, sums: NDArray[Any], at: int) -> float:
+        """Of ``sums``, for each byte of run ``at``, or row of an LMQ."""
+        return float(sums[at + 1] - sums[at]) / max(int(self._length[at]), 1)
+
     def _cost_of(self, at: int, begin: int, end_at: int, end: int) -> float:
-        cost = float(self._memory[end_at] - self._memory[at]) - begin * float(self._cost[at])
-        return cost + (end * float(self._cost[end_at]) if end else 0.0)
+        cost = float(self._memory[end_at] - self._memory[at]) - begin * self._each(self._memory, at)
+        return cost + (end * self._each(self._memory, end_at) if end else 0.0)
 
     def _pieces(self, at: int, begin: int, end_at: int, end: int) -> Table:
         count = end_at - at + (1 if end else 0)
@@ -563,5 +564,5 @@ def _joinable(runs: Table, numbers: NDArray[Any], limits: CompactionLimits) -> l
 def _whole(candidates: Candidates, numbers: NDArray[Any]) -> Table:
     pieces = np.zeros(len(numbers), PIECE_DTYPE)
     pieces["run"] = numbers
-    pieces["end"] = length_of(candidates.runs[numbers])
+    pieces["end"] = length_of(picked(candidates.runs, numbers))
     return pieces

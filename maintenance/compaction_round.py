@@ -48,7 +48,7 @@ from tiered.errors import CorruptionError, UsageError
 from tiered.formats.container import CATALOG_MAJOR
 from tiered.formats.keys import SETS_PREFIX, compaction_attempts_from, page_key
 from tiered.model.queue import QueueKey
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated, copied, picked
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 
@@ -304,12 +304,12 @@ def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Ca
         known = len(numbers)
         place = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.uint32)
         which, first = np.unique(place, return_index=True)  # pages may repeat an object
-        found = chunk.objects[first[which >= known]].copy()
+        found = picked(chunk.objects, first[which >= known])
         found["key"] = which[which >= known]
         objects.append(found)
         queues = [queue_numbers.setdefault(queue, len(queue_numbers)) for queue in page.queues]
         mine = runs[count : count + len(chunk.runs)]
-        mine[:] = chunk.runs
+        mine.view(np.uint8)[:] = np.ascontiguousarray(chunk.runs).view(np.uint8)  # not field by field
         mine["queue"] = np.array(queues, np.uint32)[mine["queue"]]
         mine["object"] = place[mine["object"]]
         count += len(chunk.runs)
@@ -351,13 +351,13 @@ def _put_pages(
     """Pages with the runs that stay and the new ones, and those that are only copied, under the first of
     ``page_keys``."""
     candidates = planned.candidates
-    stays = candidates.runs[~np.isin(candidates.runs["object"], planned.plan.sources)]
-    new, objects = result.runs.copy(), result.objects.copy()
+    stays = picked(candidates.runs, ~np.isin(candidates.runs["object"], planned.plan.sources))
+    new, objects = copied(result.runs), copied(result.objects)
     new["object"] += len(candidates.objects)
     objects["key"] += len(candidates.object_keys)
     chunk = RunChunk(
-        np.concatenate([stays, new]),
-        np.concatenate([candidates.objects, objects]),
+        concatenated([stays, new], RUN_DTYPE),
+        concatenated([candidates.objects, objects], OBJECT_DTYPE),
         (*candidates.object_keys, *result.object_keys),
     )
     unused = list(reversed(page_keys))
@@ -367,12 +367,12 @@ def _put_pages(
         put_own(store, key, [data])
         return key
 
-    copied = 0
+    copied_runs = 0
 
     def copying(begin: int, end: int | None) -> Iterator[Page]:
-        nonlocal copied
+        nonlocal copied_runs
         for page in between(planned.range.living(RunIndex(store), state), begin, end):
-            copied += len(page.chunk.runs)
+            copied_runs += len(page.chunk.runs)
             yield page
 
     pages: Iterator[Page] = iter(())
@@ -381,8 +381,8 @@ def _put_pages(
     if planned.range.end is not None:
         pages = chain(copying(0, planned.range.begin), pages, copying(planned.range.end, None))
     refs = write_pages(pages, planned.range.level, _versions(planned), put)
-    if copied != planned.copied_runs:
-        raise CorruptionError(f"{copied} runs of pages were copied, not {planned.copied_runs}")
+    if copied_runs != planned.copied_runs:
+        raise CorruptionError(f"{copied_runs} runs of pages were copied, not {planned.copied_runs}")
     return refs
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,11 +32,11 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.formats.keys import data_key, set_key
-from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
+from tiered.formats.segment import BlockCodec, SegmentMeta
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES, SEGMENT_MAJOR, SEGMENT_MINOR, encode_header
 from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
 from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece
 from tiered.object_store.own_name import compose_own
 from tiered.object_store.part_plan import sent_bytes
@@ -46,6 +47,8 @@ ATTEMPTS_MAX = 5
 WAIT_S = 1.0
 BATCH_BYTES = 1024 * 1024
 """Records that are added to an output together."""
+BATCH_ROWS = 16_384
+"""Rows of whole runs that are added together, or of one run."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +282,7 @@ class _Compaction:
                 rows = self._sources.whole_run(index, keys, int(piece["run"]))
                 if not ranges:
                     queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
-                    writer.begin_run(queue, self._head(int(piece["run"])))
+                    writer.begin_runs([queue], self._heads_of([int(piece["run"])]))
                 writer.add_rows(rows, self._sources.parents.queues)
                 writer.add_stored(index.blocks, [])
                 ranges += _copied(index, is_first=not ranges)
@@ -290,10 +293,9 @@ class _Compaction:
 
     # -- writing -----------------------------------------
 
-    def _head(self, run: int) -> np.void:
-        """The head of the run whose sequence begins with ``run``."""
-        head: np.void = self._head_rows[self._heads[run]]
-        return head
+    def _heads_of(self, runs: Sequence[int]) -> Table:
+        """The heads of the runs whose sequences begin with ``runs``."""
+        return picked(self._head_rows, np.array([self._heads[run] for run in runs], np.int64))
 
     def _open(self, output: int, files: ExitStack) -> _Open:
         path = self._spool / str(output)
@@ -304,33 +306,42 @@ class _Compaction:
         """Add the pieces of ``part`` that have rows."""
         if not len(found.pieces):
             return
-        runs = self._candidates.runs
-        pieces = part.pieces[found.pieces["ordinal"]]
-        if self._plan.outputs[part.output].is_set:
+        is_set = self._plan.outputs[part.output].is_set
+        pieces = picked(part.pieces, found.pieces["ordinal"])
+        if is_set:
             begins = (pieces["begin"] == 0) & np.isin(pieces["run"], self._head_runs)
         else:
             begins = np.zeros(len(pieces), bool)
             begins[0] = not output.has_rows
-        bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)]).tolist()
-        for first, (one, rows) in zip(bounds, found.runs(bounds), strict=False):
-            if begins[first]:
-                run = int(pieces["run"][first])
-                is_set = self._plan.outputs[part.output].is_set
-                head = self._head(run) if is_set else _head_of(runs[run], one)
-                output.writer.begin_run(self._candidates.queues[int(runs["queue"][run])], head)
-            self._add(output.writer, one, rows)
+        bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)])
+        rows = np.cumsum(np.add.reduceat(found.pieces["rows"], bounds[:-1], dtype=np.int64))
+        cuts = [0, *(np.flatnonzero(np.diff(rows // BATCH_ROWS)) + 1).tolist(), len(rows)]
+        for (first, last), one in zip(pairwise(cuts), found.cut(bounds[cuts].tolist()), strict=True):
+            place = int(bounds[first])
+            new = [at for at in bounds[first:last].tolist() if begins[at]]
+            self._begin_runs(output.writer, pieces["run"][new].tolist(), found, is_set=is_set)
+            self._add(output.writer, one, bounds[first : last + 1] - place)
         output.has_rows = True
 
-    def _add(self, writer: SegmentWriter, found: FoundPieces, rows: RowTable) -> None:
-        """Rows and blocks of consecutive pieces of the current run."""
-        writer.add_rows(rows, self._sources.parents.queues)
-        begin = 0
-        for count, blocks, data in found.batches(BATCH_BYTES):
-            if len(blocks):
-                writer.add_stored(blocks, data)
+    def _begin_runs(self, writer: SegmentWriter, new: list[int], found: FoundPieces, *, is_set: bool) -> None:
+        """Begin a run for each of the runs ``new`` of the candidates; of an SO, with all of ``found``."""
+        if new:
+            runs = self._candidates.runs
+            queues = [self._candidates.queues[number] for number in runs["queue"][new].tolist()]
+            heads = self._heads_of(new) if is_set else _head_of(runs[new[0]], found).reshape(1)
+            writer.begin_runs(queues, heads)
+
+    def _add(self, writer: SegmentWriter, found: FoundPieces, bounds: NDArray[np.int64]) -> None:
+        """Rows and blocks of the last runs, each of which has the pieces between two of ``bounds``."""
+        counts = np.add.reduceat(found.pieces["rows"], bounds[:-1], dtype=np.int64)
+        rows = found.row_table(bounds)
+        writer.add_rows(rows, self._sources.parents.queues, counts)
+        for batch in found.batches(bounds, BATCH_BYTES):
+            run = batch.run - len(counts)  # from the last one
+            if len(batch.blocks):
+                writer.add_stored(batch.blocks, batch.data, run)
             else:
-                _add_records(writer, data, rows.size[begin : begin + count])
-            begin += count
+                _add_records(writer, batch.data, rows.size[batch.first_row : batch.end_row], run)
 
     def _close(self, output: _Open, part: OutputPart) -> None:
         """Put a complete output; one without rows is none."""
@@ -418,17 +429,16 @@ def check_totals(candidates: Candidates, plan: CompactionPlan, new: Table) -> No
 
 def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.int64]:
     """A row of totals for each queue; zeros where nothing moved."""
-    queue = runs["queue"][moved]
-    found = np.zeros((queues, 5), np.int64)
-    base = runs["base_queue_offset"][moved]
-    found[queue, 0] = np.iinfo(np.int64).max
-    np.minimum.at(found[:, 0], queue, base)
-    end = runs["end_queue_offset"][moved]
-    np.maximum.at(found[:, 1], queue, end)
-    np.add.at(found[:, 2], queue, end - base)
-    np.add.at(found[:, 3], queue, runs["rows"][moved].astype(np.int64))
-    np.add.at(found[:, 4], queue, runs["byte_count"][moved].astype(np.int64))
-    return found
+    queue = runs["queue"][moved].astype(np.intp)  # numpy is slow at other indexes, and at columns of a matrix
+    begin, end, offsets, rows, byte_count = found = np.zeros((5, queues), np.int64)
+    base, last = runs["base_queue_offset"][moved], runs["end_queue_offset"][moved]
+    begin[queue] = np.iinfo(np.int64).max
+    np.minimum.at(begin, queue, base)
+    np.maximum.at(end, queue, last)
+    np.add.at(offsets, queue, last - base)
+    np.add.at(rows, queue, runs["rows"][moved])
+    np.add.at(byte_count, queue, runs["byte_count"][moved])
+    return found.T
 
 
 def _key(
@@ -461,9 +471,9 @@ def _sequence_heads(candidates: Candidates, plan: CompactionPlan) -> tuple[NDArr
     for found in pieces.values():
         moved = concatenated(found, PIECE_DTYPE)
         numbers = moved["run"][moved["begin"] == 0]
-        runs = candidates.runs[numbers]
+        runs = picked(candidates.runs, numbers)
         begins = np.array([first for first, _ in sequence_bounds(runs)], np.int64)
-        own = runs[begins].copy()
+        own = picked(runs, begins)
         for name in ("min_store_timestamp", "min_phys"):
             own[name] = np.minimum.reduceat(runs[name], begins)
         firsts.append(numbers[begins])
@@ -482,11 +492,13 @@ def _head_of(run: Any, found: FoundPieces) -> Any:
     return head
 
 
-def _add_records(writer: SegmentWriter, records: Sequence[bytes | memoryview], sizes: NDArray[Any]) -> None:
-    data = b"".join(records)
-    if len(data) != int(sizes.sum(dtype=np.int64)):
-        raise CorruptionError(f"{len(data)} bytes of records, and {int(sizes.sum(dtype=np.int64))} of rows")
-    writer.add_records(memoryview(data), sizes)
+def _add_records(
+    writer: SegmentWriter, records: Sequence[bytes | memoryview], sizes: NDArray[Any], run: int
+) -> None:
+    try:
+        writer.add_records(records, sizes, run)
+    except ValueError as error:
+        raise CorruptionError(str(error)) from error
 
 
 def _by_part(iteration: Sequence[OutputPart], found: FoundPieces) -> Iterator[FoundPieces]:
@@ -494,7 +506,7 @@ def _by_part(iteration: Sequence[OutputPart], found: FoundPieces) -> Iterator[Fo
     ends = np.cumsum([0, *(len(part.pieces) for part in iteration)])
     bounds = np.searchsorted(found.pieces["ordinal"], ends).tolist()
     for begin, one in zip(ends.tolist(), found.cut(bounds), strict=False):
-        pieces = one.pieces.copy()
+        pieces = copied(one.pieces)
         pieces["ordinal"] -= begin
         yield replace(one, pieces=pieces)
 

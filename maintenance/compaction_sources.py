@@ -37,7 +37,7 @@ from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
-from tiered.model.tables import Table, concatenated
+from tiered.model.tables import Table, concatenated, picked
 from tiered.object_store.interface import ObjectStore
 
 MIB = 1024 * 1024
@@ -180,8 +180,7 @@ class CompactionSources:
         opened = OpenedSources([index], [keys])
         places = opened.places_of(self._candidates, wanted)
         found = opened.found(places, Chunks.without_bytes(1), self.parents)
-        _, rows = next(found.runs([0, 1]))
-        return rows
+        return found.row_table(np.array([0, 1]))
 
     def get(self, key: str, offset: int, length: int) -> bytes:
         """One GET, counted."""
@@ -283,7 +282,7 @@ def windows_of(
     decoded, packed = [], []
     for iteration in iterations:
         pieces = concatenated((part.pieces for part in iteration), PIECE_DTYPE)
-        run = runs[pieces["run"]]
+        run = picked(runs, pieces["run"])
         length = pieces["end"] - pieces["begin"]
         stored = length * ratio[run["object"]]
         rows = run["rows"] * (length / np.maximum(length_of(run), 1))
@@ -314,7 +313,7 @@ def _by_object(candidates: Candidates, window: Sequence[Table]) -> Table:
             rows[name] = mine[name]
         rows["iteration"], rows["ordinal"] = number, np.arange(len(mine))
         at += len(mine)
-    return pieces[np.argsort(candidates.runs["object"][pieces["run"]], kind="stable")]
+    return picked(pieces, np.argsort(candidates.runs["object"][pieces["run"]], kind="stable"))
 
 
 def _groups_of(candidates: Candidates, pieces: Table, group_bytes_max: int) -> list[_Group]:

@@ -6,6 +6,7 @@ pieces: a piece of an archive with many queues often has one message.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_layout import BLOCK_DTYPE
-from tiered.model.tables import Table, concatenated, positions
+from tiered.model.tables import Table, begins, concatenated, picked, positions
 
 FOUND_DTYPE = np.dtype([
     ("iteration", "<i4"),
@@ -32,6 +33,8 @@ ROW_DTYPE = np.dtype([
     ("size", "<i4"), ("tags_code", "<i8"), ("store_timestamp", "<i8"), ("phys", "<i8"), ("inner_num", "<i4"),
     ("parent", "<i4"), ("parent_queue_offset", "<i8"), ("key_count", "<u2"),
 ])  # fmt: skip
+PIECES_MAX = 1024
+"""Of one system call: IOV_MAX."""
 CHUNK_DTYPE = np.dtype([("rows", "<i4"), ("blocks", "<i4"), ("size_bytes", "<i8")])
 """Records back to back, or one of ``blocks`` as it is stored."""
 
@@ -56,14 +59,14 @@ class FoundPieces:
 
     def selected(self, order: NDArray[Any]) -> FoundPieces:
         """The pieces ``order`` with all that they have."""
-        taken = self.pieces[order]
+        taken = picked(self.pieces, order)
         tables = {
-            name: table[positions(_starts(self.pieces[name])[order], taken[name])]
+            name: picked(table, positions(_starts(self.pieces[name])[order], taken[name]))
             for name, table in (("rows", self.rows), ("hashes", self.hashes), ("blocks", self.blocks))
         }
         places = positions(_starts(self.pieces["chunks"])[order], taken["chunks"])
         data = [self.data[place] for place in places.tolist()]
-        return FoundPieces(pieces=taken, chunks=self.chunks[places], data=data, **tables)
+        return FoundPieces(pieces=taken, chunks=picked(self.chunks, places), data=data, **tables)
 
     def cut(self, bounds: Sequence[int]) -> Iterator[FoundPieces]:
         """The pieces between each two of ``bounds``. Nothing is copied."""
@@ -75,46 +78,56 @@ class FoundPieces:
                 self.blocks[blocks], self.data[chunks],
             )  # fmt: skip
 
-    def runs(self, bounds: Sequence[int]) -> Iterator[tuple[FoundPieces, RowTable]]:
-        """The pieces between each two of ``bounds``, which are of one run, and their rows. Raises ValueError if a piece
-        does not continue the one before."""
+    def row_table(self, bounds: NDArray[np.int64]) -> RowTable:
+        """All rows. The pieces between each two of ``bounds`` are of one run. Raises ValueError if one of them does not
+        continue the one before."""
         columns = {name: np.ascontiguousarray(self.rows[name]) for name in ROW_DTYPE.names or ()}
         spans = columns["inner_num"].astype(np.int64)
         before = np.cumsum(spans) - spans
         shift = self.pieces["base_queue_offset"] - before[_starts(self.pieces["rows"])]
-        apart = np.setdiff1d(np.flatnonzero(np.diff(shift)) + 1, bounds)
-        if len(apart):
-            raise ValueError(f"pieces do not continue before {self.pieces['base_queue_offset'][apart[0]]}")
+        is_apart = np.diff(shift) != 0
+        is_apart[bounds[1:-1] - 1] = False
+        if is_apart.any():
+            at = int(is_apart.argmax()) + 1
+            raise ValueError(f"pieces do not continue before {self.pieces['base_queue_offset'][at]}")
         columns["queue_offset"] = before + np.repeat(shift, self.pieces["rows"])
         columns["position"] = np.full(len(spans), -1, np.int64)
-        begin = 0
-        for one in self.cut(bounds):
-            rows = slice(begin, begin + len(one.rows))
-            yield (
-                one,
-                RowTable(key_hashes=one.hashes, **{name: column[rows] for name, column in columns.items()}),
-            )
-            begin = rows.stop
+        return RowTable(key_hashes=self.hashes, **columns)
 
-    def batches(self, size_bytes: int) -> Iterator[tuple[int, Table, Sequence[bytes | memoryview]]]:
-        """Consecutive chunks: their rows, their stored blocks (none if these are records), and their bytes, of which
-        each batch has about ``size_bytes``."""
+    def batches(self, bounds: NDArray[np.int64], size_bytes: int) -> Iterator[Batch]:
+        """Consecutive chunks of one kind in one run, about ``size_bytes`` together. The pieces between each two of
+        ``bounds`` are of one run."""
         if not len(self.chunks):
             return
-        if not len(self.blocks) and int(self.chunks["size_bytes"].sum()) < size_bytes:
-            # The usual case of many queues, whose runs are small: without a dozen calls of numpy.
-            yield len(self.rows), self.blocks, self.data
-            return
         is_stored = self.chunks["blocks"] > 0
+        chunks_of_run = np.add.reduceat(self.pieces["chunks"], bounds[:-1], dtype=np.int64)
+        run = np.repeat(np.arange(len(chunks_of_run)), chunks_of_run)
         number = np.cumsum(self.chunks["size_bytes"]) // size_bytes
-        cuts = np.flatnonzero((is_stored[1:] != is_stored[:-1]) | (number[1:] != number[:-1])) + 1
-        bounds = np.array([0, *cuts.tolist(), len(self.chunks)])
-        rows = np.add.reduceat(self.chunks["rows"], bounds[:-1], dtype=np.int64)
-        blocks = np.cumsum([0, *np.add.reduceat(self.chunks["blocks"], bounds[:-1])])
-        for count, own, chunks in zip(
-            rows.tolist(), pairwise(blocks.tolist()), pairwise(bounds.tolist()), strict=True
-        ):
-            yield count, self.blocks[slice(*own)], self.data[slice(*chunks)]
+        is_cut = (is_stored[1:] != is_stored[:-1]) | (number[1:] != number[:-1]) | (run[1:] != run[:-1])
+        firsts = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(is_cut) + 1])
+        run = run[firsts]
+        # Rows of LMQs have no chunks: those of chunks are counted in each run.
+        rows = begins(self.chunks["rows"])
+        shift = begins(np.add.reduceat(self.pieces["rows"], bounds[:-1], dtype=np.int64))[:-1]
+        shift = (shift - rows[begins(chunks_of_run)[:-1]])[run]
+        chunks = np.append(firsts, len(self.chunks))
+        blocks = begins(self.chunks["blocks"])[chunks]
+        for number, first_row, end_row, own, place in zip(
+            run.tolist(), (rows[chunks[:-1]] + shift).tolist(), (rows[chunks[1:]] + shift).tolist(),
+            pairwise(blocks.tolist()), pairwise(chunks.tolist()), strict=True,
+        ):  # fmt: skip
+            yield Batch(number, first_row, end_row, self.blocks[slice(*own)], self.data[slice(*place)])
+
+
+class Batch(NamedTuple):
+    """Rows of one run, and their stored blocks, or none if these are records, and bytes. ``run``: its number among
+    those of the pieces."""
+
+    run: int
+    first_row: int
+    end_row: int
+    blocks: Table
+    data: Sequence[bytes | memoryview]
 
 
 _COUNTS = ("rows", "chunks", "blocks", "hashes")
@@ -183,26 +196,40 @@ class IterationSpool:
         self._file.seek(self._end)
         for iteration, part in zip(iterations.tolist(), parts, strict=True):
             tables = (part.pieces, part.rows, part.hashes, part.chunks, part.blocks)
-            stored = b"".join([*(np.ascontiguousarray(table).data for table in tables), *part.data])
+            stored = [
+                *(np.ascontiguousarray(table).view(np.uint8).data for table in tables),
+                *part.data,
+            ]
             if self._is_packed:
-                stored = zstandard.ZstdCompressor(level=1).compress(stored)
-            written = 0
-            while written < len(stored):
-                written += self._file.write(memoryview(stored)[written:])
-            place = _Place(self._end, len(stored), tuple(map(len, tables)))
+                stored = [zstandard.ZstdCompressor(level=1).compress(b"".join(stored))]
+            stored_bytes = self._write(stored)
+            place = _Place(self._end, stored_bytes, tuple(map(len, tables)))
             self._places.setdefault(iteration, []).append(place)
-            self._end += len(stored)
+            self._end += stored_bytes
+
+    def _write(self, pieces: Sequence[bytes | memoryview]) -> int:
+        """Append ``pieces``; returns how many bytes these are."""
+        total = 0
+        for first in range(0, len(pieces), PIECES_MAX):
+            mine = pieces[first : first + PIECES_MAX]
+            size = sum(map(len, mine))
+            written = os.writev(self._file.fileno(), mine)
+            if written < size:
+                rest = memoryview(b"".join(mine))
+                while written < size:
+                    written += self._file.write(rest[written:])
+            total += size
+        return total
 
     def _read(self, place: _Place) -> FoundPieces:
         self._file.seek(place.position)
-        stored = bytearray(place.stored_bytes)
-        target, begin = memoryview(stored), 0
+        target, begin = np.empty(place.stored_bytes, np.uint8).data, 0  # a bytearray would be filled first
         while begin < place.stored_bytes:
             count = self._file.readinto(target[begin:])
             if not count:
                 raise OSError(f"{self._file.name}: ends at {place.position + begin}")
             begin += count
-        raw = zstandard.ZstdDecompressor().decompress(stored) if self._is_packed else stored
+        raw = zstandard.ZstdDecompressor().decompress(target) if self._is_packed else target
         begin = 0
         tables: list[Table] = []
         for count, kind in zip(place.lengths, _TABLES, strict=True):

@@ -7,8 +7,9 @@ each would cost more than its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import fastcrc
@@ -29,7 +30,7 @@ from tiered.formats.segment_index import (
 )
 from tiered.formats.segment_layout import BLOCK_DTYPE, SEGMENT_RUN_DTYPE
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table, begins, concatenated, positions
+from tiered.model.tables import RunKind, Table, begins, concatenated, picked, positions
 
 COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
 """Smaller blocks are packed again, except at an object's end: an object of many small blocks is slow to read."""
@@ -79,11 +80,10 @@ class OpenedSources:
 
     def __init__(self, indexes: Sequence[SegmentIndex], keys: Sequence[KeySection]) -> None:
         self._indexes = indexes
-        self._first_queue = begins(np.array([len(index.queues) for index in indexes]))
+        self._first_queue = begins(np.array([len(index.queue_table) for index in indexes]))
         self._first_run = begins(np.array([len(index.runs) for index in indexes]))
         self._first_block = begins(np.array([len(index.blocks) for index in indexes]))
         self._first_row = begins(np.array([index.first_row[-1] for index in indexes]))
-        self.queues = list(chain.from_iterable(index.queues for index in indexes))
         if len(indexes) == 1:
             (index,), (self.keys,) = indexes, keys
             self.runs, self.blocks = index.runs, index.blocks
@@ -101,6 +101,21 @@ class OpenedSources:
             )
         self._has_lmqs = bool((self.runs["kind"] == RunKind.LMQ).any())
 
+    @cached_property
+    def queues(self) -> list[QueueKey]:
+        """Those of all objects, with parents of LMQ rows."""
+        return list(chain.from_iterable(index.queues for index in self._indexes))
+
+    def _queues_of(self, runs: Table) -> Iterator[tuple[str, int, int]]:
+        """The queue of each of ``runs``, which are in the order of the objects."""
+        bounds = np.searchsorted(runs["queue"], self._first_queue).tolist()
+        for index, first, (begin, end) in zip(
+            self._indexes, self._first_queue.tolist(), pairwise(bounds), strict=False
+        ):
+            rows = picked(index.queue_table, runs["queue"][begin:end] - np.uint32(first))
+            topics = map(index.topics.__getitem__, rows["topic"].tolist())
+            yield from zip(topics, rows["queue_id"].tolist(), rows["generation"].tolist(), strict=True)
+
     def where_blocks_are(self) -> list[tuple[int, int]]:
         """Object and offset of each block."""
         return [
@@ -115,7 +130,7 @@ class OpenedSources:
 
     def _checked_runs(self, candidates: Candidates, wanted: Table) -> NDArray[np.int64]:
         """The runs of ``wanted`` (WANTED_DTYPE, object by object), on which catalog and objects must agree."""
-        rows = candidates.runs[wanted["run"]]
+        rows = picked(candidates.runs, wanted["run"])
         place = np.cumsum(np.diff(rows["object"].astype(np.int64), prepend=rows["object"][0]) != 0)
         ordinals = rows["ordinal"].astype(np.int64)
         beyond = np.flatnonzero(ordinals >= np.diff(self._first_run)[place])
@@ -123,13 +138,14 @@ class OpenedSources:
             first = int(beyond[0])
             raise CorruptionError(f"{self._indexes[place[first]].key}: has no run {int(ordinals[first])}")
         found: NDArray[np.int64] = self._first_run[place] + ordinals
-        own = self.runs[found]
+        own = picked(self.runs, found)
         differs = np.zeros(len(rows), bool)
         for name in CATALOG_RUN_FIELDS:
             differs |= own[name] != rows[name]
-        names, own_names = candidates.queues, self.queues
-        pairs = zip(rows["queue"].tolist(), own["queue"].tolist(), strict=True)
-        wrong = [at for at, (one, other) in enumerate(pairs) if differs[at] or names[one] != own_names[other]]
+        names = candidates.queues
+        pairs = zip(rows["queue"].tolist(), self._queues_of(own), strict=True)
+        differs |= np.fromiter((names[one] != queue for one, queue in pairs), bool, len(rows))
+        wrong = np.flatnonzero(differs).tolist()
         if wrong:
             key, queue = self._indexes[place[wrong[0]]].key, names[int(rows["queue"][wrong[0]])]
             raise CorruptionError(f"{key}: run {int(ordinals[wrong[0]])} is not the catalog's of {queue}")
@@ -164,8 +180,8 @@ class OpenedSources:
         found["first_block"], found["end_block"] = np.where(is_lmq, 0, first), np.where(is_lmq, 0, last)
         found["raw_begin"] = np.where(is_first | is_lmq, run_raw, bounds.block_raw[first])
         found["raw_end"] = np.where(last >= end_block, run_end, bounds.block_raw[last])
-        found = found[found["end_row"] > found["first_row"]]
-        return found[np.lexsort((found["first_row"], found["in_sources"]))]
+        found = picked(found, found["end_row"] > found["first_row"])
+        return picked(found, np.lexsort((found["first_row"], found["in_sources"])))
 
     def ranges_of(self, places: Table) -> list[list[tuple[int, int]]]:
         """(offset, length) of each block of ``places``, in the order of each object."""
@@ -290,7 +306,9 @@ class Taking:
             for number, is_stored, first, last in which
         ]
         before, ends = np.cumsum([0, *is_own]), np.cumsum(counts)
-        return Chunks(table, blocks[block[is_own]], data, counts, before[ends] - before[ends - counts])
+        return Chunks(
+            table, picked(blocks, block[is_own]), data, counts, before[ends] - before[ends - counts]
+        )
 
     def _checked(self, block: int) -> bytes:
         """A block as stored; its CRC32C is checked."""

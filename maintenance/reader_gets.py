@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maintenance.compaction_plan import Candidates, CompactionPlan
+from maintenance.compaction_plan import PIECE_DTYPE, Candidates, CompactionPlan
+from tiered.model.tables import concatenated
 
 READ_BYTES = 4 * 1024 * 1024
 
@@ -42,7 +43,7 @@ def moved_bytes(
     if not parts:
         none = np.zeros(0, np.int64)
         return none, none, none.astype(float)
-    pieces = np.concatenate([part.pieces for part in parts])
+    pieces = concatenated((part.pieces for part in parts), PIECE_DTYPE)
     output = np.repeat([part.output for part in parts], [len(part.pieces) for part in parts])
     length = np.maximum(candidates.runs["byte_count"][pieces["run"]], 1)
     share = np.minimum(1.0, (pieces["end"] - pieces["begin"]) / length)

@@ -148,7 +148,7 @@ class _Source:
             rows = self._rows(int(run["ordinal"]), count)
             head = run.copy()
             head["min_store_timestamp"], head["min_phys"] = rows.store_timestamp.min(), rows.phys.min()
-            writer.begin_run(self._joined.queues[int(run["queue"])], head)
+            writer.begin_runs([self._joined.queues[int(run["queue"])]], head.reshape(1))
             writer.add_rows(rows, self._index.queues)
             if int(run["kind"]) != RunKind.LMQ:
                 self._copy_records(int(run["ordinal"]), rows, writer)
@@ -195,7 +195,7 @@ class _Source:
             raw_begin = int(bounds.run_raw[ordinal] - bounds.block_raw[block]) + int(rows.position[first])
             sizes = rows.size[first:last_row].astype(np.int64)
             records = memoryview(self._raw(block))[raw_begin : raw_begin + int(sizes.sum())]
-            writer.add_records(records, sizes)
+            writer.add_records([records], sizes)
             block += 1
 
     def _last_whole(self, is_whole: NDArray[np.bool_], block: int, end_block: int) -> int:

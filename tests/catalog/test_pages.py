@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from tiered.catalog import page_merge
 from tiered.catalog.page_merge import merge, merged_pages, sequence_to_merge, union
 from tiered.catalog.pages import (
     Page,
@@ -129,6 +131,34 @@ def merge_peak_bytes(pages_each: int) -> int:
 def test_the_memory_of_a_merge_does_not_grow_with_the_history() -> None:
     merge_peak_bytes(1)
     assert merge_peak_bytes(40) < 1.5 * merge_peak_bytes(8)
+
+
+def test_a_merge_of_uneven_sequences_takes_whole_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first few runs of each sequence again and again, because most of them are short."""
+    steps: list[int] = []
+
+    def counted(heads: Sequence[Page], runs_max: int) -> list[int]:
+        steps.append(sum(found := next_runs(heads, runs_max)))
+        return found
+
+    next_runs = page_merge._next_runs
+    monkeypatch.setattr(page_merge, "_next_runs", counted)
+    name = QueueKey("t", 0, 0)
+    short = [
+        sorted_page(*chunk_of([(name, 41 * at + 2 * stream + 1, 2, "o") for at in range(90)]))
+        for stream in range(20)
+    ]
+    long = (wide_page(100 * page, 100, 0) for page in range(90))
+    runs = sum(len(page.chunk.runs) for page in merged_pages([long, *(iter([page]) for page in short)], 100))
+    assert runs == sum(steps) == 9000 + 20 * 90
+    assert len(steps) < 300 and max(steps) <= 100
+
+
+def test_a_merge_of_a_corrupt_page_ends() -> None:
+    name = QueueKey("t", 0, 0)
+    same = sorted_page(*chunk_of([(name, 7, version, "o") for version in range(9)]))
+    streams = [iter([same]), *(iter([wide_page(2, 1, stream)]) for stream in range(9))]
+    assert sum(len(found.chunk.runs) for found in merged_pages(streams, 8)) == 18
 
 
 def test_nothing_is_merged_before_a_level_is_full() -> None:

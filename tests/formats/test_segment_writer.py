@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import random
 from dataclasses import fields
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.formats.segment_builder import META, RowSpec, RunSpec, Segment, build
 from tiered.formats.segment import BlockCodec, RowTable
@@ -51,24 +54,27 @@ def part_of(rows: RowTable, begin: int, end: int) -> RowTable:
     return RowTable(**columns, key_hashes=rows.key_hashes[int(ends[begin]) : int(ends[end])])
 
 
+def records_of(source: Segment, first: int, last: int) -> tuple[list[bytes], NDArray[Any]]:
+    """Records of rows [first, last), and their sizes."""
+    part = part_of(source.rows, first, last)
+    places = zip(part.position.tolist(), part.size.tolist(), strict=True)
+    return [source.arena[at : at + size].tobytes() for at, size in places], part.size
+
+
 def written(source: Segment, seed: int) -> bytes:
     """The segment, handed over in parts of any size."""
     rng, file = random.Random(seed), io.BytesIO()
     writer = SegmentWriter(file, CODEC)
     first = 0
     for run, spec in zip(source.runs, source.specs, strict=True):
-        writer.begin_run(QUEUES[spec.queue], run)
+        writer.begin_runs([QUEUES[spec.queue]], run.reshape(1))
         end = first + int(run["rows"])
         while first < end:
             last = min(end, first + rng.randint(1, 3000))
             part = part_of(source.rows, first, last)
             writer.add_rows(part, QUEUES)
             if spec.kind != RunKind.LMQ:
-                content = b"".join(
-                    source.arena[at : at + size].tobytes()
-                    for at, size in zip(part.position.tolist(), part.size.tolist(), strict=True)
-                )
-                writer.add_records(memoryview(content), part.size)
+                writer.add_records(*records_of(source, first, last))
             first = last
     done = writer.finish(META)
     assert done.size_bytes == len(file.getvalue()) + len(done.keys) + len(done.tail)
@@ -84,6 +90,31 @@ def test_the_bytes_of_the_encoder(seed: int, rows: int) -> None:
     assert written(source, seed) == expected
 
 
+@pytest.mark.parametrize(("seed", "rows"), [(5, 5), (6, 300), (7, 9000)])
+def test_all_runs_together(seed: int, rows: int) -> None:
+    """Rows of all runs at once, and then the records of each; the last run has more rows."""
+    source, file = segment(seed, rows), io.BytesIO()
+    counts = source.runs["rows"].astype(np.int64)
+    ends = np.cumsum(counts).tolist()
+    counts[-1] = (counts[-1] + 1) // 2
+    middle = int(counts.sum())
+    writer = SegmentWriter(file, CODEC)
+    writer.begin_runs([QUEUES[spec.queue] for spec in source.specs], source.runs)
+    writer.add_rows(part_of(source.rows, 0, middle), QUEUES, counts)
+    bounds = [0, *ends[:-1], middle]
+    for run, (first, last) in enumerate(pairwise(bounds)):
+        if source.specs[run].kind != RunKind.LMQ:
+            records, sizes = records_of(source, first, last)
+            writer.add_records(records, sizes, run)
+    if middle < ends[-1]:
+        writer.add_rows(part_of(source.rows, middle, ends[-1]), QUEUES)
+        writer.add_records(*records_of(source, middle, ends[-1]))
+    done = writer.finish(META)
+    assert file.getvalue() + done.keys + done.tail == b"".join(
+        bytes(piece) for piece in source.encode(CODEC).body
+    )
+
+
 def test_stored_blocks_stay_as_they_are() -> None:
     """Blocks of the encoder's object, handed over as they are stored, without a file and with one."""
     source = build(QUEUES[:1], [RunSpec(0, 5, [RowSpec(bytes([n]) * 40_000) for n in range(9)])])
@@ -92,7 +123,7 @@ def test_stored_blocks_stay_as_they_are() -> None:
     stored = encoded[HEADER_BYTES : index.key_span[0]]
     for file in (io.BytesIO(), None):
         writer = SegmentWriter(file, CODEC)
-        writer.begin_run(QUEUES[0], source.runs[0])
+        writer.begin_runs(QUEUES[:1], source.runs[:1])
         writer.add_rows(source.rows, QUEUES)
         writer.add_stored(
             index.blocks[:2], [] if file is None else [stored[: int(index.blocks["stored_bytes"][:2].sum())]]
@@ -109,14 +140,16 @@ def test_parts_that_contradict_each_other_are_refused() -> None:
     source = segment(1, 50)
     run, rows = source.runs[0], part_of(source.rows, 0, int(source.runs["rows"][0]))
     writer = SegmentWriter(io.BytesIO(), CODEC)
-    writer.begin_run(QUEUES[0], run)
+    writer.begin_runs(QUEUES[:1], run.reshape(1))
     with pytest.raises(ValueError, match="do not continue"):
         writer.add_rows(part_of(source.rows, 1, 3), QUEUES)
     writer.add_rows(rows, QUEUES)
+    with pytest.raises(ValueError, match="bytes of records"):
+        writer.add_records([b"short"], rows.size)
     with pytest.raises(ValueError, match="differ in bytes"):
         writer.finish(META)
     late = run.copy()
     late["min_phys"] += 1
-    writer.begin_run(QUEUES[0], late)
+    writer.begin_runs(QUEUES[:1], late.reshape(1))
     with pytest.raises(ValueError, match="before the begin"):
         writer.add_rows(rows, QUEUES)

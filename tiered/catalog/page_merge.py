@@ -5,9 +5,10 @@ Encoding, spilling and lookups are in pages.py; page_writer.py schedules merges.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tiered.catalog.pages import Page, PutPage, RunIndex, cut, sorted_page, writ
 from tiered.catalog.state import CatalogState, PageRef, joined
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey
+from tiered.model.tables import copied
 
 
 def sequence_to_merge(pages: Sequence[PageRef], limits: CatalogLimits) -> list[list[PageRef]]:
@@ -73,14 +75,9 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
         full = [page for page in heads if page is not None]
         if not full:
             break
-        # Each round consumes about one page in total.
-        share = max(1, runs_max // len(full))
-        limit = min(_at(page, min(share, len(page.chunk.runs)) - 1) for page in full)
+        counts = iter(_next_runs(full, runs_max))
         for number, head in enumerate(heads):
-            if head is None:
-                continue
-            taken = _count_up_to(head, limit)
-            if taken:
+            if head is not None and (taken := next(counts)):
                 pending += cut(_slice(head, 0, taken), runs_max)
                 rest = _slice(head, taken, len(head.chunk.runs))
                 heads[number] = rest if len(rest.chunk.runs) else None
@@ -91,6 +88,24 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
             pending = list(cut(_slice(whole, even, len(whole.chunk.runs)), runs_max))
     if pending:
         yield from cut(union(pending), runs_max)
+
+
+def _next_runs(heads: Sequence[Page], runs_max: int) -> list[int]:
+    """How many runs of each of ``heads`` to take next, about a page in all, or half."""
+    share = max(1, runs_max // len(heads))
+    limit = min(_at(page, min(share, len(page.chunk.runs)) - 1) for page in heads)
+    counts = [_count_up_to(page, limit) for page in heads]
+    if sum(counts) >= runs_max // 4:
+        return counts
+    # The sequences are uneven: not an equal share of each, but up to the end of one.
+    limit = min(_at(page, len(page.chunk.runs) - 1) for page in heads)
+    counts = [_count_up_to(page, limit) for page in heads]
+    while (total := sum(counts)) > runs_max // 2 and (most := max(counts)) > 1:
+        limit = _at(heads[counts.index(most)], most // 2 - 1)
+        counts = [_count_up_to(page, limit) for page in heads]
+        if sum(counts) == total:
+            break  # runs of one offset, in a corrupt page
+    return counts
 
 
 def between(pages: Iterator[Page], begin: int, end: int | None) -> Iterator[Page]:
@@ -112,12 +127,13 @@ def union(pages: Sequence[Page]) -> Page:
     """Several pages as one sorted page."""
     names = sorted({queue for page in pages for queue in page.queues})
     number = {queue: index for index, queue in enumerate(names)}
-    chunks = []
-    for page in pages:
-        runs = page.chunk.runs.copy()
-        runs["queue"] = np.array([number[queue] for queue in page.queues], np.uint32)[runs["queue"]]
-        chunks.append(replace(page.chunk, runs=runs))
-    return sorted_page(names, joined(tuple(chunks)))
+    numbers = (np.array([number[queue] for queue in page.queues], np.uint32) for page in pages)
+    chunk = joined(tuple(page.chunk for page in pages))
+    runs = chunk.runs if len(pages) > 1 else copied(chunk.runs)
+    runs["queue"] = np.concatenate(
+        [own[page.chunk.runs["queue"]] for own, page in zip(numbers, pages, strict=True)]
+    )
+    return sorted_page(names, replace(chunk, runs=runs))
 
 
 def _slice(page: Page, begin: int, end: int) -> Page:
@@ -133,8 +149,9 @@ def _count_up_to(page: Page, limit: tuple[QueueKey, int]) -> int:
     """Number of leading runs at or below (queue, base offset)."""
     runs, (queue, base) = page.chunk.runs, limit
     below = bisect_left(page.queues, queue)
-    at = below < len(page.queues) and page.queues[below] == queue
-    begin, end = np.searchsorted(runs["queue"], [below, below + 1])
-    if not at:
-        return int(begin)
-    return int(begin + np.searchsorted(runs["base_queue_offset"][begin:end], base, side="right"))
+    # Not np.searchsorted, which copies the whole column first.
+    numbers, offsets = (cast("Sequence[int]", runs[name]) for name in ("queue", "base_queue_offset"))
+    begin = bisect_left(numbers, below)
+    if below == len(page.queues) or page.queues[below] != queue:
+        return begin
+    return bisect_right(offsets, base, begin, bisect_right(numbers, below, begin))

@@ -41,7 +41,7 @@ from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import sorted_order, taken
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, picked
 from tiered.object_store.interface import ObjectStore
 
 PAGE_KIND = b"RMQTPAGE"
@@ -142,7 +142,7 @@ def sorted_page(keys: Sequence[QueueKey], chunk: RunChunk) -> Page:
     rank = np.empty(len(names), np.uint32)
     rank[order] = np.arange(len(names))
     number = rank[number]
-    runs = chunk.runs[_order(number, chunk.runs["base_queue_offset"])]
+    runs = picked(chunk.runs, _order(number, chunk.runs["base_queue_offset"]))
     runs["queue"] = np.sort(number)
     return Page(taken(names, order), RunChunk(runs, chunk.objects, chunk.object_keys))
 
@@ -259,7 +259,9 @@ class RunIndex:
         ]
         if not gone:
             return page
-        return Page(page.queues, replace(page.chunk, runs=np.delete(runs, gone)))
+        kept = np.ones(len(runs), bool)
+        kept[gone] = False
+        return Page(page.queues, replace(page.chunk, runs=picked(runs, kept)))
 
     def runs_of(self, state: CatalogState, key: QueueKey) -> RunChunk:
         """All live runs of a queue by base offset, with their objects; ``runs["queue"]`` is 0 everywhere."""
@@ -426,7 +428,9 @@ class RunIndex:
             )
             found.append(next((chunk for chunk in newest_first if len(chunk.runs)), EMPTY_CHUNK))
         chunk = joined(tuple(found))
-        return replace(chunk, runs=chunk.runs[np.argsort(chunk.runs["base_queue_offset"], kind="stable")])
+        return replace(
+            chunk, runs=picked(chunk.runs, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
+        )
 
     def all_runs(self, state: CatalogState) -> Iterator[Page]:
         """All live runs, page by page, memory last. Not cached."""
@@ -444,7 +448,7 @@ def _unexpired(state: CatalogState, page: Page) -> Page:
     expired = is_expired(page.chunk.runs, minimum[page.chunk.runs["queue"]])
     if not expired.any():
         return page
-    return Page(page.queues, replace(page.chunk, runs=page.chunk.runs[~expired]))
+    return Page(page.queues, replace(page.chunk, runs=picked(page.chunk.runs, ~expired)))
 
 
 def referenced_keys(page: Page) -> list[str]:

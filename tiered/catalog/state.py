@@ -30,6 +30,7 @@ from tiered.model.tables import (
     RUN_DTYPE,
     Table,
     concatenated,
+    picked,
 )
 
 UNKNOWN_OFFSET = -1
@@ -366,11 +367,11 @@ def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
 
 def selected(chunk: RunChunk, index: NDArray[Any] | slice) -> RunChunk:
     """The runs at ``index`` (integers, a mask, or a slice) with only their objects, as copies."""
-    runs = chunk.runs[index].copy()
+    runs = chunk.runs[index].copy() if isinstance(index, slice) else picked(chunk.runs, index)
     if not len(runs):
         return EMPTY_CHUNK
     used, runs["object"] = renumbered(runs["object"], len(chunk.objects))
-    objects = chunk.objects[used]
+    objects = picked(chunk.objects, used)
     keys, objects["key"] = renumbered(objects["key"], len(chunk.object_keys))
     return RunChunk(runs, objects, tuple(chunk.object_keys[key] for key in keys.tolist()))
 

@@ -136,13 +136,23 @@ def _stream(words: NDArray[np.uint64]) -> bytes:
     longest = max(1, -(-int(words.max(initial=0)).bit_length() // 7))
     if longest == 1:
         return words.astype(np.uint8).tobytes()
-    shifted = words[:, None] >> (np.arange(longest, dtype=np.uint64) * np.uint64(7))
-    is_more = np.zeros(shifted.shape, bool)
-    np.not_equal(shifted[:, 1:], 0, out=is_more[:, :-1])
-    is_own = np.ones(shifted.shape, bool)
+    is_more = np.zeros((len(words), longest), np.bool_)
+    for place in range(longest - 1):
+        np.greater_equal(words, _ONE << np.uint64(7 * (place + 1)), out=is_more[:, place])
+    is_own = np.ones(is_more.shape, np.bool_)
     is_own[:, 1:] = is_more[:, :-1]
-    groups = (shifted & _LOW).astype(np.uint8) | (is_more.view(np.uint8) << 7)
-    return groups[is_own].tobytes()
+    if longest > _WORD_BYTES:
+        groups = (words[:, None] >> (np.arange(longest, dtype=np.uint64) * np.uint64(7)) & _LOW).astype(
+            np.uint8
+        )
+    else:
+        # Groups of 7 bits move apart by twos.
+        if longest > _WORD_BYTES // 2:
+            words = ((words << _FOUR) & _ODD_4) | (words & _EVEN_4)
+        words = ((words << _TWO) & _ODD_2) | (words & _EVEN_2)
+        words = ((words << _ONE) & _ODD_1) | (words & _EVEN_1)
+        groups = words.astype("<u8").view(np.uint8).reshape(-1, _WORD_BYTES)[:, :longest]
+    return (groups | (is_more.view(np.uint8) << 7))[is_own].tobytes()
 
 
 def _streams(data: NDArray[np.uint8], counts: tuple[int, ...]) -> list[NDArray[np.uint64]] | None:

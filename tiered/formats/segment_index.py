@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import fastcrc
@@ -148,13 +149,9 @@ class SegmentIndex:
                 f"{self.key}: encrypted, or compressed with dictionaries", hint="upgrade this program"
             )
         self.meta = SegmentMeta(**{name: header["meta"][name] for name in SegmentMeta.__dataclass_fields__})
-        topics = [str(topic) for topic in header["topics"]]
+        self.topics = list(map(str, header["topics"]))
         container.charge_queues()
-        table = _table(container, "queues", QUEUE_DTYPE)
-        rows = zip(
-            table["topic"].tolist(), table["queue_id"].tolist(), table["generation"].tolist(), strict=True
-        )
-        self.queues = [QueueKey(topics[topic], queue_id, generation) for topic, queue_id, generation in rows]
+        self.queue_table = _table(container, "queues", QUEUE_DTYPE)
         self.runs = _table(container, "runs", SEGMENT_RUN_DTYPE)
         self.blocks = _table(container, "blocks", BLOCK_DTYPE)
         self.pages = _table(container, "pages", PAGE_DTYPE)
@@ -187,7 +184,8 @@ class SegmentIndex:
         says = {
             "no runs": len(runs) == 0,
             "unknown run kind": bool((runs["kind"] > RunKind.LMQ).any()),
-            "queue index": int(runs["queue"].max(initial=0)) >= len(self.queues),
+            "topic index": int(self.queue_table["topic"].max(initial=0)) >= len(self.topics),
+            "queue index": int(runs["queue"].max(initial=0)) >= len(self.queue_table),
             "block count": int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
             "bytes of LMQs": bool((is_lmq & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()),
             "bytes of runs": bool((~is_lmq & (runs["byte_count"] < 1)).any()),
@@ -220,7 +218,7 @@ class SegmentIndex:
     def nbytes(self) -> int:
         """Memory, roughly, for the budget of a cache."""
         tables = self.runs.nbytes + self.blocks.nbytes * 5 + self.pages.nbytes
-        return len(self._page_bytes) + tables + 200 * len(self.queues) + 4096
+        return len(self._page_bytes) + tables + 200 * len(self.queue_table) + 4096
 
     @property
     def page_bytes(self) -> bytes:
@@ -237,9 +235,16 @@ class SegmentIndex:
                     f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end}) fails its CRC32C"
                 )
 
+    @cached_property
+    def queues(self) -> list[QueueKey]:
+        """All queues, of runs and of parents. Compaction opens objects of thousands of queues for some of them."""
+        columns = (self.queue_table[name].tolist() for name in QUEUE_DTYPE.names or ())
+        return [QueueKey(self.topics[topic], *numbers) for topic, *numbers in zip(*columns, strict=True)]
+
     def queue_of(self, run: int) -> QueueKey:
         """The queue whose rows ``run`` holds."""
-        return self.queues[int(self.runs["queue"][run])]
+        topic, *numbers = self.queue_table[int(self.runs["queue"][run])].item()
+        return QueueKey(self.topics[topic], *numbers)
 
     def check_run(self, run: np.void, queue: QueueKey) -> None:
         """Raise CorruptionError unless the object holds ``run`` (RUN_DTYPE) of ``queue``, as the catalog says."""
@@ -264,7 +269,7 @@ class SegmentIndex:
             raise CorruptionError(f"{self.key}: rows of run {run} do not reach its end offset")
         if not is_lmq and int(sizes.sum()) != int(row["byte_count"]):
             raise CorruptionError(f"{self.key}: sizes of run {run} do not add up to its bytes")
-        if is_lmq and int(parent.max(initial=-1)) >= len(self.queues):
+        if is_lmq and int(parent.max(initial=-1)) >= len(self.queue_table):
             raise CorruptionError(f"{self.key}: the parent of a row of run {run} is not in the footer")
         position = np.full(len(size), -1, np.int64) if is_lmq else np.cumsum(sizes) - sizes
         key_count = np.zeros(len(size), np.uint16)

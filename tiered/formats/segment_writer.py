@@ -36,7 +36,7 @@ from tiered.formats.segment_layout import (
     encode_trailer,
 )
 from tiered.model.queue import QueueKey
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
 
 _COLUMNS = {
     "size": np.int32, "tags_code": np.int64, "store_timestamp": np.int64, "phys": np.int64,
@@ -78,8 +78,8 @@ class WrittenSegment:
 
 
 class SegmentWriter:
-    """One object. Not thread-safe. Calls for each run, in order: ``begin_run``, then ``add_rows`` and either
-    ``add_stored`` or ``add_records``, any number of times."""
+    """One object. Not thread-safe. Runs come in order: ``begin_runs``, then ``add_rows``, and either ``add_stored`` or
+    ``add_records`` for each run with bytes; the last run may get more rows, and then more bytes."""
 
     def __init__(self, blocks: BinaryIO | None, codec: BlockCodec) -> None:
         """``blocks``: a file for header and blocks; None if the store copies them from other objects."""
@@ -92,100 +92,124 @@ class SegmentWriter:
             blocks.write(encode_header())
         self._queues: list[QueueKey] = []
         self._numbers: dict[QueueKey, int] = {}
-        self._runs: list[NDArray[Any]] = []
+        self._runs = np.zeros(0, RUN_DTYPE)
         self._blocks: list[Table] = []
         self._blocks_bytes = 0
         self._blocks_of_run: list[int] = []
         self._pending = bytearray()
         self._pending_rows = 0
         self._pending_run = -1
+        self._newest_run = -1
+        """The one whose records came last."""
         self._page = {name: np.empty(PAGE_ROWS, kind) for name, kind in _COLUMNS.items()}
         self._page_rows = 0
-        self._page_runs: list[tuple[int, int]] = []
-        """Runs with rows in the page: (run, first row in the page)."""
+        self._page_runs: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        """Runs with rows in the page, and the first row of each there."""
         self._pages: list[bytes] = []
         self._page_table: list[Table] = []
         self._key_counts: list[NDArray[Any]] = []
         self._key_hashes: list[NDArray[Any]] = []
         self._keys: tuple[bytes, dict[str, int]] | None = None
 
-    def begin_run(self, queue: QueueKey, head: Any) -> None:
-        """The rows that follow are a new run. Of ``head``, a row of RUN_DTYPE, the kind, the begin and the minima
-        count; what depends on the rows is summed up."""
-        self._end_run()
-        run = np.zeros(1, RUN_DTYPE)
+    def begin_runs(self, queues: Sequence[QueueKey], heads: Table) -> None:
+        """The rows that follow are of new runs, one of each of ``queues``. Of ``heads`` (RUN_DTYPE), kind, begin and
+        minima count; what depends on the rows is summed up."""
+        runs = np.zeros(len(queues), RUN_DTYPE)
         for name in ("kind", "base_queue_offset", "base_byte", "min_store_timestamp", "min_phys"):
-            run[name] = head[name]
-        run["queue"] = self._number(queue)
-        run["ordinal"] = len(self._runs)
-        run["end_queue_offset"] = head["base_queue_offset"]
-        run["max_store_timestamp"], run["end_phys"] = head["min_store_timestamp"], head["min_phys"]
-        self._runs.append(run)
-        self._blocks_of_run.append(0)
+            runs[name] = heads[name]
+        runs["queue"] = [self._number(queue) for queue in queues]
+        runs["ordinal"] = np.arange(len(self._runs), len(self._runs) + len(runs))
+        runs["end_queue_offset"] = heads["base_queue_offset"]
+        runs["max_store_timestamp"], runs["end_phys"] = heads["min_store_timestamp"], heads["min_phys"]
+        self._runs = concatenated([self._runs, runs], RUN_DTYPE)
+        self._blocks_of_run += [0] * len(runs)
 
-    def add_rows(self, rows: RowTable, parents: Sequence[QueueKey]) -> None:
-        """Columns of the run's next rows. ``rows.parent`` indexes ``parents``; positions do not matter.
+    def add_rows(
+        self, rows: RowTable, parents: Sequence[QueueKey], counts: NDArray[np.int64] | None = None
+    ) -> None:
+        """Columns of the next ``counts`` rows of each of the last runs, or of the last one. ``rows.parent`` indexes
+        ``parents``; positions do not matter.
 
-        Raises ValueError for rows that do not continue the run.
+        Raises ValueError for rows that do not continue their run.
         """
-        run = self._runs[-1][0]
-        is_lmq = int(run["kind"]) == RunKind.LMQ
-        if len(rows) == 0 or int(rows.queue_offset[0]) != int(run["end_queue_offset"]):
-            raise ValueError(f"rows do not continue {self._queues[int(run['queue'])]}")
-        run["rows"] += len(rows)
-        run["end_queue_offset"] += int(rows.inner_num.sum(dtype=np.int64))
-        if not is_lmq:
-            run["byte_count"] += int(rows.size.sum(dtype=np.int64))
-        if (
-            int(rows.store_timestamp.min()) < run["min_store_timestamp"]
-            or int(rows.phys.min()) < run["min_phys"]
-        ):
-            raise ValueError(f"rows of {self._queues[int(run['queue'])]} are before the begin of their run")
-        run["max_store_timestamp"] = max(int(run["max_store_timestamp"]), int(rows.store_timestamp.max()))
-        run["end_phys"] = max(int(run["end_phys"]), int((rows.phys + rows.size).max()))
+        if counts is None:
+            counts = np.array([len(rows)], np.int64)
+        first = len(self._runs) - len(counts)
+        runs, starts = self._runs[first:], np.cumsum(counts) - counts
+        is_lmq = runs["kind"] == RunKind.LMQ
+        apart = np.flatnonzero(counts == 0)
+        if not len(apart):
+            apart = np.flatnonzero(rows.queue_offset[starts] != runs["end_queue_offset"])
+        if len(apart):
+            raise ValueError(f"rows do not continue {self._queues[int(runs['queue'][apart[0]])]}")
+        early = (np.minimum.reduceat(rows.store_timestamp, starts) < runs["min_store_timestamp"]) | (
+            np.minimum.reduceat(rows.phys, starts) < runs["min_phys"]
+        )
+        if early.any():
+            queue = self._queues[int(runs["queue"][early.argmax()])]
+            raise ValueError(f"rows of {queue} are before the begin of their run")
+        runs["rows"] += counts
+        runs["end_queue_offset"] += np.add.reduceat(rows.inner_num, starts, dtype=np.int64)
+        runs["byte_count"] += np.where(is_lmq, 0, np.add.reduceat(rows.size, starts, dtype=np.int64))
+        newest = np.maximum.reduceat(rows.store_timestamp, starts)
+        runs["max_store_timestamp"] = np.maximum(runs["max_store_timestamp"], newest)
+        runs["end_phys"] = np.maximum(runs["end_phys"], np.maximum.reduceat(rows.phys + rows.size, starts))
         columns = {name: getattr(rows, name) for name in _COLUMNS}
-        if is_lmq:
-            columns["parent"] = self._parents(rows.parent, parents)
-        self._add_to_pages(columns, len(rows))
+        if is_lmq.any():
+            columns["parent"] = self._parents(rows.parent, np.repeat(is_lmq, counts), parents)
+        self._add_to_pages(columns, first, starts, len(rows))
         self._key_counts.append(rows.key_count.astype("<u2"))
         self._key_hashes.append(rows.key_hashes.astype("<u8"))
 
-    def add_stored(self, blocks: Table, stored: Sequence[bytes | memoryview]) -> None:
-        """Blocks (BLOCK_DTYPE) of the run, as they are stored; ``stored`` is empty without a file."""
+    def add_stored(self, blocks: Table, stored: Sequence[bytes | memoryview], run: int = -1) -> None:
+        """Blocks (BLOCK_DTYPE) of ``run``, by default the last one, as they are stored; ``stored`` is empty without a
+        file."""
         self._flush()
-        self._blocks_of_run[-1] += len(blocks)
+        self._blocks_of_run[run] += len(blocks)
         self._append(blocks, stored)
 
-    def add_records(self, records: memoryview, sizes: NDArray[Any]) -> None:
-        """Records of the run, back to back, which go to new blocks."""
-        ends = np.cumsum(sizes, dtype=np.int64)
-        run, row, begin = len(self._runs) - 1, 0, 0
-        while row < len(sizes):
-            is_shared = self._pending_rows > 0 and self._pending_run != run
-            limit = min(self._codec.block_bytes, SHARED_BLOCK_BYTES) if is_shared else self._codec.block_bytes
-            last = int(np.searchsorted(ends, begin + limit - len(self._pending), side="right"))
-            if last <= row:
-                if self._pending_rows:
-                    self._flush()
-                    continue
-                last = row + 1  # a larger record has its own block
-            end = int(ends[last - 1])
-            if self._pending_rows == 0:
-                self._pending_run = run
-                self._blocks_of_run[run] += 1
-            self._pending += records[begin:end]
-            self._pending_rows += last - row
-            row, begin = last, end
-            if row < len(sizes):
-                self._flush()
+    def add_records(self, records: Sequence[bytes | memoryview], sizes: NDArray[Any], run: int = -1) -> None:
+        """Records of ``run``, by default the last one, that go to new blocks: ``sizes`` of each, and their bytes in any
+        pieces. Raises ValueError if these are not as long."""
+        run %= len(self._runs)
+        if run != self._newest_run and 2 * len(self._pending) >= SHARED_BLOCK_BYTES:
+            self._flush()
+        self._newest_run = run
+        length = sum(map(len, records))
+        if length != int(sizes.sum(dtype=np.int64)):
+            raise ValueError(f"{length} bytes of records, and {int(sizes.sum(dtype=np.int64))} of rows")
+        if not length:
+            return
+        before = len(self._pending)
+        for piece in records:
+            self._pending += piece
+        if before + length <= self._limit(run):
+            self._begin_block(run)
+            self._pending_rows += len(sizes)
+            return
+        ends = before + np.cumsum(sizes, dtype=np.int64)
+        row = begin = 0
+        with memoryview(self._pending) as records_of_blocks:
+            while True:
+                last = int(np.searchsorted(ends, begin + self._limit(run), side="right"))
+                if last <= row and not self._pending_rows:
+                    last = row + 1  # a larger record has its own block
+                if last > row:
+                    self._begin_block(run)
+                    self._pending_rows += last - row
+                if last == len(sizes):
+                    break
+                end = int(ends[last - 1]) if last else before
+                self._pack(records_of_blocks[begin:end])
+                row, begin = last, end
+        del self._pending[:begin]
 
     def finish(self, meta: SegmentMeta) -> WrittenSegment:
         """Complete the object; again with another ``meta`` for another attempt. Raises ValueError when blocks and rows
         differ in bytes."""
-        self._end_run()
         self._flush()
         self._end_page()
-        runs = concatenated(self._runs, RUN_DTYPE)
+        runs = copied(self._runs)
         blocks = concatenated(self._blocks, BLOCK_DTYPE)
         if int(blocks["raw_bytes"].sum(dtype=np.int64)) != int(runs["byte_count"].sum()):
             raise ValueError("blocks and rows differ in bytes")
@@ -211,28 +235,41 @@ class SegmentWriter:
             self._queues.append(queue)
         return number
 
-    def _parents(self, parent: NDArray[Any], parents: Sequence[QueueKey]) -> NDArray[np.int32]:
-        used, inverse = np.unique(parent, return_inverse=True)
+    def _parents(
+        self, parent: NDArray[Any], is_lmq: NDArray[np.bool_], parents: Sequence[QueueKey]
+    ) -> NDArray[np.int32]:
+        found = np.full(len(parent), -1, np.int32)
+        used, inverse = np.unique(parent[is_lmq], return_inverse=True)
         numbers = np.array([self._number(parents[number]) for number in used.tolist()], np.int32)
-        found: NDArray[np.int32] = numbers[inverse]
+        found[is_lmq] = numbers[inverse]
         return found
 
     # -- blocks -----------------------------------------
 
-    def _end_run(self) -> None:
-        if 2 * len(self._pending) >= SHARED_BLOCK_BYTES:
-            self._flush()
+    def _limit(self, run: int) -> int:
+        """Raw bytes of the block that gets the next records of ``run``."""
+        is_shared = self._pending_rows > 0 and self._pending_run != run
+        return min(self._codec.block_bytes, SHARED_BLOCK_BYTES) if is_shared else self._codec.block_bytes
+
+    def _begin_block(self, run: int) -> None:
+        if self._pending_rows == 0:
+            self._pending_run = run
+            self._blocks_of_run[run] += 1
 
     def _flush(self) -> None:
-        if not self._pending_rows:
-            return
-        raw = bytes(self._pending)
+        if self._pending_rows:
+            with memoryview(self._pending) as raw:
+                self._pack(raw)
+            self._pending = bytearray()
+
+    def _pack(self, raw: memoryview) -> None:
+        """A block of the pending rows."""
         stored, codec = self._compressor.compress(raw), CODEC_ZSTD
         if len(stored) >= len(raw):
-            stored, codec = raw, CODEC_RAW
+            stored, codec = bytes(raw), CODEC_RAW
         block = np.zeros(1, BLOCK_DTYPE)
         block[0] = (self._pending_rows, len(raw), len(stored), fastcrc.crc32.iscsi(stored), codec)
-        self._pending, self._pending_rows = bytearray(), 0
+        self._pending_rows = 0
         self._append(block, [stored])
 
     def _append(self, blocks: Table, stored: Sequence[bytes | memoryview]) -> None:
@@ -244,31 +281,38 @@ class SegmentWriter:
 
     # -- column pages -----------------------------------------
 
-    def _add_to_pages(self, columns: dict[str, NDArray[Any]], count: int) -> None:
-        taken, run = 0, len(self._runs) - 1
+    def _add_to_pages(
+        self, columns: dict[str, NDArray[Any]], run: int, starts: NDArray[np.int64], count: int
+    ) -> None:
+        """Rows of the runs from ``run`` on, which begin at ``starts``."""
+        taken = 0
         while taken < count:
-            if not self._page_runs or self._page_runs[-1][0] != run:
-                self._page_runs.append((run, self._page_rows))
             fitting = min(count - taken, PAGE_ROWS - self._page_rows)
+            end = taken + fitting
+            first, last = np.searchsorted(starts, [taken, end - 1], side="right").tolist()
+            numbers = np.arange(first - 1, last)
+            places = np.maximum(starts[numbers], taken) - taken + self._page_rows
+            if self._page_runs and self._page_runs[-1][0][-1] == run + numbers[0]:
+                numbers, places = numbers[1:], places[1:]
+            if len(numbers):
+                self._page_runs.append((run + numbers, places))
             for name, column in columns.items():
-                self._page[name][self._page_rows : self._page_rows + fitting] = column[
-                    taken : taken + fitting
-                ]
+                self._page[name][self._page_rows : self._page_rows + fitting] = column[taken:end]
             self._page_rows += fitting
-            taken += fitting
+            taken = end
             if self._page_rows == PAGE_ROWS:
                 self._end_page()
 
     def _end_page(self) -> None:
         if not self._page_rows:
             return
-        runs = [self._runs[run][0] for run, _ in self._page_runs]
-        first_row = np.array([first for _, first in self._page_runs] + [self._page_rows], np.int64)
+        runs = picked(self._runs, np.concatenate([numbers for numbers, _ in self._page_runs]))
+        first_row = np.concatenate([*(first for _, first in self._page_runs), [self._page_rows]])
         heads: list[Any] = [
             first_row,
-            np.array([run["kind"] for run in runs], np.int32),
-            np.array([run["min_store_timestamp"] for run in runs], np.int64),
-            np.array([run["min_phys"] for run in runs], np.int64),
+            runs["kind"].astype(np.int32),
+            runs["min_store_timestamp"],
+            runs["min_phys"],
         ]
         raw = encode_page(*heads, *(column[: self._page_rows] for column in self._page.values()))
         stored, codec = self._compressor.compress(raw), CODEC_ZSTD

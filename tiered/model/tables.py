@@ -130,6 +130,18 @@ def concatenated(tables: Iterable[Table], dtype: np.dtype[Any]) -> Table:
     return np.frombuffer(bytearray().join(parts), dtype)
 
 
+def picked(table: Table, which: NDArray[Any]) -> Table:
+    """A copy of rows ``which``, positions or a mask. ``table[which]`` copies each field of each row apart, and takes
+    twenty times as long."""
+    found: Table = table.compress(which) if which.dtype == np.bool_ else table.take(which)
+    return found
+
+
+def copied(table: Table) -> Table:
+    """A copy of all rows, as bytes and not field by field."""
+    return concatenated([table], table.dtype)
+
+
 def begins(counts: NDArray[Any]) -> NDArray[np.int64]:
     """Where each of consecutive parts of these lengths begins, and the end of the last."""
     found = np.zeros(len(counts) + 1, np.int64)
