@@ -18,7 +18,7 @@ class MessageBatch:
     """
 
     __slots__ = (
-        "inner_num", "is_one_piece", "phys", "piece", "pieces", "queue_offsets", "sizes", "starts", "store_timestamp",
+        "inner_num", "is_dense", "phys", "piece", "pieces", "queue_offsets", "sizes", "starts", "store_timestamp",
         "tags_code",
     )  # fmt: skip
 
@@ -34,7 +34,7 @@ class MessageBatch:
         tags_code: NDArray[np.int64],
         store_timestamp: NDArray[np.int64],
         *,
-        is_one_piece: bool = False,
+        is_dense: bool = False,
     ) -> None:
         self.pieces = pieces
         self.piece = piece
@@ -45,8 +45,8 @@ class MessageBatch:
         self.phys = phys
         self.tags_code = tags_code
         self.store_timestamp = store_timestamp
-        self.is_one_piece = is_one_piece
-        """Records lie back to back in the only piece."""
+        self.is_dense = is_dense
+        """Records lie back to back from one in the first piece to one in the last, and fill all pieces between."""
 
     def __len__(self) -> int:
         """Rows."""
@@ -60,6 +60,8 @@ class MessageBatch:
     @property
     def record_bytes(self) -> int:
         """Bytes of all records."""
+        if self.is_dense:
+            return sum(map(len, self.buffers()))
         return int(self.sizes.sum(dtype=np.int64))
 
     def record(self, row: int) -> memoryview:
@@ -79,8 +81,12 @@ class MessageBatch:
         """All records back to back, adjacent ones in one view, without a copy: the body of a reply."""
         if not len(self):
             return []
-        if self.is_one_piece:
-            return [_view(self.pieces[0])[int(self.starts[0]) : int(self.starts[-1]) + int(self.sizes[-1])]]
+        if self.is_dense:
+            begin, end = int(self.starts[0]), int(self.starts[-1]) + int(self.sizes[-1])
+            views = list(map(_view, self.pieces))
+            views[-1] = views[-1][:end]
+            views[0] = views[0][begin:]
+            return views
         ends = self.starts + self.sizes
         is_new = (self.piece[1:] != self.piece[:-1]) | (self.starts[1:] != ends[:-1])
         first = np.flatnonzero(np.concatenate(([True], is_new)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -51,10 +52,12 @@ class RunRows:
         self.piece: NDArray[np.int32] | None = None
         """None: all in one block."""
         if span.end_block - span.first_block > 1:
-            block_rows, begins = np.array(self.block_rows), np.array(self.block_bytes[:-1])
-            rows_in = block_rows[1:] - block_rows[:-1]
-            self.piece = np.arange(len(rows_in), dtype=np.int32).repeat(rows_in)
-            self.starts -= begins.repeat(rows_in)
+            # Block by block: numpy gives the interpreter's lock to other threads for each operation on 500 numbers.
+            self.piece = np.empty(len(self.starts), np.int32)
+            bounds = zip(pairwise(self.block_rows), self.block_bytes, strict=False)
+            for number, ((first, end), begin_bytes) in enumerate(bounds):
+                self.piece[first:end] = number
+                self.starts[first:end] -= begin_bytes
         self.queue_offsets = columns.queue_offset
         self.inner_num = columns.inner_num
         self.phys = columns.phys
@@ -148,11 +151,12 @@ class RunRows:
             piece = _ZEROS[:count] if count <= len(_ZEROS) else np.zeros(count, np.int32)
         else:
             piece = self.piece[rows]
-            piece = piece - piece[0]
+            if piece[0]:
+                piece = piece - piece[0]
         return MessageBatch(
             blocks, piece, starts, self.sizes[rows], self.queue_offsets[rows], self.inner_num[rows],
             self.phys[rows], self.tags_code[rows], self.store_timestamp[rows],
-            is_one_piece=len(blocks) == 1 and isinstance(rows, slice),
+            is_dense=isinstance(rows, slice),
         )  # fmt: skip
 
 
@@ -208,10 +212,13 @@ def blocks_of_rows(
 def _plain_columns(index: SegmentIndex, place: RunPlace, span: BlockSpan) -> RowTable:
     first = int(index.first_row[place.ordinal])
     found = index.stored_columns(first + span.first_row, first + span.end_row)
-    # Copies: a view would keep whole column pages in memory. Rows of several pages are copies already.
-    size, tags_code, stamp, phys, inner, parent, parent_offset = (
-        column if column.base is None else column.copy() for column in found
+    # Copies: a view would keep whole column pages in memory. Rows of several pages are copies already. Not ``copy``,
+    # which gives the interpreter's lock to other threads.
+    size, tags_code, stamp, phys, inner = (
+        column if column.base is None else np.frombuffer(column.tobytes(), column.dtype)
+        for column in found[:5]
     )
+    parent, parent_offset = found[5:]  # not kept
     offsets = np.arange(place.base + span.first_row, place.base + span.end_row)
     return RowTable(offsets, size, tags_code, stamp, phys, offsets, inner, inner, parent, parent_offset)
 

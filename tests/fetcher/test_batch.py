@@ -42,6 +42,27 @@ def test_neighbours_share_a_buffer() -> None:
     assert list(map(len, batch.buffers())) == [10, 5, 5]
 
 
+@given(
+    pieces=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_buffers_of_records_that_fill_their_pieces(pieces: list[list[int]], data: st.DataObject) -> None:
+    before, after = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
+    content = [bytes(range(10 * at, 10 * at + sum(sizes))) for at, sizes in enumerate(pieces)]
+    rows = [
+        (at, sum(sizes[:row]) + (before if at == 0 else 0), size)
+        for at, sizes in enumerate(pieces)
+        for row, size in enumerate(sizes)
+    ]
+    content[0] = bytes(before) + content[0]
+    content[-1] += bytes(after)
+    batch = batch_of(rows, content)
+    batch.is_dense = True
+    assert b"".join(batch.buffers()) == b"".join(batch.records())
+    assert len(batch.buffers()) == len(pieces)
+    assert batch.record_bytes == sum(map(sum, pieces))
+
+
 @given(first=ROWS, second=ROWS, data=st.data())
 def test_joined_and_taken_are_what_lists_would_be(
     first: list[tuple[int, int, int]], second: list[tuple[int, int, int]], data: st.DataObject

@@ -469,7 +469,7 @@ class SegmentIndex:
             try:
                 found.append(_inflate(memoryview(frame), size, decompressor, self._name_of(blocks[at])))
             except TieredError as error:
-                # Without the way here, which refers to whoever keeps the error.
+                # The traceback would refer to the blocks.
                 found.append(error.with_traceback(None))
         return found
 
