@@ -87,7 +87,7 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
             yield _cut(pages, runs_max)
             continue
         spilled = (0, 0)
-        if newest and history == where and number + 1 == len(stacks):
+        if newest and history == where and number + 1 == len(stacks) and _fit(stack, runs, runs_max):
             spilled, newest = (newest, runs), 0
         if _runs(pages) > runs_max:
             yield _merged(pages, *spilled, runs_max)
@@ -128,10 +128,21 @@ def _stacks(
 
 
 def _is_merged(stack: list[list[PageRef]], runs_max: int) -> bool:
-    """Whether it is worth to write the largest of the sequences again for the others; a page of each is in memory."""
+    """Whether it is worth to write the largest of the sequences again for the others."""
     sizes = [_runs(one) for one in stack]
-    in_memory = sum(max(page.runs for page in one) for one in stack)
-    return max(sizes) <= SIMILAR * (sum(sizes) - max(sizes)) and in_memory <= runs_max
+    is_similar = max(sizes) <= SIMILAR * (sum(sizes) - max(sizes))
+    return is_similar and _held_runs(stack) <= runs_max
+
+
+def _held_runs(stack: list[list[PageRef]]) -> int:
+    """In memory while the sequences are merged: a page of each."""
+    return sum(max(page.runs for page in one) for one in stack)
+
+
+def _fit(stack: list[list[PageRef]], memory_runs: int, runs_max: int) -> bool:
+    """Whether runs in memory may take part: those of a whole stack do; when it is merged, only if there is room."""
+    is_whole = sum(map(_runs, stack)) <= runs_max
+    return is_whole or _held_runs(stack) + memory_runs <= runs_max
 
 
 def _cut(sequence: list[PageRef], runs_max: int) -> list[PageRange]:

@@ -121,14 +121,15 @@ def test_similar_sequences_are_merged_by_the_first_round(similar: Scene) -> None
 
 
 def test_runs_in_memory_are_merged_with_the_newest_sequences(similar: Scene) -> None:
+    limits = replace(LIMITS, runs_max=90)
     planned = [
         one
-        for one in plan_rounds(similar.store, similar.state, SMALL, before_version=EVERYTHING)
+        for one in plan_rounds(similar.store, similar.state, limits, before_version=EVERYTHING)
         if one.range.end is not None and one.range.memory_runs
     ]
     assert len(planned) == 1
     assert planned[0].range.memory_runs == similar.state.memory_runs > 0
-    assert len(planned[0].candidates.runs) == SMALL.runs_max < planned[0].range.runs + planned[0].copied_runs
+    assert len(planned[0].candidates.runs) == 90
     assert a_round(similar.store, similar.state, planned[0], similar.spool) is not None
     assert similar.state.memory_runs == 0
     assert_ordered(similar.state)
@@ -136,6 +137,12 @@ def test_runs_in_memory_are_merged_with_the_newest_sequences(similar: Scene) -> 
     compact_all(similar, check=True)
     similar.collect()
     similar.check()
+
+
+def test_runs_in_memory_are_not_merged_when_there_is_no_room_beside_the_pages(similar: Scene) -> None:
+    found = list(ranges_of(similar.state, EVERYTHING, 25))
+    assert any(one.end is not None for group in found for one in group)
+    assert [one.pages for group in found for one in group if one.memory_runs] == [[]]
 
 
 def test_a_later_part_of_similar_sequences_may_be_the_first_that_is_worth_a_round(similar: Scene) -> None:
