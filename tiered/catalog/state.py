@@ -30,6 +30,7 @@ from tiered.model.tables import (
     RUN_DTYPE,
     Table,
     concatenated,
+    copied,
     picked,
 )
 
@@ -367,7 +368,7 @@ def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
 
 def selected(chunk: RunChunk, index: NDArray[Any] | slice) -> RunChunk:
     """The runs at ``index`` (integers, a mask, or a slice) with only their objects, as copies."""
-    runs = chunk.runs[index].copy() if isinstance(index, slice) else picked(chunk.runs, index)
+    runs = copied(chunk.runs[index]) if isinstance(index, slice) else picked(chunk.runs, index)
     if not len(runs):
         return EMPTY_CHUNK
     used, runs["object"] = renumbered(runs["object"], len(chunk.objects))
