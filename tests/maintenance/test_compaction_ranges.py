@@ -18,10 +18,12 @@ from maintenance.compaction_round import PlannedRound, plan_rounds
 from maintenance.object_runs import ObjectRunCounter
 from tests.flat_file.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene, a_round
+from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.commit import REMOVED_DTYPE, CommitDraft, CommitKind
 from tiered.catalog.page_merge import between, sequences_of
 from tiered.catalog.pages import Page, RunIndex, cut
 from tiered.catalog.state import CatalogState, RunChunk
+from tiered.errors import StoreFullError, ThrottledError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE, OBJECT_DTYPE, RUN_DTYPE
 
@@ -159,6 +161,34 @@ def test_a_later_part_of_similar_sequences_may_be_the_first_that_is_worth_a_roun
     assert planned.range.begin > 0
     assert a_round(similar.store, similar.state, planned, similar.spool) is not None
     assert_ordered(similar.state)
+    similar.check()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        FaultRule(Fault.THROTTLED, frozenset({"get_range", "get_tail"}), "[ds]*", skip=9),
+        FaultRule(Fault.FULL, frozenset({"compose"}), "[ds]*"),
+        FaultRule(Fault.THROTTLED, frozenset({"put"}), "pages/*", skip=2),
+    ],
+    ids=["source", "output", "page"],
+)  # fmt: skip
+def test_a_refused_request_ends_a_round_that_merges_sequences_and_the_next_one_completes(
+    similar: Scene, rule: FaultRule
+) -> None:
+    planned = next(plan_rounds(similar.store, similar.state, SMALL, before_version=EVERYTHING))
+    assert planned.range.end is not None
+    assert planned.copied_runs
+    faulty = FaultStore(similar.store, [rule])
+    pages = similar.state.pages
+    with pytest.raises((ThrottledError, StoreFullError)):
+        a_round(faulty, similar.state, planned, similar.spool)
+    assert similar.state.pages == pages
+    similar.check()
+    assert similar.collect(), "outputs and pages are garbage"
+    again = next(plan_rounds(similar.store, similar.state, SMALL, before_version=EVERYTHING))
+    assert a_round(similar.store, similar.state, again, similar.spool) is not None
+    similar.collect()
     similar.check()
 
 
