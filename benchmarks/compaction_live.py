@@ -1,11 +1,12 @@
 """Compaction beside a live broker: ``python -m benchmarks.compaction_live --out compaction_live.jsonl``.
 
 A broker gets 20,000 messages a second; `tiered run` archives them, serves clients from the archive and compacts what it
-has. Compaction runs and is paused by turns, so that each window with it has a neighbour
-without. Compared are publish latency (from stored to visible, of the oldest message of each commit) and the pulls of a
-client, warm (the same 256 messages again and again) and cold (all queues from their begin). At last `tiered compact
---apply` runs beside it, as another process. Every figure is a JSON line, the last one the summary. Needs Java and
-Maven. Owns the order and the limits.
+has. Compaction runs and is paused by turns, so that each window with it has a neighbour without. Compared are publish
+latency (from stored to visible, of the oldest message of each commit) and the pulls of a client, warm (the same 256
+messages again and again) and cold (all queues from their begin). Windows with work on an index file are repeated: it
+takes the uploader 5 to 20 s, and would fall into some windows only. At last `tiered compact --apply` runs beside it, as
+another process. Every figure is a JSON line, the last one the summary. Needs Java and Maven. Owns the order and the
+limits.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ RATE, BATCH, BODY_BYTES, POOL_BYTES = 20_000, 100, 100, 8 << 20
 AGING_BATCH_AGE_MS = 100
 """Of the archive's first objects, which are compacted later."""
 MIN_AGE_MS, EVERY_MS = 5_000, 5_000
+UNINDEXED_MAX = 10_000
+"""Beside the windows: an index file every some minutes."""
+WINDOWS_MAX = 8
+"""Attempts at a window without work on index files."""
 PULL_EVERY_S, COLD_EVERY = 0.01, 4
 WARM_OFFSETS = 256
 SETTLE_S = 3.0
@@ -87,7 +92,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         with _producer(broker, options.work / "producer.out") as producer:
             with _tiered(broker, options, AGING_BATCH_AGE_MS):
                 time.sleep(options.aging_seconds)
-            with _tiered(broker, options, options.batch_age_ms) as tiered:
+            with _tiered(broker, options, options.batch_age_ms, UNINDEXED_MAX) as tiered:
                 yield from _windows(options, tiered, producer, broker)
     finally:
         broker.stop()
@@ -120,8 +125,11 @@ def _windows(
         for is_compacting in (False, True) if pair % 2 == 0 else (True, False):
             if is_compacting:
                 tiered.gate.touch()
-            puller.pull_for(SETTLE_S)
-            window = _window(is_compacting, tiered, load, puller, options.seconds)
+            for _ in range(WINDOWS_MAX):
+                puller.pull_for(SETTLE_S)
+                window = _window(is_compacting, tiered, load, puller, options.seconds)
+                if not _is_indexing(tiered, window):
+                    break
             tiered.gate.unlink(missing_ok=True)
             rows.append({"what": "window", "pair": pair, **_figures(window, tiered)})
             note(json.dumps(rows[-1]))
@@ -137,6 +145,12 @@ def _windows(
         beside |= {"lost_versions": _lost(events), **_publish(events)}
         yield {"what": "other_process", **beside}
     yield summarize(rows, rate, rounds, lost, beside, options.batch_age_ms)
+
+
+def _is_indexing(tiered: _Tiered, window: Window) -> bool:
+    """Whether an index file was written in any part of ``window``."""
+    mine = [row for row in tiered.events(ended_ms=window.ended_ms) if row["what"] == "indexing"]
+    return bool(mine) and (mine[-1]["at_ms"] >= window.begun_ms or not mine[-1]["has_ended"])
 
 
 def _window(
@@ -236,7 +250,9 @@ def _now_ms() -> int:
 
 
 @contextmanager
-def _tiered(broker: RocketMq, options: argparse.Namespace, batch_age_ms: int) -> Iterator[_Tiered]:
+def _tiered(
+    broker: RocketMq, options: argparse.Namespace, batch_age_ms: int, unindexed_max: int = 64
+) -> Iterator[_Tiered]:
     work: Path = options.work
     address = f"127.0.0.1:{free_port()}"
     gate, events = work / "gate", work / f"events-{batch_age_ms}.jsonl"
@@ -247,7 +263,7 @@ def _tiered(broker: RocketMq, options: argparse.Namespace, batch_age_ms: int) ->
     settings = {
         "OFFLOAD__BATCH_AGE_MS": batch_age_ms, "SERVE__BIND": address, "SERVE__ADVERTISE": address,
         "READ__POLICY": "FORCE", "COMPACTION__EVERY_MS": EVERY_MS,
-        "COMPACTION__MIN_AGE_MS": MIN_AGE_MS, "ADMIN__PORT": 0,
+        "COMPACTION__MIN_AGE_MS": MIN_AGE_MS, "ADMIN__PORT": 0, "INDEX__UNINDEXED_OBJECTS_MAX": unindexed_max,
     }  # fmt: skip
     with (work / "tiered.log").open("ab") as log:
         process = subprocess.Popen(command, env=_environment(settings), stdout=log, stderr=log)
@@ -389,9 +405,9 @@ class _Puller:
 def _parser() -> argparse.ArgumentParser:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-tiered"
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compaction_live", description=main.__doc__)
-    parser.add_argument("--pairs", type=int, default=3, help="of windows without and with compaction")
+    parser.add_argument("--pairs", type=int, default=5, help="of windows without and with compaction")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
-    parser.add_argument("--aging-seconds", type=float, default=40.0, help="of small objects before")
+    parser.add_argument("--aging-seconds", type=float, default=80.0, help="of small objects before")
     parser.add_argument("--aged-offsets", type=int, default=8_000, help="that cold pulls read of each queue")
     parser.add_argument("--batch-age-ms", type=int, default=500)
     parser.add_argument("--run-only", action="store_true", help="without `tiered compact`")

@@ -1,7 +1,8 @@
 """`tiered run` that compacts on command and records it: ``python -m benchmarks.gated_run GATE EVENTS run …``.
 
 While the file GATE is absent, compaction waits as it does beside uploads that are behind. EVENTS gets a JSON line for
-each commit of messages, each version that was lost to another writer, and each round. Owns what is added to the
+each commit of messages, each version that was lost to another writer, each round, and the begin and end of work on
+index files. Owns what is added to the
 process, by replacing methods; the rest is `tiered run` itself.
 """
 
@@ -11,6 +12,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from sidecar.compaction_schedule import CompactionSchedule
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitKind
 from tiered.catalog.commit_attempt import CommitAttempt
+from uploader.index_builder import IndexBuilder
 
 
 class Events:
@@ -72,8 +75,26 @@ def gate_compaction(gate: Path, events: Events) -> None:
     CompactionSchedule._share, CompactionSchedule._round = gated, running  # type: ignore[method-assign]
 
 
+def report_indexing(events: Events) -> None:
+    """When index files are written."""
+
+    def reported(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: IndexBuilder, *arguments: Any) -> Any:
+            events.add("indexing", has_ended=False)
+            try:
+                return step(self, *arguments)
+            finally:
+                events.add("indexing", has_ended=True)
+
+        return run
+
+    for name in ("_build", "_merge_or_rebuild"):
+        setattr(IndexBuilder, name, reported(getattr(IndexBuilder, name)))
+
+
 if __name__ == "__main__":
     events = Events(Path(sys.argv[2]))
     report_commits(events)
+    report_indexing(events)
     gate_compaction(Path(sys.argv[1]), events)
     sys.exit(tiered(sys.argv[3:]))

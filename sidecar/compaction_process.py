@@ -143,8 +143,7 @@ def _outcome(
 def _child(connection: Connection, work: _Work) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent ends it
-    with suppress(OSError):  # a sandbox may refuse it
-        os.nice(NICE)
+    _take_idle_time_only()
     return_freed_memory()
     decode_column_page.may_load = False  # numba would take 107 MiB
     log_service(work.store.log_level)
@@ -160,6 +159,15 @@ def _child(connection: Connection, work: _Work) -> None:
         message = RuntimeError(traceback.format_exc())
     with suppress(OSError):
         parent.send(message)
+
+
+def _take_idle_time_only() -> None:
+    """A thread of another process that wakes up replaces one of this process at once. With the lowest priority alone
+    it waits for the end of a time slice, up to 3 ms."""
+    with suppress(OSError):  # a sandbox may refuse it
+        os.nice(NICE)
+        if hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _write(work: _Work, parent: _Parent, metrics: StoreMetrics) -> CompactionResult:
