@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tiered.catalog.page_merge import merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex, sorted_page
-from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
+from tiered.catalog.state import CatalogState, PageRef, RunChunk, joined, selected
 from tiered.catalog.writer_limits import CatalogLimits
 
 PAGE_RUNS = CatalogLimits().page_runs_max
@@ -76,7 +77,7 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
     if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
         return  # versions of two sequences overlap: no range of versions has pages of its own
     last = min(before_version - 1, state.indexed_version if state.indexes else before_version - 1)
-    memory = older_memory(state, last).runs["version"]
+    memory = older_versions(state, last)
     newest, runs, where = 0, len(memory), None
     if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
         newest, where = int(memory.max()), _histories(state, int(memory.min()))
@@ -99,7 +100,15 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
 
 def older_memory(state: CatalogState, version: int) -> RunChunk:
     """Runs in memory that versions up to ``version`` added."""
-    return selected(state.memory, state.memory.runs["version"] <= version)
+    older = [chunk.runs["version"] <= version for chunk in state.chunks]
+    return joined(tuple(map(selected, state.chunks, older)))
+
+
+def older_versions(state: CatalogState, version: int) -> NDArray[np.int64]:
+    """The version of each run of ``older_memory``, without a copy of the runs."""
+    versions = np.concatenate([np.zeros(0, np.int64), *(chunk.runs["version"] for chunk in state.chunks)])
+    found: NDArray[np.int64] = versions[versions <= version]
+    return found
 
 
 def _stacks(

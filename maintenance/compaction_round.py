@@ -26,7 +26,7 @@ from maintenance.compaction_plan import (
     plan_level_1,
     plan_level_2,
 )
-from maintenance.compaction_ranges import PAGE_RUNS, PageRange, older_memory, ranges_of
+from maintenance.compaction_ranges import PAGE_RUNS, PageRange, older_versions, ranges_of
 from maintenance.compaction_run import (
     CompactionIdentity,
     CompactionOptions,
@@ -269,7 +269,7 @@ class _Unchanged:
         self._tombstones = len(state.tombstones)
         self._last_version = planned.plan.last_version
         self._spilled_version = planned.range.spilled_version
-        self._memory_runs = len(older_memory(state, planned.range.spilled_version).runs)
+        self._memory_runs = len(older_versions(state, planned.range.spilled_version))
 
     def __call__(self, newest: CatalogState) -> bool:
         # Page objects carry the epoch: those of an earlier one may be collected before a commit names them.
@@ -279,7 +279,7 @@ class _Unchanged:
             and self._pages <= {page.key for page in newest.pages}
             and len(newest.tombstones) == self._tombstones
             and self._is_covered_alike(newest)
-            and len(older_memory(newest, self._spilled_version).runs) == self._memory_runs
+            and len(older_versions(newest, self._spilled_version)) == self._memory_runs
             and bool((_floors(newest, self._queues) == self._floors).all())
         )
 

@@ -1,6 +1,6 @@
 """Prefetch of adjacent blocks for objects with many small runs that are read one after the other.
 
-A request for a few kilobytes costs as much as one for a megabyte. Once the small runs of an object are read in their
+A request for some kilobytes costs as much as one for a megabyte. Once the small runs of an object are read in their
 order, a GET also reads the blocks after them, twice as many each time up to a bound; blocks evicted unread halve it.
 Runs of ordinary size are left to their readers' prefetch windows.
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from fetcher.blocks.block_cache import BlockKey
 from tiered.formats.segment_index import SegmentIndex
 
-RUN_BYTES_MAX = 256 * 1024
+RUN_BYTES_MAX = 1024 * 1024
 """Raw bytes of a small run: reading it costs a request more than its bytes."""
-FIRST_BYTES, MOST_BYTES = 64 * 1024, 1024 * 1024
+FIRST_BYTES, MOST_BYTES = 64 * 1024, 2 * 1024 * 1024
 """Stored bytes after the requested ones: the first time, and at most."""
 NEXT_BLOCKS = 2
 """Requests at most this far after the previous one count as sequential."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fetcher.blocks import adjacent_prefetch
 from fetcher.blocks.block_cache import BlockKey, DropReason
 from fetcher.blocks.index_cache import CHECK_S
 from fetcher.io.request_scheduler import Priority
@@ -30,6 +31,12 @@ from tiered.settings.load import load_settings
 PLAIN = segment("data/aa/plain.so", blocks=32, block_bytes=16 * 1024)
 OTHER = segment("data/bb/other.so", blocks=32, block_bytes=16 * 1024)
 NOISE = segment("data/cc/noise.so", blocks=8, block_bytes=16 * 1024, noise=1.0)
+
+
+@pytest.fixture(autouse=True)
+def _ordinary_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of these objects are not small ones, which are read with those after them."""
+    monkeypatch.setattr(adjacent_prefetch, "RUN_BYTES_MAX", 256 * 1024)
 
 
 def _bench(**settings: Any) -> SourceBench:

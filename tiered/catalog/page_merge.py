@@ -84,8 +84,8 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
         if sum(len(page.chunk.runs) for page in pending) >= 2 * runs_max:
             whole = union(pending)
             even = len(whole.chunk.runs) // runs_max * runs_max
-            yield from cut(_slice(whole, 0, even), runs_max)
             pending = list(cut(_slice(whole, even, len(whole.chunk.runs)), runs_max))
+            yield from cut(_slice(whole, 0, even), runs_max)
     if pending:
         yield from cut(union(pending), runs_max)
 
