@@ -2,7 +2,8 @@
 
 A request for some kilobytes costs as much as one for a megabyte. Once the small runs of an object are read in their
 order, a GET also reads the blocks after them, twice as many each time up to a bound; blocks evicted unread halve it.
-Runs of ordinary size are left to their readers' prefetch windows.
+The next GET begins when half of the blocks are read, so that readers do not wait for each. Runs of ordinary size are
+left to their readers' prefetch windows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tiered.formats.segment_index import SegmentIndex
 
 RUN_BYTES_MAX = 1024 * 1024
 """Raw bytes of a small run: reading it costs a request more than its bytes."""
-FIRST_BYTES, MOST_BYTES = 64 * 1024, 2 * 1024 * 1024
+FIRST_BYTES, MOST_BYTES = 64 * 1024, 4 * 1024 * 1024
 """Stored bytes after the requested ones: the first time, and at most."""
 NEXT_BLOCKS = 2
 """Requests at most this far after the previous one count as sequential."""
@@ -30,11 +31,13 @@ OBJECTS_MAX = 4096
 
 @dataclass
 class _ScanTrail:
-    """How an object is read: up to block ``end``, ``byte_count`` stored bytes further each time."""
+    """How an object is read: up to block ``end``, ``byte_count`` stored bytes further each time. The next blocks are
+    due when block ``middle`` is read."""
 
     end: int
     byte_count: int = 0
     proofs: int = 0
+    middle: int = 1 << 62
 
     def is_sequential(self, first: int) -> bool:
         """Whether a request for ``first`` continues the order."""
@@ -86,22 +89,33 @@ class AdjacentPrefetch:
                     self._trails.popitem(last=False)
             self._trails.move_to_end(index.key)
             if not trail.is_sequential(first):
-                trail.end, trail.byte_count = last + 1, 0
+                trail.end, trail.byte_count, trail.middle = last + 1, 0, _ScanTrail.middle
                 return range(0)
-            trail.byte_count = min(max(FIRST_BYTES, 2 * trail.byte_count), MOST_BYTES)
-            room_bytes = self.unread_bytes_max - self._unread_bytes
-            end, stored_bytes = last + 1, 0
-            blocks = index.blocks[end : end + 4 * NEAR_BLOCKS]
-            for stored, raw in zip(
-                blocks["stored_bytes"].tolist(), blocks["raw_bytes"].tolist(), strict=True
-            ):
-                stored_bytes += stored
-                room_bytes -= raw
-                if stored_bytes > trail.byte_count or room_bytes < 0 or raw > RUN_BYTES_MAX:
-                    break
-                end += 1
-            trail.end = max(trail.end, end)
-            return range(last + 1, end)
+            return self._further(trail, index, last + 1)
+
+    def ahead(self, index: SegmentIndex, last: int) -> range:
+        """Adjacent blocks to load now, when blocks up to ``last`` are read and no block is absent."""
+        trail = self._trails.get(index.key)
+        if trail is None or last < trail.middle:
+            return range(0)
+        with self._lock:
+            return self._further(trail, index, trail.end) if last >= trail.middle else range(0)
+
+    def _further(self, trail: _ScanTrail, index: SegmentIndex, begin: int) -> range:
+        """Blocks from ``begin`` on, twice as many bytes as the last time."""
+        trail.byte_count = min(max(FIRST_BYTES, 2 * trail.byte_count), MOST_BYTES)
+        room_bytes = self.unread_bytes_max - self._unread_bytes
+        end, stored_bytes = begin, 0
+        blocks = index.blocks[end : end + 4 * NEAR_BLOCKS]
+        for stored, raw in zip(blocks["stored_bytes"].tolist(), blocks["raw_bytes"].tolist(), strict=True):
+            stored_bytes += stored
+            room_bytes -= raw
+            if stored_bytes > trail.byte_count or room_bytes < 0 or raw > RUN_BYTES_MAX:
+                break
+            end += 1
+        trail.end = max(trail.end, end)
+        trail.middle = (begin + end) // 2 if end > begin else _ScanTrail.middle
+        return range(begin, end)
 
     def brought(self, keys: Iterable[tuple[BlockKey, int]]) -> None:
         """These adjacent blocks, with their raw bytes, are being loaded."""

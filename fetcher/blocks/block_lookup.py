@@ -98,6 +98,8 @@ class BlockLookup:
                     )
         finally:
             self._budget.release(charged_bytes)
+        if may_reach:
+            self._read_ahead(wanted)
 
     def in_memory(self, key: BlockKey) -> Block | None:
         """The block for a user, if it is in memory."""
@@ -147,6 +149,24 @@ class BlockLookup:
             (BlockKey(index.key, span.first_block), span.raw_bytes) for span in spans[len(absent) :]
         )
         return self._loads.plan(index, spans, frozenset(extra))
+
+    def _read_ahead(self, wanted: Wanted) -> None:
+        """Begin to load the next adjacent blocks, if they are due and memory has room."""
+        index = wanted.index
+        extra = [
+            number
+            for number in self._adjacent.ahead(index, wanted.numbers[-1])
+            if not self._is_at_hand(BlockKey(index.key, number))
+        ]
+        if not extra:
+            return
+        spans = index.spans_of_single_blocks(wanted.run, extra)
+        plan = self._loads.plan(index, spans)
+        if not self._budget.try_charge(plan.cost_bytes, Priority.PREFETCH):
+            return
+        self._adjacent.brought((BlockKey(index.key, span.first_block), span.raw_bytes) for span in spans)
+        if self._loads.start(plan, Priority.PREFETCH) is None:
+            self._budget.release(plan.cost_bytes)  # another reader loads one of them
 
     def _is_at_hand(self, key: BlockKey) -> bool:
         return key in self._cache or key in self._loads

@@ -63,6 +63,34 @@ def test_nothing_comes_along_until_the_order_is_plain_and_then_twice_as_much_eac
     assert found[PROOFS - 1].start == PROOFS
 
 
+def test_the_next_blocks_are_due_when_half_are_read() -> None:
+    subject = AdjacentPrefetch(1 << 30)
+    brought = in_order(subject, PROOFS)[-1]
+    middle = (brought.start + brought.stop) // 2
+    assert len(brought) > 2
+    assert not subject.ahead(index(), middle - 1)
+    further = subject.ahead(index(), middle)
+    assert further.start == brought.stop
+    assert len(further) > len(brought)
+    assert not subject.ahead(index(), middle)
+    assert not AdjacentPrefetch(1 << 30).ahead(index(), middle)
+
+
+def test_a_reader_of_small_runs_in_order_does_not_wait_for_each_request() -> None:
+    key = archive().keys[0]
+    content = archive().store.get(key)
+    bench = SourceBench([Segment(key, content, len(content), b"")])
+    opened = bench.index(key)
+    for number in range(len(opened.blocks)):
+        run = int(np.searchsorted(opened._run_row, opened._block_row[number], side="right")) - 1
+        bench.clock.run_one(bench.source.blocks_at(opened, run, [number], Priority.USER))
+        bench.clock.run(bench.clock.time_s + bench.reader.latency_s / 4)
+    found = bench.source.statistics()
+    assert found.waits <= PROOFS + 3  # the tail is one
+    assert found.bytes_fetched_twice == 0
+    bench.check_at_rest()
+
+
 def test_reads_at_random_bring_nothing_along() -> None:
     subject, rand = AdjacentPrefetch(1 << 30), random.Random(3)
     brought = sum(
