@@ -26,6 +26,8 @@ from tiered.settings.sections import Settings
 DAY_MS = 24 * 3_600_000
 TABLE_BYTES = 240
 """Memory of a run in the tables of a round and its plan, and of reading its pieces."""
+QUEUE_BYTES = 1024
+"""Memory of a queue in the catalog, with its newest runs."""
 GROWTH_MIN = 8
 """Of plans made on demand: what a compaction wrote is written again only among so many times its bytes."""
 RUNS_MAX = 1 << 20
@@ -92,14 +94,15 @@ def in_flight_bytes(settings: Settings) -> int:
     return min(IN_FLIGHT_BYTES, settings.compaction.memory_bytes // 8)
 
 
-def limits_of(settings: Settings) -> CompactionLimits:
-    """The limits of plans."""
+def limits_of(settings: Settings, queues: int = 0) -> CompactionLimits:
+    """The limits of plans, in a process that has loaded a catalog with so many queues."""
     own = settings.compaction
+    memory_bytes = max(own.memory_bytes // 2, own.memory_bytes - queues * QUEUE_BYTES)
     return CompactionLimits(
-        memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
+        memory_bytes=memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
         object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
         dead_share_min=DEAD_SHARE, growth_min=GROWTH_MIN, table_bytes=TABLE_BYTES,
-        in_flight_bytes=in_flight_bytes(settings), runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
+        in_flight_bytes=in_flight_bytes(settings), runs_max=min(RUNS_MAX, memory_bytes // (2 * TABLE_BYTES)),
     )  # fmt: skip
 
 
@@ -115,7 +118,7 @@ def planned_rounds(
     join their results."""
     before_ms = store.clock_ms() - settings.compaction.min_age_ms
     bound = settled_version(store, state.version, before_ms) + 1
-    limits = limits or limits_of(settings)
+    limits = limits or limits_of(settings, len(state.table))
     return plan_rounds(store, state, limits, before_version=bound, is_wanted=is_wanted, counter=counter)
 
 
@@ -138,6 +141,7 @@ def compact_archive(
     """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
     was committed stays."""
     done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
+    options.release()  # what loading the catalog has freed
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
     writer, counter = maintenance_writer(store, state, _now_ms), ObjectRunCounter()
     while True:
@@ -166,6 +170,7 @@ def compact_archive(
         )
         del planned
         gc.collect()  # its tables may be in a cycle, and not beside those of the next one
+        options.release()
         state = writer.refresh()
         if result is None:
             changed += 1

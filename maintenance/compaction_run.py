@@ -160,6 +160,7 @@ def write_outputs(
             f"compaction needs {needed} bytes in {options.spool_directory}, which may hold {options.spool_bytes_max}",
             hint="allow more, or compact smaller objects",
         )
+    options.release()  # what planning has freed
     options.spool_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compaction-", dir=options.spool_directory) as directory:
         spool = Path(directory)
@@ -249,7 +250,6 @@ class _Compaction:
 
     def rewrite(self) -> CompactionResult:
         """Level 1: iteration by iteration."""
-        self._options.release()  # what planning has freed
         done_bytes = 0
         shared: dict[int, _Open] = {}
         with ExitStack() as files:

@@ -16,18 +16,20 @@ M_ARENA_MAX: Final = -8
 ARENAS: Final = 2
 MMAP_THRESHOLD_BYTES: Final = 4 << 20
 """Larger buffers are mapped, so a free unmaps them; by default glibc raises this to 32 MiB."""
+TABLE_BYTES_MIN: Final = 1 << 20
+"""As ``MMAP_THRESHOLD_BYTES`` of processes that hold tables of runs: a page of the catalog has 1.5 MiB."""
 KEPT_BYTES: Final = 6 << 20
 """Free memory kept at the end of an arena; at the default of 128 KiB, which the setting above fixes, each block's
 memory would be returned and faulted in again."""
 
 
-def return_freed_memory() -> None:
-    """Make the allocator return freed memory. Called by archiving processes before their threads start; no-op without
-    glibc."""
+def return_freed_memory(mapped_bytes_min: int = MMAP_THRESHOLD_BYTES) -> None:
+    """Make the allocator return freed memory; buffers of ``mapped_bytes_min`` are mapped. Called by archiving processes
+    before their threads start; no-op without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_ARENA_MAX, ARENAS)
-        mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        mallopt(M_MMAP_THRESHOLD, mapped_bytes_min)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 

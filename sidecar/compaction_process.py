@@ -27,7 +27,7 @@ from maintenance.compaction_run import (
     write_outputs,
 )
 from maintenance.yielding_store import StoppedError, YieldingStore
-from sidecar.allocator import return_freed_memory, trim
+from sidecar.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from sidecar.logs import log_service
 from tiered.errors import TieredError, UnavailableError, UnreadableError
 from tiered.formats.page_decoder import decode_column_page
@@ -144,7 +144,7 @@ def _child(connection: Connection, work: _Work) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent ends it
     _take_idle_time_only()
-    return_freed_memory()
+    return_freed_memory(TABLE_BYTES_MIN)
     decode_column_page.may_load = False  # numba would take 107 MiB
     log_service(work.store.log_level)
     parent = _Parent(connection)

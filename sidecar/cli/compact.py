@@ -10,7 +10,7 @@ from pathlib import Path
 from maintenance.compaction_job import CompactionReport, compact_archive, dry_run, in_flight_bytes
 from maintenance.compaction_run import CompactionOptions
 from maintenance.prices import Prices, read_prices
-from sidecar.allocator import return_freed_memory, trim
+from sidecar.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.loaded_archive import LoadedArchive, open_for_reading
 from sidecar.progress import Progress
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print what is or would be joined."""
-    return_freed_memory()
+    return_freed_memory(TABLE_BYTES_MIN)
     decode_column_page.may_load = False
     settings = settings_of(options).settings
     prices = read_prices(Path(options.prices)) if options.prices else Prices()
