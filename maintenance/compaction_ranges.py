@@ -13,7 +13,7 @@ from itertools import chain, groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.page_merge import merged_pages, sequences_of
+from tiered.catalog.page_merge import between, merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, joined, selected
 from tiered.catalog.writer_limits import CatalogLimits
@@ -56,12 +56,20 @@ class PageRange:
         """Whether runs of the same versions may be outside of it."""
         return bool(self.others) or self.end is not None
 
-    def living(self, index: RunIndex, state: CatalogState) -> Iterator[Page]:
-        """All living runs of ``pages`` and in memory; of sequences to be merged, in the order of queues."""
+    def compacted(self, index: RunIndex, state: CatalogState) -> Iterator[Page]:
+        """The living runs that it compacts."""
+        # Small pages when sequences are merged: three are in memory twice, beside the runs of the round.
+        return between(self._living(index, state, max(1, PAGE_RUNS // 4)), self.begin, self.end)
+
+    def copied(self, index: RunIndex, state: CatalogState, begin: int, end: int | None) -> Iterator[Page]:
+        """Of sequences to be merged, living runs [``begin``, ``end``) in the order of queues."""
+        return between(self._living(index, state, PAGE_RUNS), begin, end)
+
+    def _living(self, index: RunIndex, state: CatalogState, runs_max: int) -> Iterator[Page]:
         if self.end is None:
             return chain(_living(index, state, self.pages), self.memory(state))
         streams = [_living(index, state, sequence) for sequence in sequences_of(self.pages)]
-        return merged_pages([*streams, self.memory(state)], PAGE_RUNS)
+        return merged_pages([*streams, self.memory(state)], runs_max)
 
     def memory(self, state: CatalogState) -> Iterator[Page]:
         """Its runs in memory, as a page if there are any."""

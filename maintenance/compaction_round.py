@@ -40,7 +40,6 @@ from maintenance.object_runs import ObjectRunCounter, ObjectRuns
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import Reason
-from tiered.catalog.page_merge import between
 from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
@@ -113,8 +112,7 @@ def _planned(
     is_wanted: IsWanted,
     counter: ObjectRunCounter,
 ) -> PlannedRound | None:
-    found = between(chosen.living(index, state), chosen.begin, chosen.end)
-    candidates = _candidates(state, found, chosen.runs)
+    candidates = _candidates(state, chosen.compacted(index, state), chosen.runs)
     if not len(candidates.runs) or any(key in state.unindexed for key in candidates.object_keys):
         return None  # a query scans unindexed objects by name
     copied = 0
@@ -371,7 +369,7 @@ def _put_pages(
 
     def copying(begin: int, end: int | None) -> Iterator[Page]:
         nonlocal copied_runs
-        for page in between(planned.range.living(RunIndex(store), state), begin, end):
+        for page in planned.range.copied(RunIndex(store), state, begin, end):
             copied_runs += len(page.chunk.runs)
             yield page
 

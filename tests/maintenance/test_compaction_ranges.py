@@ -207,7 +207,7 @@ def test_ranges_cover_all_runs_once(which: str, request: pytest.FixtureRequest) 
     for found in ranges_of(state, EVERYTHING, SMALL.runs_max):
         assert [one.is_partial for one in found] == [len(found) > 1] * len(found)
         for one in found:
-            mine = list(between(one.living(index, state), one.begin, one.end))
+            mine = list(one.compacted(index, state))
             assert sum(len(page.chunk.runs) for page in mine) == one.runs
             assert one.runs <= SMALL.runs_max + (one.memory_runs if one.end is None else 0)
             for page in mine:
