@@ -207,6 +207,7 @@ def _run_round(
         result = compact(store, planned.candidates, planned.plan, identity, announcing, write)
     except _VoidError:
         return None
+    options.release()  # what writing has freed
     pages = _put_pages(store, state, planned, result, page_keys, page_runs_max)
     sources = {planned.candidates.object_keys[number] for number in _gone(planned)}
     taken_back = [*(key for key in result.object_keys if key in set(announced)), *page_keys]

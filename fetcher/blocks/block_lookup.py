@@ -99,7 +99,7 @@ class BlockLookup:
         finally:
             self._budget.release(charged_bytes)
         if may_reach:
-            self._read_ahead(wanted)
+            self._prefetch_adjacent(wanted)
 
     def in_memory(self, key: BlockKey) -> Block | None:
         """The block for a user, if it is in memory."""
@@ -150,7 +150,7 @@ class BlockLookup:
         )
         return self._loads.plan(index, spans, frozenset(extra))
 
-    def _read_ahead(self, wanted: Wanted) -> None:
+    def _prefetch_adjacent(self, wanted: Wanted) -> None:
         """Begin to load the next adjacent blocks, if they are due and memory has room."""
         index = wanted.index
         extra = [
