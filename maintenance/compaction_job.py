@@ -26,8 +26,6 @@ from tiered.settings.sections import Settings
 DAY_MS = 24 * 3_600_000
 TABLE_BYTES = 240
 """Memory of a run in the tables of a round and its plan, and of reading its pieces."""
-QUEUE_BYTES = 1024
-"""Memory of a queue in the catalog, with its newest runs."""
 GROWTH_MIN = 8
 """Of plans made on demand: what a compaction wrote is written again only among so many times its bytes."""
 RUNS_MAX = 1 << 20
@@ -94,15 +92,14 @@ def in_flight_bytes(settings: Settings) -> int:
     return min(IN_FLIGHT_BYTES, settings.compaction.memory_bytes // 8)
 
 
-def limits_of(settings: Settings, queues: int = 0) -> CompactionLimits:
-    """The limits of plans, in a process that has loaded a catalog with so many queues."""
+def limits_of(settings: Settings) -> CompactionLimits:
+    """The limits of plans."""
     own = settings.compaction
-    memory_bytes = max(own.memory_bytes // 2, own.memory_bytes - queues * QUEUE_BYTES)
     return CompactionLimits(
-        memory_bytes=memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
+        memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
         object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
         dead_share_min=DEAD_SHARE, growth_min=GROWTH_MIN, table_bytes=TABLE_BYTES,
-        in_flight_bytes=in_flight_bytes(settings), runs_max=min(RUNS_MAX, memory_bytes // (2 * TABLE_BYTES)),
+        in_flight_bytes=in_flight_bytes(settings), runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
     )  # fmt: skip
 
 
@@ -118,7 +115,7 @@ def planned_rounds(
     join their results."""
     before_ms = store.clock_ms() - settings.compaction.min_age_ms
     bound = settled_version(store, state.version, before_ms) + 1
-    limits = limits or limits_of(settings, len(state.table))
+    limits = limits or limits_of(settings)
     return plan_rounds(store, state, limits, before_version=bound, is_wanted=is_wanted, counter=counter)
 
 
