@@ -96,10 +96,11 @@ class AdjacentPrefetch:
     def ahead(self, index: SegmentIndex, last: int) -> range:
         """Adjacent blocks to load now, when blocks up to ``last`` are read and no block is absent."""
         trail = self._trails.get(index.key)
-        if trail is None or last < trail.middle:
+        if trail is None or not trail.middle <= last < trail.end:
             return range(0)
         with self._lock:
-            return self._further(trail, index, trail.end) if last >= trail.middle else range(0)
+            is_due = trail.middle <= last < trail.end  # as another reader may have been first
+            return self._further(trail, index, trail.end) if is_due else range(0)
 
     def _further(self, trail: _ScanTrail, index: SegmentIndex, begin: int) -> range:
         """Blocks from ``begin`` on, twice as many bytes as the last time."""

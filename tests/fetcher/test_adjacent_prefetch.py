@@ -69,6 +69,7 @@ def test_the_next_blocks_are_due_when_half_are_read() -> None:
     middle = (brought.start + brought.stop) // 2
     assert len(brought) > 2
     assert not subject.ahead(index(), middle - 1)
+    assert not subject.ahead(index(), brought.stop), "another reader, elsewhere in the object"
     further = subject.ahead(index(), middle)
     assert further.start == brought.stop
     assert len(further) > len(brought)
