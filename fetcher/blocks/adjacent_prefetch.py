@@ -56,6 +56,8 @@ class AdjacentPrefetch:
         self.unread_bytes_max = unread_bytes_max
         self._lock = threading.Lock()
         self._trails: OrderedDict[str, _ScanTrail] = OrderedDict()
+        self._ended_bytes = 0
+        """``byte_count`` of a trail that has reached the end of its object: the next object is read from its begin."""
         self._unread: dict[BlockKey, int] = {}
         self._unread_bytes = 0
 
@@ -84,7 +86,7 @@ class AdjacentPrefetch:
         with self._lock:
             trail = self._trails.get(index.key)
             if trail is None:
-                trail = self._trails[index.key] = _ScanTrail(first)
+                trail = self._trails[index.key] = self._begin(first)
                 if len(self._trails) > OBJECTS_MAX:
                     self._trails.popitem(last=False)
             self._trails.move_to_end(index.key)
@@ -92,6 +94,13 @@ class AdjacentPrefetch:
                 trail.end, trail.byte_count, trail.middle = last + 1, 0, _ScanTrail.middle
                 return range(0)
             return self._further(trail, index, last + 1)
+
+    def _begin(self, first: int) -> _ScanTrail:
+        """The trail of an object whose first request is for block ``first``."""
+        if not self._ended_bytes or first > NEAR_BLOCKS:
+            return _ScanTrail(first)
+        byte_count, self._ended_bytes = self._ended_bytes // 2, 0
+        return _ScanTrail(first, byte_count, PROOFS)
 
     def ahead(self, index: SegmentIndex, last: int) -> range:
         """Adjacent blocks to load now, when blocks up to ``last`` are read and no block is absent."""
@@ -115,6 +124,8 @@ class AdjacentPrefetch:
                 break
             end += 1
         trail.end = max(trail.end, end)
+        if begin < end == len(index.blocks):
+            self._ended_bytes = trail.byte_count
         trail.middle = (begin + end) // 2 if end > begin else _ScanTrail.middle
         return range(begin, end)
 

@@ -38,11 +38,11 @@ def archive() -> ArchiveBuilder:
 
 
 @lru_cache
-def index() -> SegmentIndex:
-    """The first object's tail."""
+def index(name: str = "") -> SegmentIndex:
+    """The first object's tail, as that of object ``name``."""
     key = archive().keys[0]
     content = archive().store.get(key)
-    return SegmentIndex(key, len(content), content)
+    return SegmentIndex(name or key, len(content), content)
 
 
 def in_order(subject: AdjacentPrefetch, count: int) -> list[range]:
@@ -75,6 +75,14 @@ def test_the_next_blocks_are_due_when_half_are_read() -> None:
     assert len(further) > len(brought)
     assert not subject.ahead(index(), middle)
     assert not AdjacentPrefetch(1 << 30).ahead(index(), middle)
+
+
+def test_the_order_goes_on_in_the_next_object() -> None:
+    subject = AdjacentPrefetch(1 << 30)
+    in_order(subject, len(index().blocks))
+    found = [subject.behind(other, 0, 0, 0) for other in (index("other"), index("third"))]
+    assert len(found[0]) > 2
+    assert not found[1], "once for each object that was read to its end"
 
 
 def test_a_reader_of_small_runs_in_order_does_not_wait_for_each_request() -> None:
