@@ -77,7 +77,7 @@ def test_the_next_blocks_are_due_when_half_are_read() -> None:
     assert not AdjacentPrefetch(1 << 30).ahead(index(), middle)
 
 
-def test_the_order_goes_on_in_the_next_object() -> None:
+def test_the_order_continues_in_the_next_object() -> None:
     subject = AdjacentPrefetch(1 << 30)
     in_order(subject, len(index().blocks))
     found = [subject.behind(other, 0, 0, 0) for other in (index("other"), index("third"))]
