@@ -40,7 +40,7 @@ AGING_BATCH_AGE_MS = 100
 """Of the archive's first objects, which are compacted later."""
 MIN_AGE_MS, EVERY_MS = 5_000, 5_000
 UNINDEXED_MAX = 10_000
-"""Beside the windows: an index file every some minutes."""
+"""While windows are measured: an index file is written every few minutes."""
 WINDOWS_MAX = 8
 """Attempts at a window without work on index files."""
 PULL_EVERY_S, COLD_EVERY = 0.01, 4
@@ -131,7 +131,8 @@ def _windows(
                 if not _is_indexing(tiered, window):
                     break
             tiered.gate.unlink(missing_ok=True)
-            rows.append({"what": "window", "pair": pair, **_figures(window, tiered)})
+            is_indexing = _is_indexing(tiered, window)
+            rows.append({"what": "window", "pair": pair, "indexing": is_indexing, **_figures(window, tiered)})
             note(json.dumps(rows[-1]))
             yield rows[-1]
     rate = (producer.acked - sent[0]) / (time.monotonic() - sent[1])

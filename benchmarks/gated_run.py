@@ -1,9 +1,8 @@
 """`tiered run` that compacts on command and records it: ``python -m benchmarks.gated_run GATE EVENTS run …``.
 
 While the file GATE is absent, compaction waits as it does beside uploads that are behind. EVENTS gets a JSON line for
-each commit of messages, each version that was lost to another writer, each round, and the begin and end of work on
-index files. Owns what is added to the
-process, by replacing methods; the rest is `tiered run` itself.
+each commit of messages, each version that was lost to another writer, each round, and the start and end of work on
+index files. Owns what is added to the process, by replacing methods; the rest is `tiered run` itself.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def gate_compaction(gate: Path, events: Events) -> None:
 
 
 def report_indexing(events: Events) -> None:
-    """When index files are written."""
+    """Start and end of work on index files."""
 
     def reported(step: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: IndexBuilder, *arguments: Any) -> Any:

@@ -32,12 +32,12 @@ OBJECTS_MAX = 4096
 @dataclass
 class _ScanTrail:
     """How an object is read: up to block ``end``, ``byte_count`` stored bytes further each time. The next blocks are
-    due when block ``middle`` is read."""
+    to be loaded when one of ``due`` is read."""
 
     end: int
     byte_count: int = 0
     proofs: int = 0
-    middle: int = 1 << 62
+    due: range = range(0)
 
     def is_sequential(self, first: int) -> bool:
         """Whether a request for ``first`` continues the order."""
@@ -91,7 +91,7 @@ class AdjacentPrefetch:
                     self._trails.popitem(last=False)
             self._trails.move_to_end(index.key)
             if not trail.is_sequential(first):
-                trail.end, trail.byte_count, trail.middle = last + 1, 0, _ScanTrail.middle
+                trail.end, trail.byte_count, trail.due = last + 1, 0, range(0)
                 return range(0)
             return self._further(trail, index, last + 1)
 
@@ -105,11 +105,10 @@ class AdjacentPrefetch:
     def ahead(self, index: SegmentIndex, last: int) -> range:
         """Adjacent blocks to load now, when blocks up to ``last`` are read and no block is absent."""
         trail = self._trails.get(index.key)
-        if trail is None or not trail.middle <= last < trail.end:
+        if trail is None or last not in trail.due:
             return range(0)
-        with self._lock:
-            is_due = trail.middle <= last < trail.end  # as another reader may have been first
-            return self._further(trail, index, trail.end) if is_due else range(0)
+        with self._lock:  # another reader may have been first
+            return self._further(trail, index, trail.end) if last in trail.due else range(0)
 
     def _further(self, trail: _ScanTrail, index: SegmentIndex, begin: int) -> range:
         """Blocks from ``begin`` on, twice as many bytes as the last time."""
@@ -126,7 +125,7 @@ class AdjacentPrefetch:
         trail.end = max(trail.end, end)
         if begin < end == len(index.blocks):
             self._ended_bytes = trail.byte_count
-        trail.middle = (begin + end) // 2 if end > begin else _ScanTrail.middle
+        trail.due = range((begin + end) // 2, trail.end) if begin < end else range(0)
         return range(begin, end)
 
     def brought(self, keys: Iterable[tuple[BlockKey, int]]) -> None:

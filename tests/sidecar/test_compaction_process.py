@@ -74,7 +74,7 @@ def at_child(end: object) -> None:
 
 
 def kill_child() -> None:
-    """Once it has given way to all others."""
+    """Once it runs in idle time only."""
     (child,) = multiprocessing.active_children()
     assert child.pid is not None
     while os.sched_getscheduler(child.pid) != os.SCHED_IDLE:
