@@ -2,8 +2,8 @@
 
 A request for some kilobytes costs as much as one for a megabyte. Once the small runs of an object are read in their
 order, a GET also reads the blocks after them, twice as many each time up to a bound; blocks evicted unread halve it.
-The next GET begins when half of the blocks are read, so that readers do not wait for each. Runs of ordinary size are
-left to their readers' prefetch windows.
+The next GET begins when the first of these blocks is read, so that readers do not wait for each. Runs of ordinary size
+are left to their readers' prefetch windows.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class AdjacentPrefetch:
         trail.end = max(trail.end, end)
         if begin < end == len(index.blocks):
             self._ended_bytes = trail.byte_count
-        trail.due = range((begin + end) // 2, trail.end) if begin < end else range(0)
+        trail.due = range(begin, trail.end) if begin < end else range(0)
         return range(begin, end)
 
     def brought(self, keys: Iterable[tuple[BlockKey, int]]) -> None:

@@ -104,10 +104,19 @@ class MemoryPulls:
         return answered
 
     def pull_rows(self, request: PullRequest) -> PullResult | None:
-        """The result of an unfiltered pull, with columns, if the block the reader read last has all of it."""
+        """The result of an unfiltered pull, with columns, if the block the reader read last has all of it, or the pull
+        is at the end of the queue. Call ``refresh_if_due`` before."""
+        is_recent = self._catalog.is_recent
         view = self._catalog.view(self._catalog.state, (request.topic, request.queue_id, request.generation))
-        reader = None if view is None else self._readers.find(ReaderKey(request.group, view.queue))
-        if view is None or reader is None:
+        if view is None:
+            return None
+        if is_recent and request.offset == view.max_offset > 0:
+            return PullResult(
+                PullStatus.OFFSET_OVERFLOW_ONE, view.max_offset, view.min_offset, view.max_offset,
+                version=view.state.version,
+            )  # fmt: skip
+        reader = self._readers.find(ReaderKey(request.group, view.queue))
+        if reader is None:
             return None
         result = _rows(reader, view, request)
         if result is not None:
@@ -213,7 +222,7 @@ class MemoryPulls:
             )
         except CorruptionError:
             return None  # reported, and read again, by the pull that follows
-        return _Rows(rows, {block_id: block}, place.byte_count / (place.end - place.base))
+        return _Rows(rows, {block_id: block}, place.bytes_per_offset)
 
     def _bodies(self, source: _Rows, part: TakenRows) -> tuple[list[memoryview], Block] | None:
         """The records of ``part``, and the block of the last one; None if a block is not in memory."""
@@ -239,7 +248,8 @@ class MemoryPulls:
         self._counters.messages += result.records
         self._prefetcher.stepped(reader, request.offset, result.next_offset, time_s)
         self._readers.used(reader, time_s)
-        self.after_pull(reader, view, time_s, None)
+        self.prefetch(reader, view, time_s, None)
+        self.sweep(time_s)
 
     def _moved(
         self,
@@ -260,14 +270,18 @@ class MemoryPulls:
         assert rows is not None
         progress = PullProgress(request.offset, result.next_offset, rows.end, rows.block_bytes[-1], time_s)
         self._prefetcher.pulled(reader, progress, bytes_per_offset)
-        self.after_pull(reader, view, time_s, None)
+        self.prefetch(reader, view, time_s, None)
+        self.sweep(time_s)
 
-    def after_pull(
+    def prefetch(
         self, reader: Reader, view: QueueView, time_s: float, message_filter: MessageFilter | None
     ) -> None:
-        """Prefetch for the reader, and drop rows of readers that stopped."""
+        """Prefetch for the reader if its window is low."""
         if reader.window.is_low(time_s):
             self._prefetcher.fetch_ahead(reader, view, message_filter, inline=message_filter is None)
+
+    def sweep(self, time_s: float) -> None:
+        """Drop rows of readers that stopped, at intervals."""
         if self._prefetcher.sweep(time_s):
             self._readers.drop_unused_since(time_s - self._unread_s)
 

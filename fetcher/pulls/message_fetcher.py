@@ -21,13 +21,13 @@ from fetcher.prefetch.event_log import EventKind, EventLog
 from fetcher.prefetch.prefetch_range import PullProgress
 from fetcher.prefetch.prefetcher import Prefetcher, window_limits
 from fetcher.prefetch.range_fetch import RangeFetcher
-from fetcher.prefetch.readers import ReaderKey, Readers
+from fetcher.prefetch.readers import Reader, ReaderKey, Readers
 from fetcher.pulls.memory_pull import FetcherCounters, MemoryPulls
 from fetcher.rows.block_fetch import BlockSource, BufferedRows
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.queue_view import QueueView, status_at
-from fetcher.rows.row_reader import ROWS_AHEAD, RowReader
+from fetcher.rows.row_reader import ROWS_AHEAD, ReadRows, RowReader
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
 from tiered.settings.sections import PrefetchSettings
@@ -135,13 +135,44 @@ class TieredMessageFetcher:
 
     async def _read(self, request: PullRequest, view: QueueView) -> PullResult:
         began_s = self._clock_s()
-        prefetcher, offset = self.prefetcher, request.offset
-        reader = self.readers.open(ReaderKey(request.group, view.queue), began_s)
-        buffered = reader.buffered
-        if buffered.history != view.state.cursor.history:
-            buffered = BufferedRows()
-        ready = prefetcher.ready(reader, offset)
+        offset, key = request.offset, ReaderKey(request.group, view.queue)
         until = 0 if request.until is None else min(request.until, view.max_offset)
+        # A reader that begins with the rest of its queue has no next read: nothing is kept for it.
+        is_rest = 0 < until - offset <= request.count and self.readers.find(key) is None
+        reader = None if is_rest else self.readers.open(key, began_s)
+        ready, buffered, rows_ahead = None, BufferedRows(), 0
+        if reader is not None:
+            if reader.buffered.history == view.state.cursor.history:
+                buffered = reader.buffered
+            ready = self.prefetcher.ready(reader, offset)
+            is_sequential = await self._prefetched(reader, request, view, until)
+            # Not for a reader whose buffered rows were dropped: there is no memory for more.
+            has_room = is_sequential and buffered.rows is not None and request.until is None
+            rows_ahead = ROWS_AHEAD if has_room else 0
+        reading = self._rows.read(view, request, Priority.USER, buffered, rows_ahead=rows_ahead)
+        read, waits = await _counting(reading)
+        time_s = self._clock_s()
+        if waits:
+            self.counters.waited += 1
+            name = request.group, view.queue.topic, view.queue.queue_id
+            self.log.add(EventKind.WAIT, name, time_s - began_s, str(offset))
+        self.counters.messages += len(read.batch)
+        if reader is None and read.next_offset < until:
+            reader = self.readers.open(key, began_s)  # not all of it fitted
+        if reader is not None:
+            if waits and ready is not None:
+                self.prefetcher.waited(reader, ready, read.next_offset)
+            self._keep(reader, view, request, read, time_s)
+        self._memory.sweep(time_s)
+        return PullResult(
+            PullStatus.FOUND if len(read.batch) else PullStatus.NO_MATCHED_MESSAGE,
+            read.next_offset, view.min_offset, view.max_offset, (), len(read.batch), read.batch, read.gap,
+            view.state.version,
+        )  # fmt: skip
+
+    async def _prefetched(self, reader: Reader, request: PullRequest, view: QueueView, until: int) -> bool:
+        """Start what ``reader`` prefetches before this pull; whether it reads sequentially."""
+        prefetcher, offset = self.prefetcher, request.offset
         if reader.window.position < 0 and until - offset > request.count:
             await self._ranges.open(view, offset)  # the first block comes with those after it
             runs = await self.catalog.runs_of(view, offset)
@@ -149,34 +180,22 @@ class TieredMessageFetcher:
         is_sequential = reader.window.position == offset
         if is_sequential:
             prefetcher.fetch_ahead(reader, view, request.filter, inline=True)
-        # Not for a reader whose buffered rows were dropped: there is no memory for more.
-        has_room = is_sequential and buffered.rows is not None and request.until is None
-        reading = self._rows.read(
-            view, request, Priority.USER, buffered, rows_ahead=ROWS_AHEAD if has_room else 0
-        )
-        read, waits = await _counting(reading)
-        time_s = self._clock_s()
-        if waits:
-            self.counters.waited += 1
-            self.log.add(EventKind.WAIT, reader.name, time_s - began_s, str(offset))
-            if ready is not None:
-                prefetcher.waited(reader, ready, read.next_offset)
-        self.counters.messages += len(read.batch)
+        return is_sequential
+
+    def _keep(
+        self, reader: Reader, view: QueueView, request: PullRequest, read: ReadRows, time_s: float
+    ) -> None:
+        """Keep what ``reader`` needs for its next pull, and prefetch for that."""
+        offset = request.offset
         self.readers.buffer(reader, read.buffered)
         rows = read.buffered.rows
         block_bytes = read.block_bytes if rows is None else rows.block_bytes[-1]
-        runs = await self.catalog.runs_of(view, read.next_offset - 1)
-        per_offset = runs.bytes_per_offset(read.next_offset - 1)
+        per_offset = read.bytes_per_offset
         if per_offset == 0 and len(read.batch):
             per_offset = read.batch.record_bytes / (read.next_offset - offset)
         progress = PullProgress(offset, read.next_offset, read.covered, block_bytes, time_s)
-        prefetcher.pulled(reader, progress, per_offset or None)
-        self._memory.after_pull(reader, view, time_s, request.filter)
-        return PullResult(
-            PullStatus.FOUND if len(read.batch) else PullStatus.NO_MATCHED_MESSAGE,
-            read.next_offset, view.min_offset, view.max_offset, (), len(read.batch), read.batch, read.gap,
-            view.state.version,
-        )  # fmt: skip
+        self.prefetcher.pulled(reader, progress, per_offset or None)
+        self._memory.prefetch(reader, view, time_s, request.filter)
 
 
 @types.coroutine

@@ -89,6 +89,11 @@ class CatalogView:
                 if self._refreshing is None:
                     self._begin()
 
+    @property
+    def is_recent(self) -> bool:
+        """Whether ``state`` is no older than the refresh interval, after ``refresh_if_due``."""
+        return self._refreshing is None and self._failure is None
+
     async def refreshed(self) -> CatalogState:
         """The newest version, read after this call. Raises what the store raises."""
         if self._is_snapshot:

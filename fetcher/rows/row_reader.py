@@ -44,6 +44,7 @@ class ReadRows(NamedTuple):
 
     ``batch``: the wanted rows in [begin, next_offset). ``gap``: offsets passed before ``begin``, or None.
     ``covered``: blocks were read up to here, whether taken or not. ``block_bytes``: raw bytes of all ``blocks`` read.
+    ``bytes_per_offset``: of the run read last.
     """
 
     batch: MessageBatch
@@ -53,6 +54,7 @@ class ReadRows(NamedTuple):
     block_bytes: int
     buffered: BufferedRows
     blocks: tuple[BlockId, ...] = ()
+    bytes_per_offset: float = 0.0
 
 
 @dataclass
@@ -136,6 +138,7 @@ class RowReader:
         reply = _Reply(request, at, min(view.max_offset, end), rows_ahead, applies_filter)
         after = BufferedRows(history=view.state.cursor.history)
         pace = request.pace
+        bytes_per_offset = 0.0
         while at < reply.end and reply.needs_more(at) and view.existing(at) == at:
             if pace is not None and pace.is_over and not await pace.next_slice():
                 break
@@ -158,6 +161,7 @@ class RowReader:
                 at = cut
                 break
             at = step.next_offset
+            bytes_per_offset = _last_read(places, at).bytes_per_offset
             if step.is_last:
                 break
         if after.rows is not None:
@@ -174,6 +178,7 @@ class RowReader:
             fetch.touched_bytes,
             after,
             tuple(fetch.touched),
+            bytes_per_offset,
         )
 
 
@@ -184,6 +189,11 @@ def _places(runs: RunList, at: int, reply: _Reply) -> list[RunPlace]:
         end = min(reply.end, at + limits.rows)
         return runs.places(at, end=end, bytes_max=max(1, limits.bytes), runs_max=RUNS_AT_ONCE)
     return runs.places(at, end=reply.end, bytes_max=NO_END, runs_max=min(1 << reply.rounds, RUNS_AT_ONCE))
+
+
+def _last_read(places: list[RunPlace], end: int) -> RunPlace:
+    """The run read last, by a step that ended at offset ``end``."""
+    return next((place for place in reversed(places) if place.base < end), places[0])
 
 
 async def _stored_step(

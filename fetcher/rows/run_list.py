@@ -52,6 +52,11 @@ class RunPlace(NamedTuple):
     base_byte: int
     byte_count: int
 
+    @property
+    def bytes_per_offset(self) -> float:
+        """Average message bytes per offset; 0 of an LMQ."""
+        return self.byte_count / (self.end - self.base)
+
     def check(self, index: SegmentIndex) -> None:
         """Raises CorruptionError unless the object holds this very run."""
         ordinal = self.ordinal

@@ -45,14 +45,16 @@ class RunRows:
         """Where each block begins, and the last one ends: in these rows, and in bytes of all blocks."""
         self.is_plain = place.kind == RunKind.PLAIN
         self.sizes = columns.size
+        # Of few calls, and few that give the interpreter's lock to other threads, as numpy does above 500 numbers.
         self.ends = columns.size.cumsum(dtype=np.int64)
         if span.raw_offset < 0:
             self.ends -= span.raw_offset
-        self.starts = self.ends - columns.size
+        self.starts = np.empty_like(self.ends)
+        self.starts[0] = self.ends[0] - columns.size[0]
+        self.starts[1:] = self.ends[:-1]
         self.piece: NDArray[np.int32] | None = None
         """None: all in one block."""
         if span.end_block - span.first_block > 1:
-            # Block by block: numpy gives the interpreter's lock to other threads for each operation on 500 numbers.
             self.piece = np.empty(len(self.starts), np.int32)
             bounds = zip(pairwise(self.block_rows), self.block_bytes, strict=False)
             for number, ((first, end), begin_bytes) in enumerate(bounds):
@@ -73,7 +75,7 @@ class RunRows:
 
     def _fit(self, is_continued: bool) -> bool:
         """Whether each block ends with a row, the last one perhaps with other runs'."""
-        if int(self.sizes.min()) <= 0:
+        if any(self.sizes[first:end].min() <= 0 for first, end in pairwise(self.block_rows)):
             return False
         for row, end_bytes in zip(self.block_rows[1:-1], self.block_bytes[1:-1], strict=True):
             if int(self.ends[row - 1]) != end_bytes:

@@ -20,6 +20,8 @@ from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 
+FEW_RUNS = 8
+"""Up to so many runs of a page are found again each time: keeping them takes longer."""
 TAIL_RUNS_MAX = 4096
 """Longer tails lose their oldest runs that are in pages."""
 
@@ -60,7 +62,13 @@ class RunWindows:
         tail = self._tail(view)
         if offset >= tail.begin:
             return tail
-        return self._window(view, offset) or self._from_pages(view, offset, self._index.cached_page)
+        found = self._window(view, offset)
+        if found is not None:
+            return found
+        few = self._index.few_runs(view.state, view.queue, offset, FEW_RUNS)
+        if few is not None and (runs := RunList(view.queue, few)).at(offset) >= 0:
+            return runs
+        return self._from_pages(view, offset, self._index.cached_page)
 
     def load(self, view: QueueView, offset: int) -> RunList:
         """Runs around ``offset`` from a page of the catalog. Raises what reading pages raises."""

@@ -63,18 +63,17 @@ def test_nothing_comes_along_until_the_order_is_plain_and_then_twice_as_much_eac
     assert found[PROOFS - 1].start == PROOFS
 
 
-def test_the_next_blocks_are_due_when_half_are_read() -> None:
+def test_the_next_blocks_are_due_when_the_last_ones_are_begun() -> None:
     subject = AdjacentPrefetch(1 << 30)
     brought = in_order(subject, PROOFS)[-1]
-    middle = (brought.start + brought.stop) // 2
     assert len(brought) > 2
-    assert not subject.ahead(index(), middle - 1)
+    assert not subject.ahead(index(), brought.start - 1)
     assert not subject.ahead(index(), brought.stop), "another reader, elsewhere in the object"
-    further = subject.ahead(index(), middle)
+    further = subject.ahead(index(), brought.start)
     assert further.start == brought.stop
     assert len(further) > len(brought)
-    assert not subject.ahead(index(), middle)
-    assert not AdjacentPrefetch(1 << 30).ahead(index(), middle)
+    assert not subject.ahead(index(), brought.start + 1)
+    assert not AdjacentPrefetch(1 << 30).ahead(index(), brought.start)
 
 
 def test_the_order_continues_in_the_next_object() -> None:

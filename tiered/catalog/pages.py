@@ -41,7 +41,7 @@ from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import sorted_order, taken
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, picked
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, copied, picked
 from tiered.object_store.interface import ObjectStore
 
 PAGE_KIND = b"RMQTPAGE"
@@ -289,6 +289,18 @@ class RunIndex:
         except StopIteration as end:
             found: tuple[PageRef, RunChunk] | None = end.value
             return found
+
+    def few_runs(self, state: CatalogState, key: QueueKey, offset: int, runs_max: int) -> RunChunk | None:
+        """The live runs of a queue in the only page that may hold ``offset``, if it is in memory and has up to
+        ``runs_max`` of the queue; else None. As ``runs_of``, but with all objects of the page: not to be kept."""
+        candidates = list(self._candidates(state, key, offset, Bounds.OFFSET))
+        page = self.cached_page(candidates[0]) if len(candidates) == 1 else None
+        mine = slice(0, 0) if page is None else page.runs_of(key)
+        if page is None or not 0 < mine.stop - mine.start <= runs_max:
+            return None
+        runs = copied(page.chunk.runs[mine])
+        runs["queue"] = 0
+        return self.living(state, Page([key], replace(page.chunk, runs=runs))).chunk
 
     def search(
         self,

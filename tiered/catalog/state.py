@@ -302,6 +302,8 @@ class CatalogState:
     def memory_chunk_of(self, row: int) -> RunChunk:
         """As ``memory_runs_of``, with only their objects; ``runs["queue"]`` is 0 everywhere."""
         mine = self.memory_runs_of(row)
+        if not len(mine.runs):
+            return EMPTY_CHUNK
         chunk = selected(mine, slice(None))
         chunk.runs["queue"] = 0
         return chunk
