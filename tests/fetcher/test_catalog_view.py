@@ -204,7 +204,9 @@ def test_runs_of_a_page_in_memory_need_no_thread() -> None:
         assert one is not None
         found = run_sync(view.runs_of(one, 0))
         assert found.place(0).queue == queue
+        assert found.place(0).object_key == dict(runs_expected(builder, queue))[0]
     assert not executor.work
+    assert len(view._windows._windows) == 1, "few runs are not kept"
 
 
 def test_an_offset_takes_a_page_or_two_whatever_the_history() -> None:

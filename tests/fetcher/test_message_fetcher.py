@@ -571,6 +571,35 @@ def test_an_unreachable_catalog_is_no_answer_where_a_client_would_jump() -> None
     assert fetcher.catalog.failures == 3
 
 
+def test_nothing_is_kept_of_a_queue_that_one_pull_reads_to_its_end() -> None:
+    fetcher = plain_fetcher(hundred().store, clock_s=Clock())
+    whole = pull(fetcher, PLAIN, 100, count=100, until=NO_LIMIT, group="whole")
+    assert (whole.records, whole.next_offset, len(fetcher.readers)) == (100, 200, 0)
+    found = []
+    for _ in range(3):  # in parts that fit into the bytes
+        part = pull(
+            fetcher, PLAIN, 100 + len(found), count=100, max_bytes=7_000, until=NO_LIMIT, group="parts"
+        )
+        found += rows_of(part)
+    assert 1 < len(rows_of(part)) < 60
+    assert found == rows_of(whole)[: len(found)]
+    assert len(fetcher.readers) == 1
+
+
+def test_the_end_of_a_queue_needs_no_coroutine_while_the_catalog_is_recent() -> None:
+    clock, builder = Clock(), hundred()
+    fetcher = plain_fetcher(builder.store, clock_s=clock)
+    request = PullRequest(PLAIN.topic, PLAIN.queue_id, 200, 32, NO_LIMIT)
+    found = fetcher._memory.pull_rows(request)
+    assert found == pull(fetcher, PLAIN, 200)
+    assert found is not None and found.status is PullStatus.OFFSET_OVERFLOW_ONE
+    assert (found.min_offset, found.max_offset, found.next_offset) == (100, 200, 200)
+    builder.commit([Sent(PLAIN, offset=200)])
+    assert pull(fetcher, PLAIN, 200).status is PullStatus.OFFSET_OVERFLOW_ONE
+    clock.now_s += 2
+    assert pull(fetcher, PLAIN, 200).status is PullStatus.FOUND
+
+
 def test_buffered_rows_are_not_used_for_offsets_that_left_the_queue() -> None:
     clock = Clock()
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
