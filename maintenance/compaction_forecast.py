@@ -70,8 +70,12 @@ class CompactionForecast:
 
 def forecast(rounds: Iterable[PlannedRound]) -> CompactionForecast:
     """The sum over ``rounds``, each with the later ones that are its like."""
-    found = (of_round(planned).times(1 / planned.range.share) for planned in rounds)
-    return sum(found, CompactionForecast())
+    # Not a loop, whose variable would keep a round while the next one is planned.
+    return sum(map(_of_its_like, rounds), CompactionForecast())
+
+
+def _of_its_like(planned: PlannedRound) -> CompactionForecast:
+    return of_round(planned).times(1 / planned.range.share)
 
 
 def of_round(planned: PlannedRound) -> CompactionForecast:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maintenance.compaction_due import IsWanted, gains
 from maintenance.compaction_plan import (
@@ -52,10 +53,10 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlannedRound:
     """What a round does: the pages it replaces, their runs, and the plan for them. ``copied_runs``: of its pages, that
-    it only copies."""
+    it only copies. Once the outputs are written, only the runs that stay where they are, and no pieces."""
 
     range: PageRange
     candidates: Candidates
@@ -73,6 +74,26 @@ class PlannedRound:
         sources = self.plan.sources
         raw_bytes = self.candidates.objects["raw_bytes"][sources] * self.candidates.share[sources]
         return int(raw_bytes.sum())
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """The first and last version that its pages cover."""
+        chosen = self.range
+        oldest = int(self.candidates.runs["version"].min())
+        first = min([page.from_version for page in chosen.pages], default=oldest)
+        return first, max([chosen.spilled_version, *(page.to_version for page in chosen.pages)])
+
+    @property
+    def staying(self) -> NDArray[np.bool_]:
+        """Which of the runs stay where they are."""
+        stays: NDArray[np.bool_] = ~np.isin(self.candidates.runs["object"], self.plan.sources)
+        return stays
+
+    def forget_written(self) -> None:
+        """Free the tables of what is written: pages are merged with them out of memory."""
+        stays = picked(self.candidates.runs, self.staying)
+        self.candidates = replace(self.candidates, runs=stays)
+        self.plan = replace(self.plan, iterations=[])
 
 
 def plan_rounds(
@@ -180,6 +201,7 @@ def _run_round(
 ) -> CompactionResult | None:
     announced = output_keys(planned.candidates, planned.plan, identity)
     page_keys = _page_keys(state, planned, identity, page_runs_max)
+    versions = planned.versions
     is_current = _Unchanged(state, planned)
 
     def announce(keys: Sequence[str]) -> bool:
@@ -207,8 +229,9 @@ def _run_round(
         result = compact(store, planned.candidates, planned.plan, identity, announcing, write)
     except _VoidError:
         return None
-    options.release()  # what writing has freed
-    pages = _put_pages(store, state, planned, result, page_keys, page_runs_max)
+    planned.forget_written()
+    options.release()
+    pages = _put_pages(store, state, planned, versions, result, page_keys, page_runs_max)
     sources = {planned.candidates.object_keys[number] for number in _gone(planned)}
     taken_back = [*(key for key in result.object_keys if key in set(announced)), *page_keys]
 
@@ -343,6 +366,7 @@ def _put_pages(
     store: ObjectStore,
     state: CatalogState,
     planned: PlannedRound,
+    versions: tuple[int, int],
     result: CompactionResult,
     page_keys: Sequence[str],
     page_runs_max: int,
@@ -350,12 +374,11 @@ def _put_pages(
     """Pages with the runs that stay and the new ones, and those that are only copied, under the first of
     ``page_keys``."""
     candidates = planned.candidates
-    stays = picked(candidates.runs, ~np.isin(candidates.runs["object"], planned.plan.sources))
     new, objects = copied(result.runs), copied(result.objects)
     new["object"] += len(candidates.objects)
     objects["key"] += len(candidates.object_keys)
     chunk = RunChunk(
-        concatenated([stays, new], RUN_DTYPE),
+        concatenated([candidates.runs, new], RUN_DTYPE),
         concatenated([candidates.objects, objects], OBJECT_DTYPE),
         (*candidates.object_keys, *result.object_keys),
     )
@@ -379,7 +402,7 @@ def _put_pages(
         pages = cut(sorted_page(candidates.queues, chunk), page_runs_max)
     if planned.range.end is not None:
         pages = chain(copying(0, planned.range.begin), pages, copying(planned.range.end, None))
-    refs = write_pages(pages, planned.range.level, _versions(planned), put)
+    refs = write_pages(pages, planned.range.level, versions, put)
     if copied_runs != planned.copied_runs:
         raise CorruptionError(f"{copied_runs} runs of pages were copied, not {planned.copied_runs}")
     return refs
@@ -389,9 +412,9 @@ def _page_keys(
     state: CatalogState, planned: PlannedRound, identity: CompactionIdentity, page_runs_max: int
 ) -> list[str]:
     """Keys of as many pages as the round may put: each piece becomes at most one run."""
-    stays = int((~np.isin(planned.candidates.runs["object"], planned.plan.sources)).sum())
+    stays = int(planned.staying.sum())
     pieces = sum(len(part.pieces) for iteration in planned.plan.iterations for part in iteration)
-    _, last = _versions(planned)
+    _, last = planned.versions
     pages = -(-(stays + pieces) // page_runs_max)
     if planned.range.end is not None:
         # Copied pages before and behind, and parts of pages where they were cut.
@@ -399,11 +422,3 @@ def _page_keys(
     return [
         page_key("runs", last, state.epoch, f"{identity.first_attempt:x}_{number}") for number in range(1, pages + 1)
     ]  # fmt: skip
-
-
-def _versions(planned: PlannedRound) -> tuple[int, int]:
-    """The first and last version that the pages of the round cover."""
-    chosen = planned.range
-    oldest = int(planned.candidates.runs["version"].min())
-    first = min([page.from_version for page in chosen.pages], default=oldest)
-    return first, max([chosen.spilled_version, *(page.to_version for page in chosen.pages)])
