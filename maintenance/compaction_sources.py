@@ -89,14 +89,16 @@ class CompactionSources:
     def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundPieces]:
         """For each iteration the pieces that have rows, by their number among all pieces of its parts."""
         windows, is_packed = windows_of(self._candidates, iterations, self._spool_bytes_max)
-        for window in windows:
+        while windows:
+            window = windows.pop(0)
+            count = len(window)
             self._spool.clear(is_packed=is_packed)
             self._distribute(window)
-            for number in range(len(window)):
+            for number in range(count):
                 yield self._spool.take(number)
 
-    def _distribute(self, window: Sequence[Table]) -> None:
-        """Read the sources of all iterations of ``window``, each once."""
+    def _distribute(self, window: list[Table]) -> None:
+        """Read the sources of all iterations of ``window``, each once. It is emptied: sources take its memory."""
         group_bytes_max = min(GROUP_BYTES_MAX, self._in_flight_bytes // READERS_MAX)
         groups = _groups_of(self._candidates, _by_object(self._candidates, window), group_bytes_max)
         largest = max((group.size_bytes for group in groups), default=1)
@@ -108,6 +110,7 @@ class CompactionSources:
                 self._in_flight_bytes // 4,
                 max(int((one["end"] - one["begin"]).sum()) for one in window),
             )
+        window.clear()
         readers = max(1, min(READERS_MAX, readers))
         with ThreadPoolExecutor(readers, thread_name_prefix="compaction-read") as pool:
             try:
