@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import maintenance.compaction_round as rounds
@@ -96,8 +95,8 @@ def kept_runs_forgotten() -> Iterator[None]:
     put_pages = rounds._put_pages
 
     def forgetting(store: ObjectStore, state: CatalogState, planned: rounds.PlannedRound, *rest: Any) -> Any:
-        plan = replace(planned.plan, sources=np.arange(len(planned.candidates.objects)))
-        return put_pages(store, state, replace(planned, plan=plan), *rest)
+        moved_only = replace(planned.candidates, runs=planned.candidates.runs[:0])
+        return put_pages(store, state, replace(planned, candidates=moved_only), *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounds, "_put_pages", forgetting)

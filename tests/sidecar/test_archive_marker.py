@@ -110,11 +110,11 @@ def test_no_second_archive_is_begun_below_the_mount_point_of_a_disk_that_is_away
 
 
 def test_an_emptied_bucket_is_no_archive_to_begin(
-    host: Host, moto_url: RunningStore, monkeypatch: pytest.MonkeyPatch
+    host: Host, minio_url: RunningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in moto_url.environment().items():
+    for name, value in minio_url.environment().items():
         monkeypatch.setenv(name, value)
-    url, options = moto_url.fresh_bucket(), moto_url.options()
+    url, options = minio_url.fresh_bucket(), minio_url.options()
     settings = host.settings
     host.settings = replace(
         settings, archive=replace(settings.archive, url=url), object_store=options.settings

@@ -55,11 +55,6 @@ def _whole_cycle(server: RunningStore, home: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_whole_cycle_on_moto(moto_url: RunningStore, real_store: Callable[[str], Path]) -> None:
-    _whole_cycle(moto_url, real_store("F"))
-
-
-@pytest.mark.integration
 def test_a_whole_cycle_on_minio(minio_url: RunningStore, real_store: Callable[[str], Path]) -> None:
     _whole_cycle(minio_url, real_store("F"))
 
@@ -103,7 +98,7 @@ def test_a_wrong_secret_is_exit_2_and_not_printed(minio_url: RunningStore) -> No
 
 @pytest.mark.parametrize("commits", sweep([0, 1], fast=[1]))
 def test_a_backfill_whose_commits_are_refused_is_exit_4(
-    moto_url: RunningStore, real_store: Callable[[str], Path], commits: int
+    minio_url: RunningStore, real_store: Callable[[str], Path], commits: int
 ) -> None:
     """Not even the first one, before there is data that could be refused; or none behind the first."""
     taken: set[str] = set()
@@ -115,12 +110,12 @@ def test_a_backfill_whose_commits_are_refused_is_exit_4(
             taken.add(asked.path)
         return Action.PASS if asked.path in taken else Action.SLOW_DOWN
 
-    url = moto_url.fresh_bucket()
-    with FaultProxy(moto_url.endpoint, decide) as proxy:
-        server = replace(moto_url, endpoint=proxy.endpoint)
+    url = minio_url.fresh_bucket()
+    with FaultProxy(minio_url.endpoint, decide) as proxy:
+        server = replace(minio_url, endpoint=proxy.endpoint)
         arguments = ("backfill", str(real_store("F") / "store"), url, "--set", "process.patience_ms=1s")
         done = _command(server, *arguments)
     assert done.returncode == 4, done.stderr
     assert "nothing stored for 1 s" in _one_line(done) and "SlowDown" in _one_line(done)
     assert "catalog request failed, retrying" in done.stderr
-    assert _command(moto_url, *arguments).returncode == 0
+    assert _command(minio_url, *arguments).returncode == 0
