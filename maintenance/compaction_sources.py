@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from maintenance.opened_sources import (
     Parents,
     Taking,
 )
+from maintenance.reads_ahead import ReadsAhead
 from tiered.errors import CorruptionError
 from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.segment import RowTable
@@ -77,13 +78,15 @@ class CompactionSources:
         self._candidates = candidates
         self._spool = IterationSpool(spooled)
         self._spool_bytes_max = spool_bytes_max
+        self._reads = ReadsAhead(READERS_MAX)
         self._lock = threading.Lock()
         self.parents = Parents(candidates.queues)
         self.gets = 0
         self.bytes_read = 0
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
+        """Read no more, and close the file. Idempotent."""
+        self._reads.close()
         self._spool.close()
 
     def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundPieces]:
@@ -111,37 +114,29 @@ class CompactionSources:
                 max(int((one["end"] - one["begin"]).sum()) for one in window),
             )
         window.clear()
-        readers = max(1, min(READERS_MAX, readers))
-        with ThreadPoolExecutor(readers, thread_name_prefix="compaction-read") as pool:
-            try:
-                for source in self._ahead(pool, groups, readers):
-                    for found in self._found(source):
-                        self._spool.add(found, kept)
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        for source in self._ahead(groups, max(1, min(READERS_MAX, readers))):
+            for found in self._found(source):
+                self._spool.add(found, kept)
 
-    def _ahead(self, pool: ThreadPoolExecutor, groups: Sequence[_Group], readers: int) -> Iterator[_Source]:
+    def _ahead(self, groups: Sequence[_Group], readers: int) -> Iterator[_Source]:
         """All sources in order, of which up to so many groups wait in memory. Threads only read: decoding in them would
         make all of them wait for the interpreter's lock."""
         ends: deque[tuple[_Group, Future[list[bytes]]]] = deque()
         opened: deque[_Source] = deque()
         for group in groups:
-            ends.append((group, pool.submit(self._last_bytes, group.objects)))
+            ends.append((group, self._reads.submit(self._last_bytes, group.objects)))
             if len(ends) + len(opened) > readers:
-                yield from self._next(pool, ends, opened)
+                yield from self._next(ends, opened)
         while ends or opened:
-            yield from self._next(pool, ends, opened)
+            yield from self._next(ends, opened)
 
     def _next(
-        self,
-        pool: ThreadPoolExecutor,
-        ends: deque[tuple[_Group, Future[list[bytes]]]],
-        opened: deque[_Source],
+        self, ends: deque[tuple[_Group, Future[list[bytes]]]], opened: deque[_Source]
     ) -> Iterator[_Source]:
         """The first of ``opened``; half of the others are opened before."""
         while ends and len(opened) <= len(ends):
             group, last_bytes = ends.popleft()
-            opened.append(self._opened(pool, group, last_bytes.result()))
+            opened.append(self._opened(group, last_bytes.result()))
         yield opened.popleft()
 
     def open(self, number: int) -> tuple[SegmentIndex, KeySection]:
@@ -195,13 +190,13 @@ class CompactionSources:
 
     # -- sources -----------------------------------------
 
-    def _opened(self, pool: ThreadPoolExecutor, group: _Group, last_bytes: Sequence[bytes]) -> _Source:
+    def _opened(self, group: _Group, last_bytes: Sequence[bytes]) -> _Source:
         """Objects, of which the first bytes that are needed are being read."""
         decoded = [self._decoded(*one) for one in zip(group.objects, last_bytes, strict=True)]
         opened = OpenedSources([index for index, _, _ in decoded], [keys for _, keys, _ in decoded])
         places = opened.places_of(self._candidates, group.wanted)
         stored = [
-            _ObjectBytes(self, pool, index, end, ranges)
+            _ObjectBytes(self, self._reads, index, end, ranges)
             for (index, _, end), ranges in zip(decoded, opened.ranges_of(places), strict=True)
         ]
         return _Source(opened, places, stored)
@@ -242,7 +237,7 @@ class _ObjectBytes:
     def __init__(
         self,
         sources: CompactionSources,
-        pool: ThreadPoolExecutor,
+        reads: ReadsAhead,
         index: SegmentIndex,
         end: memoryview,
         wanted: list[tuple[int, int]],
@@ -256,7 +251,7 @@ class _ObjectBytes:
         else:
             self._left = deque(joined_ranges(wanted, sources.read_bytes_max))
             self._begin, self._data = 0, memoryview(b"")
-            self._first = pool.submit(sources.get, self._key, *self._left[0])
+            self._first = reads.submit(sources.get, self._key, *self._left[0])
 
     def _read(self) -> None:
         self._data = memoryview(b"")  # not beside the next ones
