@@ -71,9 +71,8 @@ class CompactionIdentity:
 @dataclass(frozen=True)
 class CompactionOptions:
     """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``in_flight_bytes``: of reads in
-    progress. ``report`` gets the message bytes that are done; ``release`` is called when memory is free: at first, and
-    after each iteration. ``announce`` gets the key of a later attempt before it is put: it is garbage if the
-    compaction dies."""
+    progress. ``report`` gets the message bytes that are done; ``release`` is called when tables have been freed.
+    ``announce`` gets the key of a later attempt before it is put: it is garbage if the compaction dies."""
 
     spool_directory: Path
     spool_bytes_max: int
@@ -267,7 +266,6 @@ class _Compaction:
                     done_bytes += part.message_bytes
                     self._options.report(done_bytes)
                 del found, pieces
-                self._options.release()
         return self._result()
 
     def join(self) -> CompactionResult:

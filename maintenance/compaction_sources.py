@@ -32,7 +32,7 @@ from maintenance.opened_sources import (
     Parents,
     Taking,
 )
-from maintenance.reads_ahead import ReadsAhead
+from maintenance.prefetched_reads import PrefetchedReads
 from tiered.errors import CorruptionError
 from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.segment import RowTable
@@ -78,14 +78,14 @@ class CompactionSources:
         self._candidates = candidates
         self._spool = IterationSpool(spooled)
         self._spool_bytes_max = spool_bytes_max
-        self._reads = ReadsAhead(READERS_MAX)
+        self._reads = PrefetchedReads(READERS_MAX)
         self._lock = threading.Lock()
         self.parents = Parents(candidates.queues)
         self.gets = 0
         self.bytes_read = 0
 
     def close(self) -> None:
-        """Read no more, and close the file. Idempotent."""
+        """Cancel reads that have not begun, and close the file. Idempotent."""
         self._reads.close()
         self._spool.close()
 
@@ -237,7 +237,7 @@ class _ObjectBytes:
     def __init__(
         self,
         sources: CompactionSources,
-        reads: ReadsAhead,
+        reads: PrefetchedReads,
         index: SegmentIndex,
         end: memoryview,
         wanted: list[tuple[int, int]],

@@ -16,8 +16,9 @@ M_ARENA_MAX: Final = -8
 ARENAS: Final = 2
 MMAP_THRESHOLD_BYTES: Final = 4 << 20
 """Larger buffers are mapped, so a free unmaps them; by default glibc raises this to 32 MiB."""
-TABLE_BYTES_MIN: Final = 1 << 20
-"""As ``MMAP_THRESHOLD_BYTES`` of processes that hold tables of runs: a page of the catalog has 1.5 MiB."""
+TABLE_BYTES_MIN: Final = 1664 << 10
+"""As ``MMAP_THRESHOLD_BYTES`` of processes that hold tables of runs, of tens of MiB. The footer of an object with
+thousands of queues has less, and is not mapped and faulted in for each of them."""
 KEPT_BYTES: Final = 6 << 20
 """Free memory kept at the end of an arena; at the default of 128 KiB, which the setting above fixes, each block's
 memory would be returned and faulted in again."""

@@ -1,4 +1,4 @@
-"""Makes GETs ahead in threads, or at once while the store answers faster than threads take turns.
+"""Prefetches by threads, or reads at once while the store answers faster than threads take turns.
 
 A directory in the page cache is such a store: its readers and the thread that decodes would take the interpreter's lock
 from each other for each system call, which took a tenth of a compaction's CPU.
@@ -20,7 +20,7 @@ SLOW_SHARE = 0.2
 """Threads make the reads for good once these have taken more of the time."""
 
 
-class ReadsAhead:
+class PrefetchedReads:
     """Not thread-safe; ``threads`` of its own."""
 
     def __init__(self, threads: int, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -43,5 +43,5 @@ class ReadsAhead:
         return done
 
     def close(self) -> None:
-        """Wait for nothing; what has not begun is not read. Idempotent."""
+        """Cancel reads that have not begun; does not wait. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
