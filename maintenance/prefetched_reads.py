@@ -43,5 +43,5 @@ class PrefetchedReads:
         return done
 
     def close(self) -> None:
-        """Cancel reads that have not begun; does not wait. Idempotent."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Cancel reads that have not begun, and wait for the others, which use the store. Idempotent."""
+        self._pool.shutdown(cancel_futures=True)
