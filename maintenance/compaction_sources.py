@@ -78,7 +78,7 @@ class CompactionSources:
         self._candidates = candidates
         self._spool = IterationSpool(spooled)
         self._spool_bytes_max = spool_bytes_max
-        self._reads = PrefetchedReads(READERS_MAX)
+        self.reads = PrefetchedReads(READERS_MAX)
         self._lock = threading.Lock()
         self.parents = Parents(candidates.queues)
         self.gets = 0
@@ -86,7 +86,7 @@ class CompactionSources:
 
     def close(self) -> None:
         """Cancel reads that have not begun, and close the file. Idempotent."""
-        self._reads.close()
+        self.reads.close()
         self._spool.close()
 
     def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundPieces]:
@@ -124,7 +124,7 @@ class CompactionSources:
         ends: deque[tuple[_Group, Future[list[bytes]]]] = deque()
         opened: deque[_Source] = deque()
         for group in groups:
-            ends.append((group, self._reads.submit(self._last_bytes, group.objects)))
+            ends.append((group, self.reads.submit(self._last_bytes, group.objects)))
             if len(ends) + len(opened) > readers:
                 yield from self._next(ends, opened)
         while ends or opened:
@@ -196,7 +196,7 @@ class CompactionSources:
         opened = OpenedSources([index for index, _, _ in decoded], [keys for _, keys, _ in decoded])
         places = opened.places_of(self._candidates, group.wanted)
         stored = [
-            _ObjectBytes(self, self._reads, index, end, ranges)
+            _ObjectBytes(self, index, end, ranges)
             for (index, _, end), ranges in zip(decoded, opened.ranges_of(places), strict=True)
         ]
         return _Source(opened, places, stored)
@@ -237,7 +237,6 @@ class _ObjectBytes:
     def __init__(
         self,
         sources: CompactionSources,
-        reads: PrefetchedReads,
         index: SegmentIndex,
         end: memoryview,
         wanted: list[tuple[int, int]],
@@ -251,7 +250,7 @@ class _ObjectBytes:
         else:
             self._left = deque(joined_ranges(wanted, sources.read_bytes_max))
             self._begin, self._data = 0, memoryview(b"")
-            self._first = reads.submit(sources.get, self._key, *self._left[0])
+            self._first = sources.reads.submit(sources.get, self._key, *self._left[0])
 
     def _read(self) -> None:
         self._data = memoryview(b"")  # not beside the next ones

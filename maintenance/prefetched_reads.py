@@ -21,7 +21,7 @@ SLOW_SHARE = 0.2
 
 
 class PrefetchedReads:
-    """Not thread-safe; ``threads`` of its own."""
+    """Not thread-safe. It has up to ``threads`` threads."""
 
     def __init__(self, threads: int, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compaction-read")
