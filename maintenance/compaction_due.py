@@ -48,10 +48,9 @@ class Due:
         new = [number for number in plan.sources.tolist() if not is_compacted(candidates.object_keys[number])]
         if plan.copies or not new or _is_mostly_dead(candidates, plan):
             return True
-        stored_ms = candidates.runs["min_store_timestamp"][np.isin(candidates.runs["object"], new)]
-        raw_bytes = candidates.objects["raw_bytes"][new] * candidates.share[new]
-        is_full = float(raw_bytes.sum()) >= self.full_bytes
-        return is_full or int(stored_ms.min()) < self.before_ms
+        is_new = np.isin(candidates.runs["object"], new)
+        is_full = int(candidates.runs["byte_count"][is_new].sum()) >= self.full_bytes
+        return is_full or int(candidates.runs["min_store_timestamp"][is_new].min()) < self.before_ms
 
 
 def _is_mostly_dead(candidates: Candidates, plan: CompactionPlan) -> bool:

@@ -85,7 +85,7 @@ def of_round(planned: PlannedRound) -> CompactionForecast:
     output, _, size = moved_bytes(candidates, plan)
     all_bytes = candidates.objects["size_bytes"][plan.sources]
     source_bytes = int((all_bytes * candidates.share[plan.sources]).sum())
-    read_bytes = 0 if plan.copies else source_bytes
+    read_bytes = 0 if plan.copies else int(size.sum())
     output_bytes = np.bincount(output, weights=size, minlength=len(plan.outputs))
     if plan.copies:
         gets = len(plan.sources)  # tails and key sections
@@ -100,6 +100,12 @@ def of_round(planned: PlannedRound) -> CompactionForecast:
         puts=COMMIT_PUTS + int(sum(_puts(size) for size in output_bytes.tolist())),
         reader_gets=before, new_reader_gets=after,
     )  # fmt: skip
+
+
+def carried_out(planned: PlannedRound) -> CompactionForecast:
+    """Of ``planned`` alone, and of its sources only those that no later round needs: sums over all rounds are exact."""
+    gone = planned.candidates.objects["size_bytes"][planned.gone]
+    return replace(of_round(planned), objects=len(gone), source_bytes=int(gone.sum()))
 
 
 def _puts(size_bytes: float) -> int:

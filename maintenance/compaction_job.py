@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from maintenance.compaction_due import DEAD_SHARE, IsWanted, gains
-from maintenance.compaction_forecast import CompactionForecast, forecast, of_round
+from maintenance.compaction_forecast import CompactionForecast, carried_out, forecast
 from maintenance.compaction_plan import CompactionLimits
 from maintenance.compaction_round import PlannedRound, maintenance_writer, plan_rounds, run_round
 from maintenance.compaction_run import CompactionCost, CompactionOptions, WriteOutputs, write_outputs
@@ -146,7 +146,7 @@ def compact_archive(
         planned = next(rounds, None)
         if planned is None:
             break
-        mine = of_round(planned)
+        mine = carried_out(planned)
         if (done + mine).message_bytes > expected_bytes:
             # Once for many rounds: planning all of them again for each would take as long as joining them. The first
             # one is planned twice, so that two are not in memory.

@@ -70,10 +70,14 @@ class PlannedRound:
 
     @property
     def message_bytes(self) -> int:
-        """Of the sources, before compression."""
-        sources = self.plan.sources
-        raw_bytes = self.candidates.objects["raw_bytes"][sources] * self.candidates.share[sources]
-        return int(raw_bytes.sum())
+        """What it moves, before compression."""
+        return sum(part.message_bytes for iteration in self.plan.iterations for part in iteration)
+
+    @property
+    def gone(self) -> NDArray[np.intp]:
+        """Sources that nothing references after the round."""
+        sources: NDArray[np.intp] = self.plan.sources
+        return sources[self.candidates.share[sources] == 1]
 
     @property
     def versions(self) -> tuple[int, int]:
@@ -232,7 +236,7 @@ def _run_round(
     planned.forget_written()
     options.release()
     pages = _put_pages(store, state, planned, versions, result, page_keys, page_runs_max)
-    sources = {planned.candidates.object_keys[number] for number in _gone(planned)}
+    sources = {planned.candidates.object_keys[number] for number in planned.gone.tolist()}
     taken_back = [*(key for key in result.object_keys if key in set(announced)), *page_keys]
 
     is_committed = False
@@ -262,13 +266,6 @@ def _run_round(
     if is_committed:
         return result
     return None
-
-
-def _gone(planned: PlannedRound) -> Sequence[int]:
-    """Sources that nothing references after the round."""
-    sources = planned.plan.sources
-    gone: Sequence[int] = sources[planned.candidates.share[sources] == 1].tolist()
-    return gone
 
 
 class _VoidError(Exception):

@@ -142,10 +142,11 @@ class _Place(NamedTuple):
 
 
 class IterationSpool:
-    """Not thread-safe."""
+    """Not thread-safe. Its file has no name: a killed process leaves nothing, and close writes nothing to the disk."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w+b", buffering=0)
+        path.unlink()
         self._added: list[FoundPieces] = []
         self._added_bytes = 0
         self._places: dict[int, list[_Place]] = {}

@@ -239,7 +239,7 @@ class CompactionSchedule:
     def _round(self, state: CatalogState, planned: PlannedRound) -> CompactionResult | None:
         self._prepare_spool(planned)
         began_s = self._monotonic_s()
-        objects, byte_count = planned.objects, planned.message_bytes
+        objects, byte_count = len(planned.gone), planned.message_bytes
         result = run_round(
             self._store, state, planned, self._options, clock=self._clock_ms, write=self._write, owner=self._writer
         )  # fmt: skip

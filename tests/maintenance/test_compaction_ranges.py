@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import maintenance.compaction_ranges as ranges
-from maintenance.compaction_forecast import forecast
+from maintenance.compaction_forecast import CompactionForecast, carried_out, forecast
+from maintenance.compaction_plan import length_of
 from maintenance.compaction_ranges import ranges_of
 from maintenance.compaction_round import PlannedRound, plan_rounds
 from maintenance.object_runs import ObjectRunCounter
@@ -96,6 +97,28 @@ def test_a_source_is_deleted_by_the_last_round_that_moves_its_runs(scene: Scene)
     assert not scene.state.pending_deletions.keys() & set(shared)
     compact_all(scene)
     assert set(shared) <= scene.state.pending_deletions.keys()
+
+
+def test_sources_and_messages_of_many_rounds_are_counted_once(scene: Scene) -> None:
+    before = data_keys(scene)
+    done = CompactionForecast()
+    while (
+        planned := next(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING), None)
+    ) is not None:
+        mine = carried_out(planned)
+        result = a_round(scene.store, scene.state, planned, scene.spool)
+        assert result is not None
+        assert mine.message_bytes == length_of(result.runs).sum()
+        done += mine
+        before |= data_keys(scene)
+    scene.collect()
+    gone = before.keys() - data_keys(scene).keys()
+    assert (done.objects, done.source_bytes) == (len(gone), sum(before[key] for key in gone))
+
+
+def data_keys(scene: Scene) -> dict[str, int]:
+    """Data objects with their sizes."""
+    return {info.key: info.size_bytes for prefix in ("data/", "sets/") for info in scene.store.list(prefix)}
 
 
 def test_the_queues_of_a_large_sequence_are_in_one_object_each_in_the_end(scene: Scene) -> None:
