@@ -1,12 +1,13 @@
 """Which pages of an archive a round of compaction replaces: whole sequences, or a part of large ones.
 
 Pages are sorted by queue. Of a large sequence, a round takes consecutive ones with as many runs as fit in memory: some
-queues in all versions. Sequences that are too large together may be merged by the first round.
+queues in all versions. Sequences that are too large together may be merged by the first round; those of which a page
+each does not fit in memory are merged in steps, and only then compacted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 
@@ -22,6 +23,8 @@ PAGE_RUNS = CatalogLimits().page_runs_max
 SIMILAR = 8
 """The largest of the sequences to be merged has at most so many times the runs of the others: else each pass would
 write it again."""
+STEP = 4
+"""A merge whose result is merged again compacts so many times fewer runs: their queues are in an object of each."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,8 @@ class PageRange:
 
 
 def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterator[list[PageRange]]:
-    """Ranges with about ``runs_max`` runs, oldest versions first; several in one list are of the same sequences. Only
-    versions below ``before_version`` take part."""
+    """Ranges with about ``runs_max`` runs: first those that are merged again, the smallest first; then the oldest
+    versions first. Several in one list are of the same sequences. Only versions below ``before_version`` take part."""
     sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
     if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
         return  # versions of two sequences overlap: no range of versions has pages of its own
@@ -90,18 +93,23 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
     if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
         newest, where = int(memory.max()), _histories(state, int(memory.min()))
     stacks = list(_stacks(state, sequences, last, runs_max))
+    merged: list[list[PageRange]] = []
+    others: list[list[PageRange]] = []
     for number, (stack, history) in enumerate(stacks):
         pages = [page for sequence in stack for page in sequence]
         if len(stack) == 1 and _runs(pages) > runs_max:
-            yield _cut(pages, runs_max)
+            others.append(_cut(pages, runs_max))
             continue
         spilled = (0, 0)
         if newest and history == where and number + 1 == len(stacks) and _fit(stack, runs, runs_max):
             spilled, newest = (newest, runs), 0
-        if _runs(pages) > runs_max:
-            yield _merged(pages, *spilled, runs_max)
+        if _runs(pages) <= runs_max:
+            others.append([PageRange(pages, *spilled)])
+        elif _are_similar([_runs(chain(*one)) for one, own in stacks if own == history]):
+            merged.append(_merged(pages, *spilled, runs_max, max(1, runs_max // STEP)))
         else:
-            yield [PageRange(pages, *spilled)]
+            others.append(_merged(pages, *spilled, runs_max, runs_max))
+    yield from (*sorted(merged, key=lambda ranges: _runs(ranges[0].pages)), *others)
     if newest:
         yield [PageRange([], newest, runs)]
 
@@ -146,9 +154,11 @@ def _stacks(
 
 def _is_merged(stack: list[list[PageRef]], runs_max: int) -> bool:
     """Whether it is worth to write the largest of the sequences again for the others."""
-    sizes = [_runs(one) for one in stack]
-    is_similar = max(sizes) <= SIMILAR * (sum(sizes) - max(sizes))
-    return is_similar and _held_runs(stack) <= runs_max
+    return _are_similar([_runs(one) for one in stack]) and _held_runs(stack) <= runs_max
+
+
+def _are_similar(sizes: Sequence[int]) -> bool:
+    return max(sizes) <= SIMILAR * (sum(sizes) - max(sizes))
 
 
 def _held_runs(stack: list[list[PageRef]]) -> int:
@@ -176,22 +186,23 @@ def _cut(sequence: list[PageRef], runs_max: int) -> list[PageRange]:
     return found
 
 
-def _merged(pages: list[PageRef], spilled_version: int, memory_runs: int, runs_max: int) -> list[PageRange]:
+def _merged(
+    pages: list[PageRef], spilled_version: int, memory_runs: int, runs_max: int, first_runs: int
+) -> list[PageRange]:
+    """The first range has up to ``first_runs``."""
     total = _runs(pages) + memory_runs
+    bounds = [0, *range(first_runs, total, runs_max), total]
     return [
-        PageRange(
-            pages, spilled_version, memory_runs, begin, begin + runs_max,
-            share=min(runs_max, total - begin) / (total - begin),
-        )
-        for begin in range(0, total, runs_max)
-    ]  # fmt: skip
+        PageRange(pages, spilled_version, memory_runs, begin, end, share=(end - begin) / (total - begin))
+        for begin, end in pairwise(bounds)
+    ]
 
 
 def _living(index: RunIndex, state: CatalogState, pages: Sequence[PageRef]) -> Iterator[Page]:
     return (index.living(state, index.read_page(ref)) for ref in pages)
 
 
-def _runs(pages: Sequence[PageRef]) -> int:
+def _runs(pages: Iterable[PageRef]) -> int:
     return sum(page.runs for page in pages)
 
 
