@@ -121,8 +121,16 @@ def planned_rounds(
 
 def dry_run(store: ObjectStore, state: CatalogState, settings: Settings, prices: Prices) -> CompactionReport:
     """What `compact` would do first. Reads the catalog alone."""
-    found = forecast(planned_rounds(store, state, settings))
+    found = _forecast(store, state, settings)
     return CompactionReport(False, found, prices=prices, grace_days=settings.gc.grace_ms / DAY_MS)
+
+
+def _forecast(
+    store: ObjectStore, state: CatalogState, settings: Settings, counter: ObjectRunCounter | None = None
+) -> CompactionForecast:
+    """Of all rounds: a small one of a step would not be like the later ones."""
+    limits = replace(limits_of(settings), step_share=1.0)
+    return forecast(planned_rounds(store, state, settings, limits, counter=counter))
 
 
 def compact_archive(
@@ -142,17 +150,15 @@ def compact_archive(
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
     writer, counter = maintenance_writer(store, state, _now_ms), ObjectRunCounter()
     while True:
-        rounds = planned_rounds(store, state, settings, counter=counter)
-        planned = next(rounds, None)
+        planned = next(planned_rounds(store, state, settings, counter=counter), None)
         if planned is None:
             break
         mine = carried_out(planned)
         if (done + mine).message_bytes > expected_bytes:
-            # Once for many rounds: planning all of them again for each would take as long as joining them. The first
-            # one is planned twice, so that two are not in memory.
-            expected = done + forecast([planned])
+            # Once for many rounds: planning all of them again for each would take as long as joining them. This one is
+            # planned twice, so that two are not in memory.
             del planned
-            expected_bytes = (expected + forecast(rounds)).message_bytes
+            expected_bytes = (done + _forecast(store, state, settings, counter)).message_bytes
             planned = next(planned_rounds(store, state, settings, counter=counter))
         of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
         of_rounds(0)

@@ -23,8 +23,6 @@ PAGE_RUNS = CatalogLimits().page_runs_max
 SIMILAR = 8
 """The largest of the sequences to be merged has at most so many times the runs of the others: else each pass would
 write it again."""
-STEP = 4
-"""A merge whose result is merged again compacts so many times fewer runs: their queues are in an object of each."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +79,13 @@ class PageRange:
             yield sorted_page(state.directory.roster.first(len(state.table)), found)
 
 
-def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterator[list[PageRange]]:
+def ranges_of(
+    state: CatalogState, before_version: int, runs_max: int, step_share: float = 1.0
+) -> Iterator[list[PageRange]]:
     """Ranges with about ``runs_max`` runs: first those that are merged again, the smallest first; then the oldest
-    versions first. Several in one list are of the same sequences. Only versions below ``before_version`` take part."""
+    versions first. Several in one list are of the same sequences. Only versions below ``before_version`` take part.
+
+    ``step_share``: of ``runs_max``, that the first range has if the result of a merge is merged again."""
     sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
     if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
         return  # versions of two sequences overlap: no range of versions has pages of its own
@@ -106,7 +108,7 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
         if _runs(pages) <= runs_max:
             others.append([PageRange(pages, *spilled)])
         elif _are_similar([_runs(chain(*one)) for one, own in stacks if own == history]):
-            merged.append(_merged(pages, *spilled, runs_max, max(1, runs_max // STEP)))
+            merged.append(_merged(pages, *spilled, runs_max, max(1, round(runs_max * step_share))))
         else:
             others.append(_merged(pages, *spilled, runs_max, runs_max))
     yield from (*sorted(merged, key=lambda ranges: _runs(ranges[0].pages)), *others)

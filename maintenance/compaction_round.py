@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,10 +75,11 @@ class PlannedRound:
         return sum(part.message_bytes for iteration in self.plan.iterations for part in iteration)
 
     @property
-    def gone(self) -> NDArray[np.intp]:
+    def gone(self) -> NDArray[Any]:
         """Sources that nothing references after the round."""
-        sources: NDArray[np.intp] = self.plan.sources
-        return sources[self.candidates.share[sources] == 1]
+        sources = self.plan.sources
+        found: NDArray[Any] = sources[self.candidates.share[sources] == 1]
+        return found
 
     @property
     def versions(self) -> tuple[int, int]:
@@ -121,7 +123,7 @@ def plan_rounds(
         )
     index = RunIndex(store)
     counter = counter or ObjectRunCounter()
-    for ranges in ranges_of(state, before_version, limits.runs_max):
+    for ranges in ranges_of(state, before_version, limits.runs_max, limits.step_share):
         planned = (_planned(index, state, one, limits, is_wanted, counter) for one in ranges)
         found = next((one for one in planned if one is not None), None)
         if found is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fetcher.blocks.block_cache import BlockKey
 from tiered.formats.segment_index import SegmentIndex
 
-RUN_BYTES_MAX = 1024 * 1024
+RUN_BYTES_MAX = 2 * 1024 * 1024
 """Raw bytes of a small run: reading it costs a request more than its bytes."""
 FIRST_BYTES, MOST_BYTES = 64 * 1024, 4 * 1024 * 1024
 """Stored bytes after the requested ones: the first time, and at most."""
