@@ -94,7 +94,7 @@ def of_round(planned: PlannedRound) -> CompactionForecast:
         is_whole = int(all_bytes.sum()) <= WHOLE_BYTES_MAX * len(plan.sources)
         gets = len(plan.sources) * passes * (1 if is_whole else 2) + read_bytes // SOURCE_READ_BYTES
     return CompactionForecast(
-        rounds=1, objects=planned.objects, new_objects=len(plan.outputs),
+        rounds=1, objects=round(planned.objects), new_objects=len(plan.outputs),
         message_bytes=planned.message_bytes, source_bytes=source_bytes,
         read_bytes=read_bytes, copied_bytes=source_bytes if plan.copies else 0, gets=gets,
         puts=COMMIT_PUTS + int(sum(_puts(size) for size in output_bytes.tolist())),

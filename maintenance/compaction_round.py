@@ -65,9 +65,9 @@ class PlannedRound:
     copied_runs: int = 0
 
     @property
-    def objects(self) -> int:
+    def objects(self) -> float:
         """Sources; those that several rounds share are counted in parts."""
-        return round(float(self.candidates.share[self.plan.sources].sum()))
+        return float(self.candidates.share[self.plan.sources].sum())
 
     @property
     def message_bytes(self) -> int:

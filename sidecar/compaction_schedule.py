@@ -257,8 +257,8 @@ class CompactionSchedule:
             backlog_bytes=max(0, now.backlog_bytes - byte_count),
         )  # fmt: skip
         logger.info(
-            "compaction joined %d objects, %s of messages, to %d in %.1f s",
-            objects, size_text(byte_count), len(result.object_keys), seconds,
+            "compaction wrote %s of messages to %d objects in %.1f s, and replaced %d",
+            size_text(byte_count), len(result.object_keys), seconds, objects,
         )  # fmt: skip
         return result
 

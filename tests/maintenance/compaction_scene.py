@@ -131,4 +131,8 @@ class Scene:
         ).delete
 
     def data_objects(self) -> int:
-        return sum(1 for prefix in ("data/", "sets/") for _ in self.store.list(prefix))
+        return len(self.data_sizes())
+
+    def data_sizes(self) -> dict[str, int]:
+        """Data objects with their bytes."""
+        return {one.key: one.size_bytes for prefix in ("data/", "sets/") for one in self.store.list(prefix)}

@@ -100,7 +100,7 @@ def test_a_source_is_deleted_by_the_last_round_that_moves_its_runs(scene: Scene)
 
 
 def test_sources_and_messages_of_many_rounds_are_counted_once(scene: Scene) -> None:
-    before = data_keys(scene)
+    before = scene.data_sizes()
     done = CompactionForecast()
     while (
         planned := next(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING), None)
@@ -110,15 +110,10 @@ def test_sources_and_messages_of_many_rounds_are_counted_once(scene: Scene) -> N
         assert result is not None
         assert mine.message_bytes == length_of(result.runs).sum()
         done += mine
-        before |= data_keys(scene)
+        before |= scene.data_sizes()
     scene.collect()
-    gone = before.keys() - data_keys(scene).keys()
+    gone = before.keys() - scene.data_sizes().keys()
     assert (done.objects, done.source_bytes) == (len(gone), sum(before[key] for key in gone))
-
-
-def data_keys(scene: Scene) -> dict[str, int]:
-    """Data objects with their sizes."""
-    return {info.key: info.size_bytes for prefix in ("data/", "sets/") for info in scene.store.list(prefix)}
 
 
 def test_the_queues_of_a_large_sequence_are_in_one_object_each_in_the_end(scene: Scene) -> None:
@@ -161,6 +156,19 @@ def test_more_sequences_than_one_round_merges_are_merged_in_steps(tmp_path: Path
     assert merges > 5
     scene.collect()
     scene.check()
+
+
+def test_the_backlog_is_estimated_from_few_runs_of_a_step(similar: Scene) -> None:
+    whole, step = (
+        next(
+            plan_rounds(
+                similar.store, similar.state, replace(SMALL, step_share=share), before_version=EVERYTHING
+            )
+        )
+        for share in (1.0, 0.05)
+    )
+    assert len(step.candidates.runs) * 20 == len(whole.candidates.runs)
+    assert step.objects / step.range.share == pytest.approx(whole.objects / whole.range.share, rel=0.3)
 
 
 def test_runs_in_memory_are_merged_with_the_newest_sequences(similar: Scene) -> None:
