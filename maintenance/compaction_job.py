@@ -14,6 +14,7 @@ from maintenance.compaction_plan import CompactionLimits
 from maintenance.compaction_round import PlannedRound, maintenance_writer, plan_rounds, run_round
 from maintenance.compaction_run import CompactionCost, CompactionOptions, WriteOutputs, write_outputs
 from maintenance.compaction_sources import IN_FLIGHT_BYTES
+from maintenance.kept_tables import KeptTables
 from maintenance.object_runs import ObjectRunCounter
 from maintenance.prices import Prices
 from tiered.catalog.garbage import settled_version
@@ -30,6 +31,8 @@ GROWTH_MIN = 8
 """Of plans made on demand: what a compaction wrote is written again only among so many times its bytes."""
 RUNS_MAX = 1 << 20
 """Of a round, and no more than take half of the memory."""
+KEPT_PART = 4
+"""Tables of sources take at most a quarter of the disk of a compaction."""
 CHANGED_MAX = 5
 """Rounds in a row without effect, because a merge of pages or another compaction has changed the archive."""
 
@@ -145,6 +148,21 @@ def compact_archive(
 ) -> CompactionReport:
     """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
     was committed stays."""
+    with KeptTables(options.spool_directory, options.spool_bytes_max // KEPT_PART) as kept:
+        options = replace(options, kept_tables=kept)
+        return _compacted(store, state, settings, options, prices, report, write)
+
+
+def _compacted(
+    store: ObjectStore,
+    state: CatalogState,
+    settings: Settings,
+    options: CompactionOptions,
+    prices: Prices,
+    report: Report,
+    write: WriteOutputs,
+) -> CompactionReport:
+    """Round after round."""
     done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
     options.release()  # what loading the catalog has freed
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.

@@ -24,15 +24,16 @@ from maintenance.compaction_plan import (
     length_of,
 )
 from maintenance.iteration_spool import FoundPieces, IterationSpool
+from maintenance.kept_tables import KeptTables
 from maintenance.opened_sources import (
     COPIED_RAW_BYTES_MIN,
     WANTED_DTYPE,
     Chunks,
     OpenedSources,
-    Parents,
     Taking,
 )
 from maintenance.prefetched_reads import PrefetchedReads
+from maintenance.source_tables import Parents, SourceTables, queue_hashes
 from tiered.errors import CorruptionError
 from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.segment import RowTable
@@ -54,7 +55,7 @@ GROUP_BYTES_MAX, GROUP_SOURCES_MAX = MIB // 2, 16
 """Small sources that are read one after the other and opened together."""
 BATCH_BYTES = 2 * MIB
 """Messages of a source that are taken out of it together, unless a piece has more."""
-SPOOLED_BYTES_MAX = 8 * MIB
+SPOOLED_BYTES_MAX = MIB
 """What the spool keeps in memory, and not more than an iteration has."""
 ROW_BYTES, PIECE_BYTES = 64, 64
 """In the spool, beside messages."""
@@ -62,7 +63,7 @@ ROW_BYTES, PIECE_BYTES = 64, 64
 
 class CompactionSources:
     """The objects that a compaction reads. ``spooled``: a file of up to ``spool_bytes_max``. ``in_flight_bytes``: of
-    reads in progress, at most."""
+    reads in progress, at most. ``kept``: tables of objects that later rounds need too."""
 
     def __init__(
         self,
@@ -71,7 +72,9 @@ class CompactionSources:
         spooled: Path,
         spool_bytes_max: int,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
+        kept: KeptTables | None = None,
     ) -> None:
+        self._kept = kept
         self._in_flight_bytes = in_flight_bytes
         self.read_bytes_max = min(READ_BYTES_MAX, in_flight_bytes // 2)  # one is used, one on its way
         self._store = store
@@ -81,6 +84,8 @@ class CompactionSources:
         self.reads = PrefetchedReads(READERS_MAX)
         self._lock = threading.Lock()
         self.parents = Parents(candidates.queues)
+        self._queue_hashes = queue_hashes(candidates.queues)
+        self._group_bytes_max = min(GROUP_BYTES_MAX, in_flight_bytes // READERS_MAX)
         self.gets = 0
         self.bytes_read = 0
 
@@ -102,8 +107,8 @@ class CompactionSources:
 
     def _distribute(self, window: list[Table]) -> None:
         """Read the sources of all iterations of ``window``, each once. It is emptied: sources take its memory."""
-        group_bytes_max = min(GROUP_BYTES_MAX, self._in_flight_bytes // READERS_MAX)
-        groups = _groups_of(self._candidates, _by_object(self._candidates, window), group_bytes_max)
+        wanted = _by_object(self._candidates, window)
+        groups = _groups_of(self._candidates, wanted, self._group_bytes_max)
         largest = max((group.size_bytes for group in groups), default=1)
         readers = self._in_flight_bytes // min(self.read_bytes_max, max(1, largest)) - 1
         kept = None  # one iteration is in memory anyway
@@ -124,7 +129,7 @@ class CompactionSources:
         ends: deque[tuple[_Group, Future[list[bytes]]]] = deque()
         opened: deque[_Source] = deque()
         for group in groups:
-            ends.append((group, self.reads.submit(self._last_bytes, group.objects)))
+            ends.append((group, self.reads.submit(self._ends, group.objects)))
             if len(ends) + len(opened) > readers:
                 yield from self._next(ends, opened)
         while ends or opened:
@@ -141,43 +146,60 @@ class CompactionSources:
 
     def open(self, number: int) -> tuple[SegmentIndex, KeySection]:
         """Index and keys of an object."""
-        (last_bytes,) = self._last_bytes([number])
-        index, keys, _ = self._decoded(number, last_bytes)
-        return index, keys
+        return self._decoded(number, memoryview(self._last_bytes(number)))
 
-    def _last_bytes(self, numbers: Sequence[int]) -> list[bytes]:
-        """The end of each object with its tail and, nearly always, its keys; all of a small one."""
-        found = []
-        for number in numbers:
-            row = self._candidates.objects[number]
-            key = self._candidates.object_keys[int(row["key"])]
-            size, tail = int(row["size_bytes"]), int(row["tail_bytes"])
-            check_tail_length(key, size, tail)
-            length = size if size <= WHOLE_BYTES_MAX else min(size, tail + key_bytes_guess(int(row["rows"])))
-            found.append(self.get(key, size - length, length))
-        return found
+    def _key(self, number: int) -> str:
+        return self._candidates.object_keys[int(self._candidates.objects["key"][number])]
 
-    def _decoded(self, number: int, last_bytes: bytes) -> tuple[SegmentIndex, KeySection, memoryview]:
-        row = self._candidates.objects[number]
-        key = self._candidates.object_keys[int(row["key"])]
-        size, length = int(row["size_bytes"]), len(last_bytes)
-        index, end = SegmentIndex(key, size, last_bytes), memoryview(last_bytes)
+    def _ends(self, numbers: Sequence[int]) -> list[bytes]:
+        """The last bytes of each object, or none of one whose tables are kept."""
+        kept = self._kept if self._kept is not None else ()
+        return [b"" if self._key(number) in kept else self._last_bytes(number) for number in numbers]
+
+    def _last_bytes(self, number: int) -> bytes:
+        """The end of an object with its tail and, nearly always, its keys; all of a small one."""
+        key, row = self._key(number), self._candidates.objects[number]
+        size, tail = int(row["size_bytes"]), int(row["tail_bytes"])
+        check_tail_length(key, size, tail)
+        length = size if size <= WHOLE_BYTES_MAX else min(size, tail + key_bytes_guess(int(row["rows"])))
+        return self.get(key, size - length, length)
+
+    def _decoded(self, number: int, end: memoryview) -> tuple[SegmentIndex, KeySection]:
+        """``end``: the last bytes of an object."""
+        key, size = self._key(number), int(self._candidates.objects["size_bytes"][number])
+        index, known = SegmentIndex(key, size, bytes(end)), size - len(end)
         offset, stored_bytes = index.key_span
-        known = size - length
         stored = (
             end[offset - known : offset - known + stored_bytes]
             if offset >= known
             else self.get(key, offset, stored_bytes)
         )
-        return index, index.decode_keys(stored), end
+        return index, index.decode_keys(stored)
+
+    def _tables(self, number: int, wanted: Table, end: memoryview) -> SourceTables:
+        """Those of all ``wanted`` pieces of an object: kept ones if ``end`` has no bytes."""
+        key, kept = self._key(number), self._kept
+        if len(end):
+            index, keys = self._decoded(number, end)
+            tables = SourceTables.of(index, keys, self.parents)
+            is_alone = int(self._candidates.objects["size_bytes"][number]) > self._group_bytes_max
+            if kept is None or not is_alone or self._candidates.share[number] == 1:
+                return tables
+            kept.keep(tables, index.key_count)
+            if key not in kept:
+                return tables
+            del index, keys, tables  # more memory than their part
+        assert kept is not None
+        ordinals = self._candidates.runs["ordinal"][wanted["run"]]
+        return kept.load(key, int(ordinals.min()), int(ordinals.max()) + 1)
 
     def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> RowTable:
         """All rows of a run of the candidates."""
         wanted = np.zeros(1, WANTED_DTYPE)
         wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
-        opened = OpenedSources([index], [keys])
-        places = opened.places_of(self._candidates, wanted)
-        found = opened.found(places, Chunks.without_bytes(1), self.parents)
+        opened = OpenedSources([SourceTables.of(index, keys, self.parents)])
+        places = opened.places_of(self._candidates, self._queue_hashes, wanted)
+        found = opened.found(places, Chunks.without_bytes(1))
         return found.row_table(np.array([0, 1]))
 
     def get(self, key: str, offset: int, length: int) -> bytes:
@@ -192,12 +214,14 @@ class CompactionSources:
 
     def _opened(self, group: _Group, last_bytes: Sequence[bytes]) -> _Source:
         """Objects, of which the first bytes that are needed are being read."""
-        decoded = [self._decoded(*one) for one in zip(group.objects, last_bytes, strict=True)]
-        opened = OpenedSources([index for index, _, _ in decoded], [keys for _, keys, _ in decoded])
-        places = opened.places_of(self._candidates, group.wanted)
+        ends, sizes = [memoryview(one) for one in last_bytes], self._candidates.objects["size_bytes"]
+        opened = OpenedSources(
+            [self._tables(number, group.wanted, end) for number, end in zip(group.objects, ends, strict=True)]
+        )
+        places = opened.places_of(self._candidates, self._queue_hashes, group.wanted)
         stored = [
-            _ObjectBytes(self, index, end, ranges)
-            for (index, _, end), ranges in zip(decoded, opened.ranges_of(places), strict=True)
+            _ObjectBytes(self, self._key(number), int(sizes[number]), end, ranges)
+            for number, end, ranges in zip(group.objects, ends, opened.ranges_of(places), strict=True)
         ]
         return _Source(opened, places, stored)
 
@@ -211,7 +235,7 @@ class CompactionSources:
         for first, last in pairwise(bounds):
             if last > first:
                 mine = places[first:last]
-                yield opened.found(mine, taking.chunks(mine), self.parents)
+                yield opened.found(mine, taking.chunks(mine))
 
 
 class _Group(NamedTuple):
@@ -237,13 +261,14 @@ class _ObjectBytes:
     def __init__(
         self,
         sources: CompactionSources,
-        index: SegmentIndex,
+        key: str,
+        size_bytes: int,
         end: memoryview,
         wanted: list[tuple[int, int]],
     ) -> None:
-        self._sources, self._key = sources, index.key
+        self._sources, self._key = sources, key
         self._first: Future[bytes] | None = None
-        known = index.size_bytes - len(end)
+        known = size_bytes - len(end)
         if not wanted or wanted[0][0] >= known:
             self._left: deque[tuple[int, int]] = deque()
             self._begin, self._data = known, end

@@ -8,8 +8,7 @@ each would cost more than its bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from itertools import chain, pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import fastcrc
@@ -19,17 +18,11 @@ from numpy.typing import NDArray
 
 from maintenance.compaction_plan import PIECE_DTYPE, Candidates
 from maintenance.iteration_spool import CHUNK_DTYPE, FOUND_DTYPE, ROW_DTYPE, FoundPieces
+from maintenance.source_tables import SOURCE_RUN_DTYPE, SourceRows, SourceTables
 from tiered.errors import CorruptionError
 from tiered.formats.segment import SHARED_BLOCK_BYTES
-from tiered.formats.segment_index import (
-    CATALOG_RUN_FIELDS,
-    KeySection,
-    SegmentBounds,
-    SegmentIndex,
-    expand_block,
-)
-from tiered.formats.segment_layout import BLOCK_DTYPE, SEGMENT_RUN_DTYPE
-from tiered.model.queue import QueueKey
+from tiered.formats.segment_index import CATALOG_RUN_FIELDS, SegmentBounds, expand_block
+from tiered.formats.segment_layout import BLOCK_DTYPE
 from tiered.model.tables import RunKind, Table, begins, concatenated, picked, positions
 
 COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
@@ -54,107 +47,62 @@ class BlockBytes(Protocol):
         """Those of one block."""
 
 
-class Parents:
-    """Numbers of the queues that ``parent`` of LMQ rows names: those of the candidates, then others."""
-
-    def __init__(self, queues: Sequence[QueueKey]) -> None:
-        self.queues: list[QueueKey] = list(queues)
-        self._numbers = {queue: number for number, queue in enumerate(self.queues)}
-
-    def numbers_of(self, queues: Sequence[QueueKey], parent: NDArray[Any]) -> NDArray[np.int32]:
-        """``parent`` indexes ``queues``, or is -1."""
-        if int(parent.max(initial=-1)) >= len(queues):
-            raise CorruptionError("the parent of an LMQ row is not in the footer")
-        numbers = np.full(len(queues) + 1, -1, np.int32)
-        for local in np.unique(parent[parent >= 0]).tolist():
-            number = self._numbers.setdefault(queues[local], len(self.queues))
-            if number == len(self.queues):
-                self.queues.append(queues[local])
-            numbers[local] = number
-        found: NDArray[np.int32] = numbers[parent]
-        return found
-
-
 class OpenedSources:
-    """Objects as one: their runs, blocks and rows, one object behind the other."""
+    """Objects as one: their runs, blocks and rows, one object behind the other. Several objects are whole ones."""
 
-    def __init__(self, indexes: Sequence[SegmentIndex], keys: Sequence[KeySection]) -> None:
-        self._indexes = indexes
-        self._first_queue = begins(np.array([len(index.queue_table) for index in indexes]))
-        self._first_run = begins(np.array([len(index.runs) for index in indexes]))
-        self._first_block = begins(np.array([len(index.blocks) for index in indexes]))
-        self._first_row = begins(np.array([index.first_row[-1] for index in indexes]))
-        if len(indexes) == 1:
-            (index,), (self.keys,) = indexes, keys
-            self.runs, self.blocks = index.runs, index.blocks
-            self.first_row, self.bounds = index.first_row, index.bounds
+    def __init__(self, sources: Sequence[SourceTables]) -> None:
+        self._sources = sources
+        self._first_run = begins(np.array([len(source.runs) for source in sources]))
+        self._first_block = begins(np.array([len(source.blocks) for source in sources]))
+        if len(sources) == 1:
+            (source,) = sources
+            self.runs, self.blocks, self._offsets = source.runs, source.blocks, source.block_offsets
+            self.first_row, self.bounds = source.first_row, source.bounds
         else:
-            self.runs = concatenated((index.runs for index in indexes), SEGMENT_RUN_DTYPE)
-            self.runs["queue"] += np.repeat(self._first_queue[:-1], np.diff(self._first_run)).astype(
-                np.uint32
-            )
-            self.blocks = concatenated((index.blocks for index in indexes), BLOCK_DTYPE)
+            self.runs = concatenated((source.runs for source in sources), SOURCE_RUN_DTYPE)
+            self.blocks = concatenated((source.blocks for source in sources), BLOCK_DTYPE)
+            self._offsets = np.concatenate([source.block_offsets for source in sources])
             self.first_row = begins(self.runs["rows"])
             self.bounds = SegmentBounds.of(self.runs, self.blocks)
-            self.keys = KeySection(
-                np.concatenate([one.counts for one in keys]), np.concatenate([one.hashes for one in keys])
-            )
-        self._has_lmqs = bool((self.runs["kind"] == RunKind.LMQ).any())
+        self._row_bounds = self.first_row[self._first_run].tolist()
 
-    @cached_property
-    def queues(self) -> list[QueueKey]:
-        """Those of all objects, with parents of LMQ rows."""
-        return list(chain.from_iterable(index.queues for index in self._indexes))
-
-    def _queues_of(self, runs: Table) -> Iterator[tuple[str, int, int]]:
-        """The queue of each of ``runs``, which are in the order of the objects."""
-        bounds = np.searchsorted(runs["queue"], self._first_queue).tolist()
-        for index, first, (begin, end) in zip(
-            self._indexes, self._first_queue.tolist(), pairwise(bounds), strict=False
-        ):
-            rows = picked(index.queue_table, runs["queue"][begin:end] - np.uint32(first))
-            topics = map(index.topics.__getitem__, rows["topic"].tolist())
-            yield from zip(topics, rows["queue_id"].tolist(), rows["generation"].tolist(), strict=True)
-
-    def where_blocks_are(self) -> list[tuple[int, int]]:
-        """Object and offset of each block."""
-        return [
-            (number, offset)
-            for number, index in enumerate(self._indexes)
-            for offset in index.block_offsets[:-1].tolist()
-        ]
+    def where(self, blocks: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """Object and offset of each of ``blocks``."""
+        numbers = np.searchsorted(self._first_block, blocks, side="right") - 1
+        return zip(numbers.tolist(), self._offsets[blocks].tolist(), strict=True)
 
     def name_of(self, source: int, offset: int) -> str:
         """A block in messages."""
-        return f"{self._indexes[source].key}: block at {offset}"
+        return f"{self._sources[source].key}: block at {offset}"
 
-    def _checked_runs(self, candidates: Candidates, wanted: Table) -> NDArray[np.int64]:
+    def _checked_runs(
+        self, candidates: Candidates, hashes: NDArray[np.uint64], wanted: Table
+    ) -> NDArray[np.int64]:
         """The runs of ``wanted`` (WANTED_DTYPE, object by object), on which catalog and objects must agree."""
         rows = picked(candidates.runs, wanted["run"])
         place = np.cumsum(np.diff(rows["object"].astype(np.int64), prepend=rows["object"][0]) != 0)
         ordinals = rows["ordinal"].astype(np.int64)
-        beyond = np.flatnonzero(ordinals >= np.diff(self._first_run)[place])
+        found: NDArray[np.int64] = ordinals - np.array([source.first_run for source in self._sources])[place]
+        beyond = np.flatnonzero(found >= np.diff(self._first_run)[place])
         if len(beyond):
             first = int(beyond[0])
-            raise CorruptionError(f"{self._indexes[place[first]].key}: has no run {int(ordinals[first])}")
-        found: NDArray[np.int64] = self._first_run[place] + ordinals
+            raise CorruptionError(f"{self._sources[place[first]].key}: has no run {int(ordinals[first])}")
+        found += self._first_run[place]
         own = picked(self.runs, found)
-        differs = np.zeros(len(rows), bool)
+        differs = own["queue"] != hashes[rows["queue"]]
         for name in CATALOG_RUN_FIELDS:
             differs |= own[name] != rows[name]
-        names = candidates.queues
-        pairs = zip(rows["queue"].tolist(), self._queues_of(own), strict=True)
-        differs |= np.fromiter((names[one] != queue for one, queue in pairs), bool, len(rows))
         wrong = np.flatnonzero(differs).tolist()
         if wrong:
-            key, queue = self._indexes[place[wrong[0]]].key, names[int(rows["queue"][wrong[0]])]
+            key, queue = self._sources[place[wrong[0]]].key, candidates.queues[int(rows["queue"][wrong[0]])]
             raise CorruptionError(f"{key}: run {int(ordinals[wrong[0]])} is not the catalog's of {queue}")
         return found
 
-    def places_of(self, candidates: Candidates, wanted: Table) -> Table:
+    def places_of(self, candidates: Candidates, hashes: NDArray[np.uint64], wanted: Table) -> Table:
         """Where pieces that have rows are (PLACE_DTYPE), in the order of the objects. Blocks that begin inside a piece
-        belong to it, and to the first one of a run also a block that begins before. Raises CorruptionError."""
-        run = self._checked_runs(candidates, wanted)
+        belong to it, and to the first one of a run also a block that begins before. ``hashes``: of the candidates'
+        queues. Raises CorruptionError."""
+        run = self._checked_runs(candidates, hashes, wanted)
         found = np.zeros(len(wanted), PLACE_DTYPE)
         for name in WANTED_DTYPE.names or ():
             found[name] = wanted[name]
@@ -189,13 +137,11 @@ class OpenedSources:
         np.add.at(steps, places["first_block"], 1)
         np.subtract.at(steps, places["end_block"], 1)
         blocks = np.flatnonzero(np.cumsum(steps)[:-1])
-        found = []
+        ranges = zip(
+            self._offsets[blocks].tolist(), self.blocks["stored_bytes"][blocks].tolist(), strict=True
+        )
         bounds = np.searchsorted(blocks, self._first_block).tolist()
-        for number, index in enumerate(self._indexes):
-            mine = blocks[bounds[number] : bounds[number + 1]] - self._first_block[number]
-            lengths = index.blocks["stored_bytes"][mine]
-            found.append(list(zip(index.block_offsets[mine].tolist(), lengths.tolist(), strict=True)))
-        return found
+        return [list(islice(ranges, end - begin)) for begin, end in pairwise(bounds)]
 
     def _offset_at(self, run: int, row: int) -> int:
         """The queue offset of a row of ``run``."""
@@ -203,26 +149,19 @@ class OpenedSources:
         if row == 0 or int(self.runs["kind"][run]) != RunKind.BATCH:
             return base + row
         first = int(self.first_row[run])
-        return base + int(self._columns(first, first + row)[4].sum(dtype=np.int64))
+        return base + int(self._rows(first, first + row).table["inner_num"].sum(dtype=np.int64))
 
-    def found(self, places: Table, chunks: Chunks, parents: Parents) -> FoundPieces:
+    def found(self, places: Table, chunks: Chunks) -> FoundPieces:
         """``chunks`` with the rows and keys of their ``places``, as copies."""
         counts = places["end_row"] - places["first_row"]
         row_begins = self.first_row[places["in_sources"]] + places["first_row"]
         first, last = int(row_begins[0]), int(row_begins[-1] + counts[-1])
-        which: slice | NDArray[np.int64] = slice(None)
+        rows, hashes = self._rows(first, last)
         if last - first != int(counts.sum()):
             which = positions(row_begins - first, counts)
-        rows = np.empty(int(counts.sum()), ROW_DTYPE)
-        for name, column in zip(ROW_DTYPE.names or (), self._columns(first, last), strict=False):
-            rows[name] = column[which]
-        if self._has_lmqs:
-            rows["parent"] = parents.numbers_of(self.queues, rows["parent"])
-        key_counts = self.keys.counts[first:last]
-        rows["key_count"] = key_counts[which]
-        before = int(self.keys.counts[:first].sum(dtype=np.int64))
-        hash_ends = before + np.cumsum(key_counts, dtype=np.int64)
-        own_keys = (hash_ends - key_counts)[which]
+            ends = np.cumsum(rows["key_count"], dtype=np.int64)[which]
+            rows = picked(rows, which)
+            hashes = hashes[positions(ends - rows["key_count"], rows["key_count"])]
         found = np.zeros(len(places), FOUND_DTYPE)
         for name in ("iteration", "ordinal"):
             found[name] = places[name]
@@ -235,24 +174,23 @@ class OpenedSources:
                 int(places["in_sources"][at]), int(places["first_row"][at])
             )
         return FoundPieces(
-            pieces=found, rows=rows, hashes=self.keys.hashes[positions(own_keys, rows["key_count"])],
+            pieces=found, rows=rows, hashes=hashes,
             chunks=chunks.table, blocks=chunks.blocks, data=chunks.data,
         )  # fmt: skip
 
-    def _columns(self, first: int, end: int) -> Sequence[NDArray[Any]]:
-        """Columns of rows [first, end), as ``SegmentIndex.stored_columns``; ``parent`` indexes ``queues``."""
-        parts: list[list[NDArray[Any]]] = []
-        for number, index in enumerate(self._indexes):
-            begin = int(self._first_row[number])
-            low, high = max(first, begin), min(end, int(self._first_row[number + 1]))
-            if low < high:
-                columns = list(index.stored_columns(low - begin, high - begin))
-                if number and self._has_lmqs:
-                    columns[5] = np.where(columns[5] < 0, -1, columns[5] + int(self._first_queue[number]))
-                parts.append(columns)
-        if len(parts) == 1:
-            return parts[0]
-        return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+    def _rows(self, first: int, end: int) -> SourceRows:
+        """Rows [first, end) of all objects."""
+        if len(self._sources) == 1:
+            return self._sources[0].rows(first, end)
+        parts = [
+            source.rows(max(first, begin) - begin, min(end, last) - begin)
+            for source, (begin, last) in zip(self._sources, pairwise(self._row_bounds), strict=True)
+            if begin < end and last > first
+        ]
+        return SourceRows(
+            concatenated((part.table for part in parts), ROW_DTYPE),
+            np.concatenate([part.hashes for part in parts]),
+        )
 
 
 class Chunks(NamedTuple):
@@ -280,7 +218,6 @@ class Taking:
         self._decompressor = zstandard.ZstdDecompressor()
         self._decoded = -1
         self._raw: bytes | memoryview = b""
-        self._where = opened.where_blocks_are()
         self._is_large = opened.blocks["raw_bytes"] >= COPIED_RAW_BYTES_MIN
 
     def chunks(self, places: Table) -> Chunks:
@@ -300,29 +237,30 @@ class Taking:
         table["rows"] = np.minimum(end_row, end) - np.maximum(first_row, begin)
         table["blocks"] = is_own
         table["size_bytes"] = np.where(is_own, blocks["stored_bytes"][block], raw_end - raw_begin)
-        which = zip(block.tolist(), is_own.tolist(), raw_begin.tolist(), raw_end.tolist(), strict=True)
+        places_of = self._opened.where(block)
+        which = zip(
+            block.tolist(), places_of, is_own.tolist(), raw_begin.tolist(), raw_end.tolist(), strict=True
+        )
         data = [
-            self._checked(number) if is_stored else self._records(number)[first:last]
-            for number, is_stored, first, last in which
+            self._checked(number, *where) if is_stored else self._records(number, *where)[first:last]
+            for number, where, is_stored, first, last in which
         ]
         before, ends = np.cumsum([0, *is_own]), np.cumsum(counts)
         return Chunks(
             table, picked(blocks, block[is_own]), data, counts, before[ends] - before[ends - counts]
         )
 
-    def _checked(self, block: int) -> bytes:
+    def _checked(self, block: int, source: int, offset: int) -> bytes:
         """A block as stored; its CRC32C is checked."""
-        source, offset = self._where[block]
         row = self._opened.blocks[block]
         stored = bytes(self._stored[source].at(offset, int(row["stored_bytes"])))
         if fastcrc.crc32.iscsi(stored) != int(row["crc32c"]):
             raise CorruptionError(f"{self._opened.name_of(source, offset)} fails its CRC32C")
         return stored
 
-    def _records(self, block: int) -> bytes | memoryview:
+    def _records(self, block: int, source: int, offset: int) -> bytes | memoryview:
         """All records of a block."""
         if block != self._decoded:
-            source, offset = self._where[block]
             row = self._opened.blocks[block]
             stored = self._stored[source].at(offset, int(row["stored_bytes"]))
             self._raw = expand_block(stored, row, self._decompressor, self._opened.name_of(source, offset))

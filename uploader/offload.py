@@ -254,6 +254,7 @@ class Offloader:
                 if not stop.is_set():
                     self._finish_backfill()
                     self._finish_index(stop, threads[-1])
+                    self._writer.finish_merges()
             if self._writer.is_claimed:
                 self._writer.release(pending_deletions=self._uploader.pending_deletions)
         finally:

@@ -173,6 +173,18 @@ def test_nothing_is_merged_before_a_level_is_full() -> None:
     assert [s[0].from_version for s in sequence_to_merge(pages, merging(3, 3))] == [1, 2, 3]
 
 
+def test_the_last_merge_takes_fewer_spills_and_as_many_as_memory_allows() -> None:
+    def ref(version: int) -> PageRef:
+        name = QueueKey("t", 0, 0)
+        return PageRef(str(version), 0, version, version, 1, 1, name, name)
+
+    pages = [ref(version) for version in range(1, 6)]
+    assert not sequence_to_merge(pages, merging(2, 6))
+    assert len(sequence_to_merge(pages, merging(2, 6), is_last=True)) == 5
+    assert [s[0].from_version for s in sequence_to_merge(pages, merging(2, 3), is_last=True)] == [1, 2, 3]
+    assert not sequence_to_merge(pages[:1], merging(2, 3), is_last=True)
+
+
 def merging(sequences: int, spills: int) -> CatalogLimits:
     return CatalogLimits(merge_sequences=sequences, merge_spills=spills)
 

@@ -740,6 +740,42 @@ def test_a_release_ends_a_merge_in_progress(memory: MemoryStore) -> None:
     runs_everywhere(memory, load(memory))
 
 
+def test_merges_are_finished_at_the_end(memory: MemoryStore) -> None:
+    """The first one is in progress, and what it leaves is merged too."""
+    store = BlockedReads(memory)
+    limits = small_limits(merge_sequences=2, merge_spills=6)
+    first = writer(store, limits=limits, background=InThread(store))
+    first.claim()
+    while not store.has_begun.is_set():
+        first.append(append_draft(first.state, {A: 1, B: 1}))
+    for _ in range(20):
+        first.append(append_draft(first.state, {A: 1, B: 1}))
+    threading.Timer(0.05, store.may_continue.set).start()
+    first.finish_merges()
+    assert {page.level for page in first.state.pages} == {2}
+    version = first.state.version
+    assert first.finish_merges().version == version, "nothing is left to merge"
+    first.release()
+    assert not unnamed_objects(memory, first)
+    runs_everywhere(memory, load(memory))
+
+
+def test_a_failed_last_merge_leaves_the_pages(memory: MemoryStore) -> None:
+    first = writer(memory, limits=small_limits(merge_sequences=2, merge_spills=9, embedded_bytes_max=0))
+    first.claim()
+    while len({page.from_version for page in first.state.pages}) < 3:
+        first.append(append_draft(first.state, {A: 1, B: 1}))
+    pages = first.state.pages
+    lost = object_of(pages[0].key)
+    kept = memory.get(lost)
+    memory.delete([lost])
+    first.finish_merges()
+    assert first.state.pages == pages
+    memory.put_if_absent(lost, [kept])
+    first.release()
+    runs_everywhere(memory, load(memory))
+
+
 def test_log_checks_walk_newest_first(memory: MemoryStore) -> None:
     first = writer(memory)
     first.claim()

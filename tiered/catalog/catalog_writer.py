@@ -272,6 +272,17 @@ class CatalogWriter:
             self._commit(CommitDraft(CommitKind.MAINTENANCE), built)
             return self._state
 
+    def finish_merges(self) -> CatalogState:
+        """Merge pages as no more spills follow, and commit the result. After a failure they stay as they are."""
+
+        def build(_state: CatalogState) -> CommitDraft | None:
+            draft = CommitDraft(CommitKind.MAINTENANCE, created_ms=self._clock_ms())
+            return draft if self.is_claimed else None
+
+        while self.is_claimed and self._pages.merge(self.state, is_last=True):
+            self.maintain(build)
+        return self.state
+
     def release(self, *, pending_deletions: Sequence[str] = ()) -> CatalogState:
         """Release the epoch so that the next writer need not take over. ``pending_deletions``: uncommitted objects."""
         with self._lock:

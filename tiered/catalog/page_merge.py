@@ -19,9 +19,11 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import copied
 
 
-def sequence_to_merge(pages: Sequence[PageRef], limits: CatalogLimits) -> list[list[PageRef]]:
+def sequence_to_merge(
+    pages: Sequence[PageRef], limits: CatalogLimits, *, is_last: bool = False
+) -> list[list[PageRef]]:
     """The oldest ``merge_sequences`` sequences of the lowest level that has so many (``merge_spills`` of level 0), or
-    nothing. Pure.
+    nothing. ``is_last``: no more spills follow, and up to ``merge_spills`` are merged. Pure.
 
     Pages of one sequence are ordered in ``pages``.
     """
@@ -31,7 +33,7 @@ def sequence_to_merge(pages: Sequence[PageRef], limits: CatalogLimits) -> list[l
     for level in sorted(levels):
         sequences = levels[level]
         count = limits.merge_sequences if level else limits.merge_spills
-        if len(sequences) >= count:
+        if len(sequences) >= (limits.merge_sequences if is_last else count):
             return [sequences[versions] for versions in sorted(sequences)[:count]]
     return []
 

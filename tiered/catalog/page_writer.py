@@ -97,20 +97,23 @@ class PageWriter:
                 return draft
             return draft if change is None else replace(draft, pages=change)
 
-    def merge(self, state: CatalogState) -> None:
-        """Merge a full level of ``state``; the next commit names the result. Does nothing during another merge.
+    def merge(self, state: CatalogState, *, is_last: bool = False) -> bool:
+        """Merge a full level of ``state``; the next commit names the result. Returns whether there is one. Does nothing
+        during another merge, but waits for it if ``is_last``: see ``sequence_to_merge``.
 
         Postponed when the store is unavailable or an older page is damaged: new data must not wait for lost data.
         """
-        if not self._merging.acquire(blocking=False):
-            return
+        if not self._merging.acquire(blocking=is_last):
+            return False
         try:
             with self._lock:
                 is_due = not self._valid_merge(state) and state.version >= self._after_version
                 is_due = is_due and not self._is_paused
-            sequences = sequence_to_merge(state.pages, self._limits) if is_due else []
+            sequences = sequence_to_merge(state.pages, self._limits, is_last=is_last) if is_due else []
             if sequences:
                 self._merge(state, sequences)
+            with self._lock:
+                return self._valid_merge(state) is not None
         finally:
             self._merging.release()
 
