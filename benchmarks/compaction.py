@@ -72,6 +72,8 @@ PAST_DAY = ("index.after_backfill=true",)
 CYCLE_SETTINGS = ("offload.batch_bytes=65536", "offload.block_bytes=65536", *PAST_DAY)
 BASE_RSS_BYTES = 64 * MIB
 TAILS = 10
+SPOOL_BYTES = 512 * MIB
+"""Of what iterations need, in a file at a time."""
 
 
 class DelayedStore(StoreWrapper):
@@ -253,8 +255,9 @@ def compaction(directory: Path, memory_mib: int, work: Path) -> Row:
     living = {key for page in pages for key in referenced_keys(page)}
     sources = [(key, size) for key, size in sizes.items() if key not in living]
     done, archived_bytes = document["done"], sum(size for _, size in sources)
-    parts_s = planning.cpu_s + parts(place.store, sources, work)
-    spooled_bytes = archived_bytes if iterations > 1 else 0
+    parts_s, found_bytes = parts(place.store, sources, work)
+    parts_s += planning.cpu_s
+    spooled_bytes = found_bytes if iterations > 1 else 0
     files_s = file_parts(work, spooled_bytes, done["bytesSent"] + done["bytesCopied"])
     limit = len(sources) * max(1, iterations) + archived_bytes / (16 * MIB)
     return {
@@ -277,14 +280,15 @@ def _process(child: ChildRun) -> Row:
     }  # fmt: skip
 
 
-def parts(store: ObjectStore, sources: Sequence[tuple[str, int]], work: Path) -> float:
+def parts(store: ObjectStore, sources: Sequence[tuple[str, int]], work: Path) -> tuple[float, int]:
     """CPU seconds of what has to be done with each source, but for files: one GET, opening, columns, keys, checks;
-    decoding and packing of blocks of several runs or of less than a block's half; encoding of columns; writing."""
+    decoding and packing of blocks of several runs or of less than a block's half; encoding of columns; writing. And
+    the bytes that iterations need: records of these blocks, others as they are stored."""
     decompressor, compressor = zstandard.ZstdDecompressor(), zstandard.ZstdCompressor(level=1)
     started = time.process_time()
     with (work / "parts").open("wb") as out:
         raw: list[bytes] = []
-        size = rows = 0
+        size = rows = found_bytes = 0
         columns: list[tuple[NDArray[Any], ...]] = []
         for key, size_bytes in sources:
             data = memoryview(store.get_range(key, 0, size_bytes))
@@ -306,35 +310,43 @@ def parts(store: ObjectStore, sources: Sequence[tuple[str, int]], work: Path) ->
                     block = bytes(data[begin:end])
                     raw.append(decompressor.decompress(block) if int(row["codec"]) else block)
                     size += len(raw[-1])
+                    found_bytes += len(raw[-1])
                 else:
                     out.write(data[begin:end])
+                    found_bytes += end - begin
                 if size >= SHARED_BLOCK_BYTES:
                     out.write(compressor.compress(b"".join(raw)))
                     raw, size = [], 0
         out.flush()
     seconds = time.process_time() - started
     (work / "parts").unlink()
-    return seconds
+    return seconds, found_bytes
 
 
 def file_parts(work: Path, spooled_bytes: int, put_bytes: int) -> float:
-    """CPU seconds of files alone: what iterations need is written and read once, and the outputs are copied into the
-    store, a directory."""
-    started = time.process_time()
-    piece = bytes(MIB)
+    """CPU seconds of files alone: what iterations need is written and read once, as much at a time as a round of
+    64 MiB has, and the outputs are copied into the store, a directory."""
+    piece, target = bytes(MIB), bytearray(MIB)
     first, second = work / "parts", work / "parts-copy"
     with first.open("wb+", buffering=0) as file, second.open("wb", buffering=0) as copy:
-        for _ in range(-(-max(spooled_bytes, put_bytes) // MIB)):
+        started = time.process_time()
+        for begin in range(0, spooled_bytes, SPOOL_BYTES):
+            count = -(-min(SPOOL_BYTES, spooled_bytes - begin) // MIB)
+            for _ in range(count):
+                file.write(piece)
+            file.seek(0)
+            for _ in range(count):
+                file.readinto(target)
+            file.seek(0)
+            file.truncate()
+        seconds = time.process_time() - started
+        for _ in range(-(-put_bytes // MIB)):
             file.write(piece)
-        target = bytearray(MIB)
-        file.seek(0)
-        for _ in range(-(-spooled_bytes // MIB)):
-            file.readinto(target)
-        at = 0
+        started, at = time.process_time(), 0
         while at < put_bytes:
             at += os.copy_file_range(file.fileno(), copy.fileno(), min(16 * MIB, put_bytes - at), at, at)
         os.fsync(copy.fileno())
-    seconds = time.process_time() - started
+        seconds += time.process_time() - started
     first.unlink()
     second.unlink()
     return seconds
