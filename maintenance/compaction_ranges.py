@@ -22,7 +22,7 @@ from tiered.catalog.writer_limits import CatalogLimits
 PAGE_RUNS = CatalogLimits().page_runs_max
 SIMILAR = 8
 """The largest of the sequences to be merged has at most so many times the runs of the others: else each pass would
-write it again."""
+write it again. Unless it has so many runs of each queue: compaction leaves few of them."""
 
 
 @dataclass(frozen=True)
@@ -147,16 +147,18 @@ def _stacks(
         for sequence in reversed(list(found)):  # the newest are small
             wider = [sequence, *stacks[-1]]
             sizes = [_runs(one) for one in wider]
-            if sum(sizes) <= runs_max or len(wider) == 1 or _is_merged(wider, runs_max):
+            if sum(sizes) <= runs_max or len(wider) == 1 or is_merged(wider, runs_max, len(state.table)):
                 stacks[-1] = wider
             else:
                 stacks.append([sequence])
         yield from ((stack, history) for stack in reversed(stacks))
 
 
-def _is_merged(stack: list[list[PageRef]], runs_max: int) -> bool:
-    """Whether it is worth to write the largest of the sequences again for the others."""
-    return _are_similar([_runs(one) for one in stack]) and _held_runs(stack) <= runs_max
+def is_merged(stack: list[list[PageRef]], runs_max: int, queues: int) -> bool:
+    """Whether it is worth to write the largest of the sequences again for the others. Pure."""
+    sizes = [_runs(one) for one in stack]
+    is_compacted = max(sizes) < SIMILAR * queues
+    return _held_runs(stack) <= runs_max and (_are_similar(sizes) or not is_compacted)
 
 
 def _are_similar(sizes: Sequence[int]) -> bool:

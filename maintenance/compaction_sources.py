@@ -188,7 +188,7 @@ class CompactionSources:
             kept.keep(tables, index.key_count)
             if key not in kept:
                 return tables
-            del index, keys, tables  # more memory than their part
+            del index, keys, tables  # a part is enough, and takes less memory
         assert kept is not None
         ordinals = self._candidates.runs["ordinal"][wanted["run"]]
         return kept.load(key, int(ordinals.min()), int(ordinals.max()) + 1)

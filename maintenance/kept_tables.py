@@ -87,7 +87,7 @@ class KeptTables:
         self._places[source.key], self.size_bytes = place, end
 
     def load(self, key: str, first_run: int, end_run: int) -> SourceTables:
-        """Tables that were kept, of runs [first_run, end_run) as far as there are such. Raises KeyError or OSError."""
+        """Tables that were kept, of those of runs [first_run, end_run) that exist. Raises KeyError or OSError."""
         place = self._places[key]
         count = place.lengths[_RUNS] - 1
         first_run, end_run = min(first_run, count - 1), min(end_run, count)

@@ -241,10 +241,14 @@ class Taking:
         which = zip(
             block.tolist(), places_of, is_own.tolist(), raw_begin.tolist(), raw_end.tolist(), strict=True
         )
-        data = [
-            self._checked(number, *where) if is_stored else self._records(number, *where)[first:last]
-            for number, where, is_stored, first, last in which
-        ]
+        data: list[bytes | memoryview] = []
+        for number, where, is_stored, first, last in which:
+            if is_stored:
+                data.append(self._checked(number, *where))
+                continue
+            if number != self._decoded:
+                self._decode(number, *where)
+            data.append(self._raw[first:last])
         before, ends = np.cumsum([0, *is_own]), np.cumsum(counts)
         return Chunks(
             table, picked(blocks, block[is_own]), data, counts, before[ends] - before[ends - counts]
@@ -258,11 +262,9 @@ class Taking:
             raise CorruptionError(f"{self._opened.name_of(source, offset)} fails its CRC32C")
         return stored
 
-    def _records(self, block: int, source: int, offset: int) -> bytes | memoryview:
-        """All records of a block."""
-        if block != self._decoded:
-            row = self._opened.blocks[block]
-            stored = self._stored[source].at(offset, int(row["stored_bytes"]))
-            self._raw = expand_block(stored, row, self._decompressor, self._opened.name_of(source, offset))
-            self._decoded = block
-        return self._raw
+    def _decode(self, block: int, source: int, offset: int) -> None:
+        """All records of a block, until the next one."""
+        row = self._opened.blocks[block]
+        stored = self._stored[source].at(offset, int(row["stored_bytes"]))
+        self._raw = expand_block(stored, row, self._decompressor, self._opened.name_of(source, offset))
+        self._decoded = block

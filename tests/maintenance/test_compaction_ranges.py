@@ -23,7 +23,7 @@ from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.commit import REMOVED_DTYPE, CommitDraft, CommitKind
 from tiered.catalog.page_merge import between, sequences_of
 from tiered.catalog.pages import Page, RunIndex, cut
-from tiered.catalog.state import CatalogState, RunChunk
+from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.errors import StoreFullError, ThrottledError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE, OBJECT_DTYPE, RUN_DTYPE
@@ -138,6 +138,33 @@ def test_similar_sequences_are_merged_by_the_first_round(similar: Scene) -> None
     compact_all(similar)
     similar.collect()
     similar.check()
+
+
+def test_a_large_sequence_that_is_not_compacted_is_merged_with_a_small_one(tmp_path: Path) -> None:
+    """Each queue would else be in an object of either."""
+    scene = Scene(tmp_path, cycles=100, spill_runs=30, merge_spills=12)
+    while len(sequences_of(scene.state.pages)) < 2:
+        scene.append(1)
+    large, small = sorted(sequences_of(scene.state.pages), key=lambda one: -sum(page.runs for page in one))
+    assert sum(page.runs for page in large) > ranges.SIMILAR * sum(page.runs for page in small)
+    chosen = next(ranges.ranges_of(scene.state, EVERYTHING, SMALL.runs_max))[0]
+    assert {page.key for page in chosen.pages} == {page.key for page in (*large, *small)}
+    assert compact_all(scene) > 4
+    assert len(sequences_of(scene.state.pages)) == 1
+    scene.collect()
+    scene.check()
+
+
+def test_a_large_compacted_sequence_is_not_written_again_for_a_small_one() -> None:
+    def sequence(version: int, runs: int) -> list[PageRef]:
+        name = QueueKey("t", 0, 0)
+        return [PageRef(str(version), 0, version, version, runs, 1, name, name)]
+
+    stack = [sequence(1, 1000), sequence(2, 10)]
+    assert ranges.is_merged(stack, 2000, queues=1000 // ranges.SIMILAR)
+    assert not ranges.is_merged(stack, 2000, queues=1000 // ranges.SIMILAR + 1)
+    assert not ranges.is_merged(stack, 1000, queues=1), "pages of both do not fit in memory"
+    assert ranges.is_merged([sequence(1, 1000), sequence(2, 200)], 2000, queues=10**6)
 
 
 def test_more_sequences_than_one_round_merges_are_merged_in_steps(tmp_path: Path) -> None:

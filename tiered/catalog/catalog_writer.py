@@ -273,7 +273,7 @@ class CatalogWriter:
             return self._state
 
     def finish_merges(self) -> CatalogState:
-        """Merge pages as no more spills follow, and commit the result. After a failure they stay as they are."""
+        """Merge pages at the end of a backfill, and commit the result. After a failure they stay as they are."""
 
         def build(_state: CatalogState) -> CommitDraft | None:
             draft = CommitDraft(CommitKind.MAINTENANCE, created_ms=self._clock_ms())

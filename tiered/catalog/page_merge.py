@@ -23,7 +23,7 @@ def sequence_to_merge(
     pages: Sequence[PageRef], limits: CatalogLimits, *, is_last: bool = False
 ) -> list[list[PageRef]]:
     """The oldest ``merge_sequences`` sequences of the lowest level that has so many (``merge_spills`` of level 0), or
-    nothing. ``is_last``: no more spills follow, and up to ``merge_spills`` are merged. Pure.
+    nothing. ``is_last``: level 0 does not wait for ``merge_spills``. Pure.
 
     Pages of one sequence are ordered in ``pages``.
     """
