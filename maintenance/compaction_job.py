@@ -25,7 +25,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
 
 DAY_MS = 24 * 3_600_000
-TABLE_BYTES = 240
+TABLE_BYTES = 208
 """Memory of a run in the tables of a round and its plan, and of reading its pieces."""
 GROWTH_MIN = 8
 """Of plans made on demand: what a compaction wrote is written again only among so many times its bytes."""

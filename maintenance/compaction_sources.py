@@ -55,7 +55,7 @@ GROUP_BYTES_MAX, GROUP_SOURCES_MAX = MIB // 2, 16
 """Small sources that are read one after the other and opened together."""
 BATCH_BYTES = 2 * MIB
 """Messages of a source that are taken out of it together, unless a piece has more."""
-SPOOLED_BYTES_MAX = MIB
+SPOOLED_BYTES_MAX = 3 * MIB // 2
 """What the spool keeps in memory, and not more than an iteration has."""
 ROW_BYTES, PIECE_BYTES = 64, 64
 """In the spool, beside messages."""
