@@ -150,60 +150,47 @@ def compact_archive(
     was committed stays."""
     with KeptTables(options.spool_directory, options.spool_bytes_max // KEPT_PART) as kept:
         options = replace(options, kept_tables=kept)
-        return _compacted(store, state, settings, options, prices, report, write)
-
-
-def _compacted(
-    store: ObjectStore,
-    state: CatalogState,
-    settings: Settings,
-    options: CompactionOptions,
-    prices: Prices,
-    report: Report,
-    write: WriteOutputs,
-) -> CompactionReport:
-    """Round after round."""
-    done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
-    options.release()  # what loading the catalog has freed
-    # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
-    writer, counter = maintenance_writer(store, state, _now_ms), ObjectRunCounter()
-    while True:
-        planned = next(planned_rounds(store, state, settings, counter=counter), None)
-        if planned is None:
-            break
-        mine = carried_out(planned)
-        if (done + mine).message_bytes > expected_bytes:
-            # Once for many rounds: planning all of them again for each would take as long as joining them. This one is
-            # planned twice, so that two are not in memory.
+        done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
+        options.release()  # what loading the catalog has freed
+        # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
+        writer, counter = maintenance_writer(store, state, _now_ms), ObjectRunCounter()
+        while True:
+            planned = next(planned_rounds(store, state, settings, counter=counter), None)
+            if planned is None:
+                break
+            mine = carried_out(planned)
+            if (done + mine).message_bytes > expected_bytes:
+                # Once for many rounds: planning all of them again for each would take as long as joining them. This
+                # one is planned twice, so that two are not in memory.
+                del planned
+                expected_bytes = (done + _forecast(store, state, settings, counter)).message_bytes
+                planned = next(planned_rounds(store, state, settings, counter=counter))
+            of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
+            of_rounds(0)
+            result = run_round(
+                store,
+                state,
+                planned,
+                replace(options, report=of_rounds),
+                clock=_now_ms,
+                write=write,
+                owner=writer,
+            )
             del planned
-            expected_bytes = (done + _forecast(store, state, settings, counter)).message_bytes
-            planned = next(planned_rounds(store, state, settings, counter=counter))
-        of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
-        of_rounds(0)
-        result = run_round(
-            store,
-            state,
-            planned,
-            replace(options, report=of_rounds),
-            clock=_now_ms,
-            write=write,
-            owner=writer,
-        )
-        del planned
-        gc.collect()  # its tables may be in a cycle, and not beside those of the next one
-        options.release()
-        state = writer.refresh()
-        if result is None:
-            changed += 1
-            if changed == CHANGED_MAX:
-                raise UnavailableError(
-                    "the archive's pages change faster than objects are joined", hint="try later"
-                )
-            continue
-        changed = 0
-        done += mine
-        cost += result.cost
-    return CompactionReport(True, done, cost, prices, settings.gc.grace_ms / DAY_MS)
+            gc.collect()  # its tables may be in a cycle, and not beside those of the next one
+            options.release()
+            state = writer.refresh()
+            if result is None:
+                changed += 1
+                if changed == CHANGED_MAX:
+                    raise UnavailableError(
+                        "the archive's pages change faster than objects are joined", hint="try later"
+                    )
+                continue
+            changed = 0
+            done += mine
+            cost += result.cost
+        return CompactionReport(True, done, cost, prices, settings.gc.grace_ms / DAY_MS)
 
 
 def _of_rounds(report: Report, before_bytes: int, expected_bytes: int) -> Callable[[int], None]:

@@ -72,7 +72,8 @@ class KeptTables:
         if end > self.bytes_max:
             return
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - closed by clear
+            # Not buffered: with a full disk, closing it would fail again.
+            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - closed by clear
         place = _Place(positions, lengths)
         self._write(place, _RUNS, 0, _run_table(source))
         self._write(place, _BLOCKS, 0, _block_table(source))
@@ -83,7 +84,6 @@ class KeptTables:
             self._write(place, _FIRST_HASHES, first, hashes + begins(found.table["key_count"]))
             self._write(place, _HASHES, hashes, found.hashes)
             hashes += len(found.hashes)
-        self._file.flush()
         self._places[source.key], self.size_bytes = place, end
 
     def load(self, key: str, first_run: int, end_run: int) -> SourceTables:
@@ -124,8 +124,11 @@ class KeptTables:
 
     def _write(self, place: _Place, table: int, first: int, entries: NDArray[Any]) -> None:
         assert self._file is not None
-        self._file.seek(place.positions[table] + first * _DTYPES[table].itemsize)
-        self._file.write(np.ascontiguousarray(entries).view(np.uint8).data)
+        position = place.positions[table] + first * _DTYPES[table].itemsize
+        left = np.ascontiguousarray(entries).view(np.uint8).data
+        while left:
+            count = os.pwrite(self._file.fileno(), left, position)
+            left, position = left[count:], position + count
 
     def _read(self, place: _Place, table: int, first: int, end: int) -> NDArray[Any]:
         """Entries [first, end) of a table."""
@@ -142,20 +145,25 @@ class KeptTables:
 
 
 def _run_table(source: SourceTables) -> Table:
-    runs = len(source.runs)
-    found = np.zeros(runs + 1, _RUN_DTYPE)
-    for name in SOURCE_RUN_DTYPE.names or ():
-        found[name][:runs] = source.runs[name]
-    found["first_row"], found["first_raw"] = source.bounds.run_rows, source.bounds.run_raw
-    found["first_block"][:runs], found["end_block"][:runs] = source.bounds.blocks_of_runs(np.arange(runs))
-    return found
+    first_block, end_block = source.bounds.blocks_of_runs(np.arange(len(source.runs)))
+    return _with_end(
+        source.runs, SOURCE_RUN_DTYPE, _RUN_DTYPE, first_row=source.bounds.run_rows,
+        first_raw=source.bounds.run_raw, first_block=first_block, end_block=end_block,
+    )  # fmt: skip
 
 
 def _block_table(source: SourceTables) -> Table:
-    blocks = len(source.blocks)
-    found = np.zeros(blocks + 1, _BLOCK_DTYPE)
-    for name in BLOCK_DTYPE.names or ():
-        found[name][:blocks] = source.blocks[name]
-    found["offset"][:blocks] = source.block_offsets
-    found["first_row"], found["first_raw"] = source.bounds.block_rows, source.bounds.block_raw
+    return _with_end(
+        source.blocks, BLOCK_DTYPE, _BLOCK_DTYPE, first_row=source.bounds.block_rows,
+        first_raw=source.bounds.block_raw, offset=source.block_offsets,
+    )  # fmt: skip
+
+
+def _with_end(table: Table, own: np.dtype[Any], kept: np.dtype[Any], **columns: NDArray[Any]) -> Table:
+    """Fields ``own`` of ``table`` and ``columns``, as ``kept``, with an entry more."""
+    found = np.zeros(len(table) + 1, kept)
+    for name in own.names or ():
+        found[name][:-1] = table[name]
+    for name, column in columns.items():
+        found[name][: len(column)] = column
     return found

@@ -141,7 +141,7 @@ def test_similar_sequences_are_merged_by_the_first_round(similar: Scene) -> None
 
 
 def test_a_large_sequence_that_is_not_compacted_is_merged_with_a_small_one(tmp_path: Path) -> None:
-    """Each queue would else be in an object of either."""
+    """Each queue would otherwise be in two objects."""
     scene = Scene(tmp_path, cycles=100, spill_runs=30, merge_spills=12)
     while len(sequences_of(scene.state.pages)) < 2:
         scene.append(1)

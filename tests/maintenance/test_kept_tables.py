@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from maintenance import compaction_ranges, compaction_sources, kept_tables
-from maintenance.compaction_plan import READERS_MAX
+from maintenance.compaction_plan import READERS_MAX, Candidates
 from maintenance.compaction_round import plan_rounds, run_round
 from maintenance.compaction_run import CompactionOptions
 from maintenance.kept_tables import KeptTables
-from maintenance.opened_sources import OpenedSources
+from maintenance.opened_sources import WANTED_DTYPE, OpenedSources
 from maintenance.source_tables import Parents, SourceTables, queue_hashes
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, Scene
+from tiered.errors import CorruptionError, StoreFullError
 from tiered.formats.segment import BlockCodec
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
+from tiered.model.tables import RUN_DTYPE
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 
@@ -162,5 +168,28 @@ def test_a_run_that_a_kept_source_does_not_have_is_reported(tmp_path: Path) -> N
         kept.keep(whole, hashes)
         beyond = len(whole.runs)
         part = kept.load(whole.key, beyond, beyond + 1)
-        assert (part.first_run, len(part.runs)) == (beyond - 1, 1)
-        assert OpenedSources([part]).runs["queue"][0] == whole.runs["queue"][-1]
+        opened = OpenedSources([part])
+        runs, wanted = np.zeros(1, RUN_DTYPE), np.zeros(1, WANTED_DTYPE)
+        runs["ordinal"] = beyond
+        candidates = cast("Candidates", SimpleNamespace(runs=runs, queues=NAMES))
+        with pytest.raises(CorruptionError, match=f"has no run {beyond}"):
+            opened.places_of(candidates, queue_hashes(NAMES), wanted)
+        runs["ordinal"] = beyond - 1
+        with pytest.raises(CorruptionError, match="is not the catalog's"):
+            opened.places_of(candidates, queue_hashes(NAMES), wanted)
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_file: int, _data: memoryview, _position: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    scene = Scene(tmp_path, cycles=60, merge_sequences=3, merge_spills=3)
+    monkeypatch.setattr(os, "pwrite", full)
+    with (
+        pytest.raises(StoreFullError, match="no space is left in"),
+        KeptTables(tmp_path, LIMIT // 4) as kept,
+    ):
+        rounds(scene.store, scene, kept)
+    assert not any(tmp_path.iterdir())
+    scene.collect()
+    scene.check()
