@@ -21,11 +21,7 @@ RUN python -m venv /opt/build \
 COPY pyproject.toml README.md LICENSE ./
 COPY tiered tiered
 COPY uploader uploader
-COPY maintenance maintenance
 COPY fetcher fetcher
-COPY server server
-COPY sidecar sidecar
-COPY pipeline pipeline
 COPY rocketmq_tiered rocketmq_tiered
 # Nothing is downloaded here: the locked hatchling builds the wheel, whose dependencies are installed.
 RUN /opt/build/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /src/dist . \

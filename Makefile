@@ -9,7 +9,7 @@ RESULTS_DIR ?= build/soak
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-SHIPPED := tiered fetcher server uploader maintenance sidecar pipeline rocketmq_tiered
+SHIPPED := tiered uploader fetcher rocketmq_tiered
 .PHONY: help install demo test lint audit types format servers integration soak bench settings-doc docs package lock clean
 
 help: ## this list

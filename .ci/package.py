@@ -31,16 +31,7 @@ INSTALLED_BYTES_MAX = 400_000_000
 READY_S_MAX = 5.0
 """Of processor time until the first start archives: on a busy machine it takes longer."""
 SHARED = ("man/man1/tiered.1", "bash-completion/completions/tiered", "zsh/site-functions/_tiered")
-PACKAGES = (
-    "tiered",
-    "uploader",
-    "maintenance",
-    "fetcher",
-    "server",
-    "sidecar",
-    "pipeline",
-    "rocketmq_tiered",
-)
+PACKAGES = ("tiered", "uploader", "fetcher", "rocketmq_tiered")
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ from fetcher.queries.source import Place, QuerySource
 from fetcher.queries.time_reader import TimeReader
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.catalog_view import CatalogView
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits

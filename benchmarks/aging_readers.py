@@ -32,11 +32,11 @@ from benchmarks.recording import record
 from benchmarks.report import MIB, Row
 from benchmarks.synthetic_history import SyntheticHistory
 from fetcher.queries.queue_listing import list_queues
-from sidecar.cli.status import _report
+from rocketmq_tiered.cli.status import _report
+from tiered.archive.verify_names import verify_names
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
-from tiered.flat_file.verify_names import verify_names
 
 SHORT = 1_000
 FOLLOWED_QUEUES, FOLLOWED_COMMITS = 1_000, 200

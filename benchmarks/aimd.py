@@ -101,7 +101,7 @@ def make_archive(directory: Path, plan: Plan) -> str:
     write_store(directory / "store", spec, messages=fast * len(NAMES))
     url = f"file://{directory}/archive"
     note(f"{fast} messages a topic, {plan.body_bytes} bytes each")
-    command = [sys.executable, "-m", "sidecar.cli", "backfill", str(directory / "store"), url]
+    command = [sys.executable, "-m", "rocketmq_tiered.cli", "backfill", str(directory / "store"), url]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return url
 

@@ -32,7 +32,7 @@ from fetcher.queries.time_search import Boundary
 from fetcher.rows.pull import PullRequest
 from fetcher.span import Span
 from fetcher.walk import Walk
-from sidecar.cli.arguments import add_archive, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, settings_of
 from tiered.settings.sections import Settings
 
 BATCH_MESSAGES = 32

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.machine import drop_from_page_cache
-from sidecar.cli.arguments import add_archive, settings_of
-from sidecar.loaded_archive import open_for_reading
+from rocketmq_tiered.cli.arguments import add_archive, settings_of
+from rocketmq_tiered.process.loaded_archive import open_for_reading
+from tiered.archive.segment_reader import SegmentCache
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
-from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.model.tables import RunKind
 from tiered.object_store.interface import ObjectStore

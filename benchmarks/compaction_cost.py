@@ -15,13 +15,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from maintenance.compaction_due import gains
-from maintenance.compaction_forecast import CompactionForecast, forecast
-from maintenance.compaction_job import limits_of
-from maintenance.compaction_plan import Candidates, CompactionLimits, plan_level_1, plan_level_2
-from maintenance.compaction_ranges import PageRange
-from maintenance.compaction_round import PlannedRound
-from maintenance.prices import Prices
+from rocketmq_tiered.maintenance.compaction_due import gains
+from rocketmq_tiered.maintenance.compaction_forecast import CompactionForecast, forecast
+from rocketmq_tiered.maintenance.compaction_job import limits_of
+from rocketmq_tiered.maintenance.compaction_plan import (
+    Candidates,
+    CompactionLimits,
+    plan_level_1,
+    plan_level_2,
+)
+from rocketmq_tiered.maintenance.compaction_ranges import PageRange
+from rocketmq_tiered.maintenance.compaction_round import PlannedRound
+from rocketmq_tiered.maintenance.prices import Prices
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
 from tiered.settings.compaction_section import CompactionSettings

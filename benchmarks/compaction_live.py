@@ -302,7 +302,7 @@ def _url(options: argparse.Namespace) -> str:
 
 def _compact_beside(options: argparse.Namespace, puller: _Puller) -> Row:
     """`tiered compact --apply` as another process, while the pulls continue."""
-    command = [sys.executable, "-m", "sidecar.cli", "compact", _url(options), "--apply", "--json"]
+    command = [sys.executable, "-m", "rocketmq_tiered.cli", "compact", _url(options), "--apply", "--json"]
     begun_s = time.monotonic()
     environment = _environment({"COMPACTION__MIN_AGE_MS": MIN_AGE_MS})
     with subprocess.Popen(

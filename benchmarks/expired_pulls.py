@@ -24,7 +24,7 @@ from benchmarks.synthetic_store import StoreSpec, write_store
 from fetcher.archive import Archive
 from fetcher.io.waiting import run_sync
 from fetcher.rows.pull import PullRequest
-from maintenance.expire import commit_pass, plan_pass
+from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tiered.catalog.catalog_reader import load
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.open_store import open_store
@@ -62,7 +62,16 @@ def archives(directory: Path, messages: int) -> tuple[str, str]:
     url = f"file://{directory / 'before'}"
     sets = [f"--set={name}={BATCH_BYTES >> shift}" for shift, name in enumerate(BACKFILL)]
     names = ["--cluster", SPEC.cluster, "--broker", SPEC.broker]
-    command = [sys.executable, "-m", "sidecar.cli", "backfill", str(directory / "store"), url, *names, *sets]
+    command = [
+        sys.executable,
+        "-m",
+        "rocketmq_tiered.cli",
+        "backfill",
+        str(directory / "store"),
+        url,
+        *names,
+        *sets,
+    ]
     done = run_child(command)
     if done.exit_code != 0:
         raise RuntimeError(f"backfill: exit code {done.exit_code}: {done.output[-500:]}")

@@ -17,7 +17,7 @@ from benchmarks.aging import CountingStore
 from benchmarks.recording import record
 from benchmarks.report import MIB, Row
 from benchmarks.synthetic_history import CYCLE_MS, START_MS, SyntheticHistory
-from maintenance.expire import commit_pass, plan_pass
+from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.snapshot import encode_root
 from tiered.formats.keys import catalog_key

@@ -24,8 +24,8 @@ from benchmarks.aging import CountingStore
 from benchmarks.recording import record
 from benchmarks.report import MIB, Row
 from benchmarks.synthetic_history import CYCLE_MS, START_MS, SyntheticHistory
-from maintenance.expire import commit_pass, plan_pass
-from maintenance.gc import run_gc
+from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
+from rocketmq_tiered.maintenance.gc import run_gc
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft
 from tiered.catalog.pages import RunIndex

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sidecar.cli import main as tiered
-from sidecar.compaction_schedule import CompactionSchedule
+from rocketmq_tiered.cli import main as tiered
+from rocketmq_tiered.process.compaction_schedule import CompactionSchedule
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitKind
 from tiered.catalog.commit_attempt import CommitAttempt

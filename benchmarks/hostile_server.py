@@ -19,13 +19,13 @@ from pathlib import Path
 from benchmarks.live_store import read_word
 from benchmarks.synthetic_store import StoreSpec
 from fetcher.access import open_async_access
-from server.archive_mode.archive_service import ArchiveService
-from server.backend.served_archive import ServedArchive
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
-from server.listen.memory_shares import MemoryShares
-from server.retries.retry_log import RetryLog
-from server.retries.retry_queue import RetryLimits, RetryQueues
+from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
+from rocketmq_tiered.server.backend.served_archive import ServedArchive
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.listen.memory_shares import MemoryShares
+from rocketmq_tiered.server.retries.retry_log import RetryLog
+from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.store import open_broker_store
 from tiered.kernels.scan import warm_up

@@ -61,7 +61,7 @@ def _archive(directory: Path) -> Row:
     return message
 
 
-_TIERED = (sys.executable, "-m", "sidecar.cli")
+_TIERED = (sys.executable, "-m", "rocketmq_tiered.cli")
 
 
 def _url(directory: Path) -> str:

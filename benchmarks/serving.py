@@ -121,7 +121,7 @@ class _Served:
         drop_directory(plan.work / "archive")
         port = free_port()
         self._address = f"127.0.0.1:{port}"
-        command = [sys.executable, "-m", "sidecar.cli", "serve", url, *NAMES, "--bind", self._address]
+        command = [sys.executable, "-m", "rocketmq_tiered.cli", "serve", url, *NAMES, "--bind", self._address]
         command += ["--set", "admin.port=0"]
         root = {"PYTHONPATH": str(Path(__file__).parent.parent)}
         self._server = ChildServer(

@@ -45,18 +45,18 @@ from benchmarks.spark_report import (
     targets,
 )
 from benchmarks.stores import StoreProfile, ensure_store
-from pipeline.options.columns import chosen
-from pipeline.options.predicate import Predicate
-from pipeline.options.source_options import SOURCE_NAME, parse_options
-from pipeline.options.spark_types import schema_of
-from pipeline.plan.archive_plan import pinned_versions, plan
-from pipeline.source.partition_reader import read_partition
 from rocketmq_tiered.spark import read, session
-from tests.flat_file.queue_reader import QueueReader
+from rocketmq_tiered.spark.options.columns import chosen
+from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.spark.options.source_options import SOURCE_NAME, parse_options
+from rocketmq_tiered.spark.options.spark_types import schema_of
+from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.spark.source.partition_reader import read_partition
+from tests.archive.queue_reader import QueueReader
+from tiered.archive.segment_reader import SegmentCache
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.file import FileStore

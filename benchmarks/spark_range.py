@@ -13,11 +13,11 @@ from benchmarks.spark_report import (
     Row,
 )
 from benchmarks.stores import StoreProfile
-from pipeline.options.predicate import Allowed, Predicate
-from pipeline.options.source_options import parse_options
-from pipeline.plan.archive_plan import pinned_versions, plan
-from pipeline.scan.archive_scan import archive_chunks
-from pipeline.scan.queue_scan import ArchiveScan
+from rocketmq_tiered.spark.options.predicate import Allowed, Predicate
+from rocketmq_tiered.spark.options.source_options import parse_options
+from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.spark.scan.archive_scan import archive_chunks
+from rocketmq_tiered.spark.scan.queue_scan import ArchiveScan
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore

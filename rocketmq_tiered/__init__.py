@@ -9,29 +9,37 @@
 ``open_async`` is the form for an event loop, ``rocketmq_tiered.spark`` the one for Spark.
 """
 
-from fetcher.archive import Archive, Queue
-from fetcher.archive import open_archive as open
-from fetcher.async_archive import AsyncArchive, AsyncQueue, open_async
-from fetcher.queries.by_key import KeyKind
-from fetcher.queries.queue_listing import QueueListing
-from fetcher.queries.time_search import Boundary
-from fetcher.rows.batch import MessageBatch
-from fetcher.rows.message import Message
-from fetcher.rows.tag_filter import MessageFilter, TagFilter, tag_filter
-from fetcher.sql92.message_filter import Sql92Filter
-from tiered.errors import (
-    AccessDeniedError,
-    CorruptionError,
-    NotFoundError,
-    SnapshotExpiredError,
-    TieredError,
-    UnavailableError,
-    UnsupportedFormatError,
-    UsageError,
-)
-from tiered.formats.record import InnerMessage
-from tiered.settings.load import load_settings
-from tiered.settings.sections import Settings
+from typing import TYPE_CHECKING
+
+from rocketmq_tiered.lazy_names import lazy_names
+from rocketmq_tiered.own_packages import check_own_packages
+
+if TYPE_CHECKING:
+    from fetcher.archive import Archive, Queue
+    from fetcher.archive import open_archive as open
+    from fetcher.async_archive import AsyncArchive, AsyncQueue, open_async
+    from fetcher.queries.by_key import KeyKind
+    from fetcher.queries.queue_listing import QueueListing
+    from fetcher.queries.time_search import Boundary
+    from fetcher.rows.batch import MessageBatch
+    from fetcher.rows.message import Message
+    from fetcher.rows.tag_filter import MessageFilter, TagFilter, tag_filter
+    from fetcher.sql92.message_filter import Sql92Filter
+    from tiered.errors import (
+        AccessDeniedError,
+        CorruptionError,
+        NotFoundError,
+        SnapshotExpiredError,
+        TieredError,
+        UnavailableError,
+        UnsupportedFormatError,
+        UsageError,
+    )
+    from tiered.formats.record import InnerMessage
+    from tiered.settings.load import load_settings
+    from tiered.settings.sections import Settings
+
+check_own_packages()
 
 __all__ = [
     "AccessDeniedError", "Archive", "AsyncArchive", "AsyncQueue", "Boundary", "CorruptionError", "InnerMessage",
@@ -39,3 +47,20 @@ __all__ = [
     "SnapshotExpiredError", "Sql92Filter", "TagFilter", "TieredError", "UnavailableError",
     "UnsupportedFormatError", "UsageError", "load_settings", "open", "open_async", "tag_filter",
 ]  # fmt: skip
+
+_HOMES = {
+    "fetcher.archive": ("Archive", "Queue"),
+    "fetcher.async_archive": ("AsyncArchive", "AsyncQueue", "open_async"),
+    "fetcher.queries.by_key": ("KeyKind",),
+    "fetcher.queries.queue_listing": ("QueueListing",),
+    "fetcher.queries.time_search": ("Boundary",),
+    "fetcher.rows.batch": ("MessageBatch",),
+    "fetcher.rows.message": ("Message",),
+    "fetcher.rows.tag_filter": ("MessageFilter", "TagFilter", "tag_filter"),
+    "fetcher.sql92.message_filter": ("Sql92Filter",),
+    "tiered.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "tiered.formats.record": ("InnerMessage",),
+    "tiered.settings.load": ("load_settings",),
+    "tiered.settings.sections": ("Settings",),
+}
+__getattr__ = lazy_names(__name__, _HOMES, {"open": "fetcher.archive:open_archive"})

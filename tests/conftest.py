@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import settings
 from xdist.remote import Producer
 
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
 from tests.extended import is_extended
 from tests.shared_out import LongestFirst, longest_first
 from tests.sweeps import examples

@@ -16,7 +16,7 @@ from pathlib import Path
 import shtab
 from build_manpages.manpage import Manpage
 
-from sidecar.cli import EXIT_CODES, VERBS
+from rocketmq_tiered.cli import EXIT_CODES, VERBS
 
 ROOT = Path(__file__).parent.parent
 COMMON = 8

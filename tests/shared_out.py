@@ -15,11 +15,11 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-TOGETHER = ("tests/pipeline/", "tests/fetcher/queries/")
+TOGETHER = ("tests/spark/", "tests/fetcher/queries/")
 """Folders that are given out whole."""
 
 LONGEST = (
-    "tests/pipeline/",
+    "tests/spark/",
     "tests/object_store/test_contract.py",
     "tests/object_store/test_s3_failures.py",
     "tests/test_language.py",
@@ -27,11 +27,11 @@ LONGEST = (
     "tests/integration/test_slave.py",
     "tests/integration/test_serving.py",
     "tests/integration/test_live_broker.py",
-    "tests/sidecar/test_bad_input.py",
-    "tests/sidecar/test_process.py",
-    "tests/sidecar/test_reading_commands.py",
+    "tests/process/test_bad_input.py",
+    "tests/process/test_process.py",
+    "tests/process/test_reading_commands.py",
     "tests/faults/test_crash_anywhere.py",
-    "tests/sidecar/test_s3_commands.py",
+    "tests/process/test_s3_commands.py",
     "tests/uploader/test_log_cut_by_its_broker.py",
     "tests/fetcher/queries/",
     "tests/end_to_end/test_ground_truth.py",

@@ -39,9 +39,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "deploy": DEPLOYMENT,
     **{
         name: (name,)
-        for name in ("examples", "benchmarks", "tiered", "uploader", "maintenance", "fetcher", "server")
+        for name in ("examples", "benchmarks", "tiered", "uploader", "fetcher", "rocketmq_tiered", "tests")
     },
-    **{name: (name,) for name in ("sidecar", "pipeline", "rocketmq_tiered", "tests")},
 }
 FINISHED = (
     "docs",
@@ -49,13 +48,9 @@ FINISHED = (
     "examples",
     "benchmarks",
     "fetcher",
-    "pipeline",
     "rocketmq_tiered",
-    "server",
-    "sidecar",
     "tiered",
     "uploader",
-    "maintenance",
     "tests",
 )
 """Packages without retired words. A package stays in this list once it is in it."""

@@ -1,8 +1,7 @@
 """The architecture as a test: dependencies point one way, and each foreign library stays in its corner.
 
-    sidecar -> server -> fetcher -> tiered
-    {sidecar, pipeline} -> {uploader, maintenance, fetcher} -> tiered
-    rocketmq_tiered -> fetcher; rocketmq_tiered.spark -> pipeline
+    rocketmq_tiered -> {uploader, fetcher} -> tiered
+    inside rocketmq_tiered: cli -> doctor -> page -> process -> server -> maintenance; spark -> maintenance
 
 Reads the sources by `ast`; nothing is imported, so a module that does not load is checked all the same.
 """
@@ -20,28 +19,16 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = (
-    "tiered",
-    "uploader",
-    "maintenance",
-    "fetcher",
-    "server",
-    "sidecar",
-    "pipeline",
-    "rocketmq_tiered",
-)
+PACKAGES = ("tiered", "uploader", "fetcher", "rocketmq_tiered")
 MAY_IMPORT = {
     "tiered": {"tiered"},
     "uploader": {"uploader", "tiered"},
-    "maintenance": {"maintenance", "tiered"},
     "fetcher": {"fetcher", "tiered"},
-    "server": {"server", "fetcher", "tiered"},
-    "sidecar": {"sidecar", "server", "uploader", "maintenance", "fetcher", "tiered"},
-    "pipeline": {"pipeline", "uploader", "maintenance", "fetcher", "tiered"},
-    "rocketmq_tiered": {"rocketmq_tiered", "fetcher", "tiered"},
-    "rocketmq_tiered/spark.py": {"rocketmq_tiered", "pipeline"},
+    "rocketmq_tiered": set(PACKAGES),
+    "rocketmq_tiered/maintenance": {"rocketmq_tiered", "tiered"},
+    "rocketmq_tiered/server": {"rocketmq_tiered", "fetcher", "tiered"},
 }
-"""Package, or one module of it -> packages it may import."""
+"""Package, or one folder of it -> packages it may import."""
 CORNERS = {
     "boto3": ("tiered/object_store/",),
     "botocore": ("tiered/object_store/",),
@@ -49,36 +36,37 @@ CORNERS = {
     "aiobotocore": ("tiered/object_store/",),
     "numba": ("tiered/kernels/",),
     "llvmlite": ("tiered/kernels/",),
-    "pyspark": ("pipeline/",),
+    "pyspark": ("rocketmq_tiered/spark/",),
     "rocksdict": ("tiered/broker_store/",),
-    "tqdm": ("sidecar/",),
-    "prometheus_client": ("sidecar/", "tiered/object_store/"),
-    "socket": ("tiered/remoting/client.py", "sidecar/admin.py", "server/"),
-    "ssl": ("tiered/remoting/tls.py", "server/"),
-    "socketserver": ("sidecar/admin.py",),
-    "yaml": ("server/security/", "tiered/remoting/credentials.py"),
-    "http.server": ("sidecar/admin.py",),
-    "http.client": ("sidecar/admin_client.py",),
+    "tqdm": ("rocketmq_tiered/process/", "rocketmq_tiered/cli/"),
+    "prometheus_client": ("rocketmq_tiered/process/", "rocketmq_tiered/cli/", "tiered/object_store/"),
+    "socket": ("tiered/remoting/client.py", "rocketmq_tiered/process/admin.py", "rocketmq_tiered/server/"),
+    "ssl": ("tiered/remoting/tls.py", "rocketmq_tiered/server/"),
+    "socketserver": ("rocketmq_tiered/process/admin.py",),
+    "yaml": ("rocketmq_tiered/server/security/", "tiered/remoting/credentials.py"),
+    "http.server": ("rocketmq_tiered/process/admin.py",),
+    "http.client": ("rocketmq_tiered/process/admin_client.py",),
     "urllib.request": (),
     "urllib3": ("tiered/object_store/",),
     "requests": (),
 }
 """Module -> path prefixes where it may be imported."""
 
-TIERED_ORDER = (
-    "errors", "private_directory", "model", "settings", "kernels", "formats", "object_store", "remoting",
-    "broker_store", "index", "catalog", "flat_file",
-)  # fmt: skip
-"""Inside tiered: a folder imports only folders before it."""
-
 FOLDER_ORDER = {
-    "pipeline": ("options", "plan", "scan", "batches", "source", "jobs", "cli"),
+    "tiered": (
+        "errors", "timestamps", "whole_file", "private_directory", "model", "console", "settings", "kernels", "formats",
+        "object_store", "remoting", "broker_store", "catalog", "archive",
+    ),
     "fetcher": ("io", "blocks", "rows", "prefetch", "pulls", "policy", "queries", "sql92"),
-    "server": (
+    "rocketmq_tiered": (
+        "lazy_names", "maintenance", "server", "process", "page", "doctor", "cli", "spark",
+    ),
+    "rocketmq_tiered/spark": ("options", "plan", "scan", "batches", "source", "jobs", "cli"),
+    "rocketmq_tiered/server": (
         "wire", "security", "groups", "listen", "backend", "retries", "pop", "archive_mode", "proxy", "slave",
     ),
 }  # fmt: skip
-"""Inside these packages: a folder imports only folders before it, and never the package's own modules."""
+"""Inside these folders: one imports only those before it."""
 
 
 class Import(NamedTuple):
@@ -142,44 +130,35 @@ def test_packages_depend_one_way() -> None:
     wrong = [
         _complain(found, f"{importer} may import only {sorted(MAY_IMPORT[importer])}")
         for found in _all_imports()
-        for importer in [found.path if found.path in MAY_IMPORT else found.path.split("/", 1)[0]]
+        for importer in [_importer(found.path)]
         if (target := _first_party(found.module)) and target not in MAY_IMPORT[importer]
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_subpackages_of_tiered_depend_one_way() -> None:
-    wrong = []
-    for found in _all_imports():
-        own, target = found.path.split("/"), found.module.split(".")
-        if own[0] != "tiered" or target[0] != "tiered" or len(own) < 3 or len(target) < 2:
-            continue
-        source, sink = own[1], target[1]
-        if source == sink:
-            continue
-        if TIERED_ORDER.index(sink) >= TIERED_ORDER.index(source):
-            wrong.append(_complain(found, f"the order of tiered is {', '.join(TIERED_ORDER)}"))
+def test_folders_depend_one_way() -> None:
+    wrong = [
+        _complain(found, f"the order of {folder} is {', '.join(order)}")
+        for folder, order in FOLDER_ORDER.items()
+        for found in _all_imports()
+        if (source := _below(folder, found.path.removesuffix(".py").split("/"))) in order
+        and (target := _below(folder, found.module.split("."))) is not None
+        and source != target
+        and target not in order[: order.index(source)]
+    ]
     assert not wrong, "\n".join(wrong)
 
 
-def _folder(module: str) -> str | None:
-    """The folder of a package that a dotted name lies in; None for the package's own modules."""
-    package, _, rest = module.partition(".")
-    first = rest.split(".", 1)[0]
-    return first if (ROOT / package / first).is_dir() else None
+def _importer(path: str) -> str:
+    """The key of MAY_IMPORT that a file belongs to."""
+    package, folder, *_ = [*path.split("/"), ""]
+    return f"{package}/{folder}" if f"{package}/{folder}" in MAY_IMPORT else package
 
 
-def test_folders_of_a_package_depend_one_way() -> None:
-    wrong = []
-    for found in _all_imports():
-        package = found.path.split("/", 1)[0]
-        order = FOLDER_ORDER.get(package)
-        source, target = _folder(found.path.replace("/", ".")), _folder(found.module)
-        if order is None or source is None or _first_party(found.module) != package or target == source:
-            continue
-        if target is None or order.index(target) >= order.index(source):
-            wrong.append(_complain(found, f"the order of {package} is {', '.join(order)}"))
-    assert not wrong, "\n".join(wrong)
+def _below(folder: str, names: list[str]) -> str | None:
+    """The name directly below ``folder``; None for a path outside of it."""
+    parts = folder.split("/")
+    return names[len(parts)] if names[: len(parts)] == parts and len(names) > len(parts) else None
 
 
 def test_no_two_folders_import_each_other() -> None:
@@ -222,11 +201,12 @@ def test_no_first_party_import_hides_in_a_function() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_computed_imports_are_only_the_cli_verbs() -> None:
+def test_computed_imports_are_only_verbs_and_lazy_names() -> None:
     wrong = [
         _complain(found, "a computed import escapes this test")
         for found in _all_imports()
-        if found.module == "<computed>" and found.path != "sidecar/cli/__init__.py"
+        if found.module == "<computed>"
+        and found.path not in ("rocketmq_tiered/cli/__init__.py", "rocketmq_tiered/lazy_names.py")
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -273,9 +253,9 @@ def _find_cycle(graph: dict[str, set[str]]) -> list[str]:
 PLANTED = """
 import typing
 if typing.TYPE_CHECKING:
-    from pipeline.session import session
+    from rocketmq_tiered.spark.session import session
 def f():
-    from sidecar.cli import main
+    from rocketmq_tiered.cli import main
     importlib.import_module(name)
     import boto3
 """
@@ -284,12 +264,11 @@ def f():
 def test_the_checks_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check fails on a module that breaks its rule."""
     made = {
-        "tiered/formats/imaginary.py": PLANTED + "from tiered.flat_file import verify\n",
+        "tiered/formats/imaginary.py": PLANTED + "from tiered.archive import verify\n",
         "fetcher/blocks/imaginary.py": "from fetcher.pulls.message_fetcher import MessageFetcher\n",
-        "server/one.py": "from server.two import a\n",
-        "server/two.py": "from server.one import a\n",
-        "sidecar/one.py": "from sidecar.cli.two import a\n",
-        "sidecar/cli/two.py": "from sidecar.one import a\n",
+        "rocketmq_tiered/process/one.py": "from rocketmq_tiered.process.sub.two import a\n",
+        "rocketmq_tiered/process/sub/two.py": "from rocketmq_tiered.process.one import a\n",
+        "rocketmq_tiered/maintenance/one.py": "from rocketmq_tiered.process import admin\nimport fetcher.archive\n",
     }
     for name, source in made.items():
         path = tmp_path / name
@@ -300,15 +279,20 @@ def test_the_checks_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     found = [one for name in made for one in _imports(tmp_path / name)]
     monkeypatch.setattr(sys.modules[__name__], "_all_imports", lambda: found)
     for check, says in (
-        (test_packages_depend_one_way, "imports sidecar.cli.main"),
-        (test_packages_depend_one_way, "imports pipeline.session.session"),
-        (test_subpackages_of_tiered_depend_one_way, "imports tiered.flat_file.verify"),
-        (test_folders_of_a_package_depend_one_way, "imports fetcher.pulls.message_fetcher"),
-        (test_no_two_folders_import_each_other, "sidecar and sidecar/cli import each other"),
+        (test_packages_depend_one_way, "imports rocketmq_tiered.cli.main"),
+        (test_packages_depend_one_way, "imports rocketmq_tiered.spark.session.session"),
+        (test_packages_depend_one_way, "imports fetcher.archive"),
+        (test_folders_depend_one_way, "imports tiered.archive.verify"),
+        (test_folders_depend_one_way, "imports fetcher.pulls.message_fetcher"),
+        (test_folders_depend_one_way, "imports rocketmq_tiered.process.admin"),
+        (test_no_two_folders_import_each_other, "process and rocketmq_tiered/process/sub import each other"),
         (partial(test_library_stays_in_its_corner, "boto3"), "imports boto3"),
-        (test_no_first_party_import_hides_in_a_function, "imports sidecar.cli.main"),
-        (test_computed_imports_are_only_the_cli_verbs, "imports <computed>"),
-        (test_modules_import_without_cycles, "server.one -> server.two -> server.one"),
+        (test_no_first_party_import_hides_in_a_function, "imports rocketmq_tiered.cli.main"),
+        (test_computed_imports_are_only_verbs_and_lazy_names, "imports <computed>"),
+        (
+            test_modules_import_without_cycles,
+            "server.one -> rocketmq_tiered.server.two -> rocketmq_tiered.server.one",
+        ),
     ):
         with pytest.raises(AssertionError, match=re.escape(says)):
             check()

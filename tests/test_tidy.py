@@ -19,7 +19,7 @@ import pytest
 from tiered.settings.sections import SECTIONS
 
 ROOT = Path(__file__).parent.parent
-PRODUCT = ("tiered", "uploader", "maintenance", "fetcher", "server", "sidecar", "pipeline", "rocketmq_tiered")
+PRODUCT = ("tiered", "uploader", "fetcher", "rocketmq_tiered")
 LINES_PER_FUNCTION_MAX = 70
 LINES_PER_MODULE_MAX = 600
 ARGUMENTS_MAX = 12
@@ -193,7 +193,7 @@ def test_documents_name_existing_files_and_settings_without_line_numbers() -> No
             if key not in settings | {"broker.conf"} and document.name != "SETTINGS.md":
                 problems.append(f"{_relative(document)}: no such setting {key}")
         for cited in re.findall(
-            r"`((?:tiered|uploader|maintenance|fetcher|server|sidecar|pipeline|tests|benchmarks)/[\w/.]+\w)`",
+            r"`((?:tiered|uploader|fetcher|rocketmq_tiered|tests|benchmarks)/[\w/.]+\w)`",
             text,
         ):
             if not (ROOT / cited).exists() and "results" not in document.parts:

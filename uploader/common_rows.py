@@ -18,10 +18,10 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from tiered.archive.segment_reader import SegmentReader
 from tiered.catalog.joined_objects import CommonRows, JoinedObject
 from tiered.catalog.state import CatalogState
 from tiered.errors import WITHOUT_EFFECT, CorruptionError
-from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.keys import compaction_attempts_from, data_key, parse_set_key, set_key
 from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
 from tiered.formats.segment_index import expand_block

@@ -13,13 +13,13 @@ from typing import IO
 
 import numpy as np
 
+from tiered.archive.index.footer import Covered, IndexMeta
+from tiered.archive.index.items import ITEM_DTYPE, Widths, widest, widths_for
+from tiered.archive.index.layout import COVERED_DTYPE, Form, Shape, slot_bits_for
+from tiered.archive.index.merge import merged_items
+from tiered.archive.index.order import sorted_items
+from tiered.archive.index.writer import write_index
 from tiered.errors import CorruptionError
-from tiered.index.footer import Covered, IndexMeta
-from tiered.index.items import ITEM_DTYPE, Widths, widest, widths_for
-from tiered.index.layout import COVERED_DTYPE, Form, Shape, slot_bits_for
-from tiered.index.merge import merged_items
-from tiered.index.order import sorted_items
-from tiered.index.writer import write_index
 from tiered.model.tables import Table
 
 SLICE_ITEMS = 65_536

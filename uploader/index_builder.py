@@ -31,23 +31,23 @@ from typing import IO, TypeVar
 
 import numpy as np
 
+from tiered.archive.index.collect import items_of_segment, pieces_of_segment
+from tiered.archive.index.footer import Covered, IndexMeta, decode_tail, joined
+from tiered.archive.index.items import ITEM_DTYPE, widest
+from tiered.archive.index.layout import Form, Shape, slot_bits_for
+from tiered.archive.index.merge import file_items, file_places, merged_items
+from tiered.archive.index.places import Places, joined_places, merged_places, pages_of, places_of_segment
+from tiered.archive.index.writer import write_index
+from tiered.archive.index_shape import meta_of, shape_of
+from tiered.archive.key_section_reader import KEYS_PER_ROW, read_keys
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import UNINDEXED_MAX, IndexChange, IndexRef, with_unindexed
 from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState
 from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, TieredError, UnavailableError
-from tiered.flat_file.index_shape import meta_of, shape_of
-from tiered.flat_file.key_section_reader import KEYS_PER_ROW, read_keys
 from tiered.formats.keys import epoch_of, index_key
 from tiered.formats.segment_index import KeySection, SegmentIndex
-from tiered.index.collect import items_of_segment, pieces_of_segment
-from tiered.index.footer import Covered, IndexMeta, decode_tail, joined
-from tiered.index.items import ITEM_DTYPE, widest
-from tiered.index.layout import Form, Shape, slot_bits_for
-from tiered.index.merge import file_items, file_places, merged_items
-from tiered.index.places import Places, joined_places, merged_places, pages_of, places_of_segment
-from tiered.index.writer import write_index
 from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own

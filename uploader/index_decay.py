@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from tiered.archive.index.footer import Covered
 from tiered.catalog.garbage import KeySet
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
-from tiered.index.footer import Covered
 from tiered.model.tables import QUEUE_EXPIRED
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tiered.archive.index.footer import Covered, IndexMeta
+from tiered.archive.index.layout import COVERED_DTYPE
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
-from tiered.index.footer import Covered, IndexMeta
-from tiered.index.layout import COVERED_DTYPE
 from tiered.model.tables import Table
 
 DAY_MS = 86_400_000

@@ -15,16 +15,16 @@ from typing import Final
 from fetcher.policy.local_records import RECORD_BYTES_MIN, checked_timestamp
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyQuery, Position, carries
-from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.store import BrokerStore
-from tiered.errors import CorruptionError, NotFoundError, UsageError
-from tiered.formats.record import Record, decode_record
-from tiered.index.rocketmq_index_file import (
+from tiered.archive.index.rocketmq_index_file import (
     DEFAULT_ITEMS,
     DEFAULT_SLOTS,
     BrokerIndex,
     file_bytes,
 )
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.store import BrokerStore
+from tiered.errors import CorruptionError, NotFoundError, UsageError
+from tiered.formats.record import Record, decode_record
 
 LOG = logging.getLogger(__name__)
 

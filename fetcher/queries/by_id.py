@@ -20,14 +20,14 @@ import numpy as np
 
 from fetcher.queries.found import Entry, FoundMessage, is_shown
 from fetcher.queries.source import Place, QuerySource
+from tiered.archive.index.footer import Covered, decode_tail
+from tiered.archive.index.places import Places, decode_page, pages_with
+from tiered.archive.index_shape import shape_of
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Bounds
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import CorruptionError, NotFoundError, UsageError
-from tiered.flat_file.index_shape import shape_of
 from tiered.formats.segment_index import SegmentIndex
-from tiered.index.footer import Covered, decode_tail
-from tiered.index.places import Places, decode_page, pages_with
 from tiered.model.queue import LMQ_PREFIX, QueueKey
 from tiered.model.tables import RunKind
 

@@ -27,13 +27,13 @@ from fetcher.queries.found import (
 )
 from fetcher.queries.source import QuerySource
 from fetcher.queries.unindexed_items import scan_instead, scan_unindexed, unindexed_segments
+from tiered.archive.index.key_hash import key_hash
+from tiered.archive.index.lookup import Matches, Wanted, find_items
+from tiered.archive.index_shape import shape_of
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError
-from tiered.flat_file.index_shape import shape_of
 from tiered.formats.record import Record
-from tiered.index.key_hash import key_hash
-from tiered.index.lookup import Matches, Wanted, find_items
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 

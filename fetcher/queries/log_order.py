@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fetcher.queries.source import Place
+from tiered.archive.segment_reader import SegmentReader
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
-from tiered.flat_file.segment_reader import SegmentReader
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_SUPERSEDED, RunKind
 from tiered.object_store.interface import ObjectStore

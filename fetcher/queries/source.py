@@ -19,16 +19,16 @@ from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Wait
 from fetcher.queries.part_cache import PartCache
 from fetcher.rows.block_fetch import BlockSource
+from tiered.archive.index.layout import Shape
+from tiered.archive.index.lookup import ReadRange
+from tiered.archive.key_section_reader import key_bytes_guess
 from tiered.catalog.pages import Bounds, Page, RunIndex, WindowSearch, decode_page
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk
 from tiered.errors import CorruptionError
-from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.keys import parse_part_key
 from tiered.formats.memory_bound import require_stored_bytes, stored_bytes_max
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
-from tiered.index.layout import Shape
-from tiered.index.lookup import ReadRange
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from fetcher.io.waiting import gather
 from fetcher.queries.source import Place, QuerySource
+from tiered.archive.index.collect import rows_with_hash
+from tiered.archive.index.items import ITEM_DTYPE
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.errors import CorruptionError
-from tiered.index.collect import rows_with_hash
-from tiered.index.items import ITEM_DTYPE
 from tiered.model.tables import Table
 
 logger = logging.getLogger(__name__)

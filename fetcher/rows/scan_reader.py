@@ -11,9 +11,9 @@ from fetcher.rows.block_fetch import Block, BufferedRows
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest
 from fetcher.rows.row_reader import ReadRows, RowReader
+from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentCache
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError
-from tiered.flat_file.segment_reader import RANGE_BYTES_MAX, SegmentCache
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore

@@ -11,6 +11,7 @@ import fastcrc
 import numpy as np
 import zstandard
 
+from tiered.archive.index.layout import FOOTER_KIND as INDEX_KIND
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
 from tiered.catalog.deletions import LIST_KIND, DeletionList, Reason, decode_list
 from tiered.catalog.pages import PAGE_KIND, decode_page
@@ -18,7 +19,6 @@ from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.formats.container import HEADER, decode_container
 from tiered.formats.segment_layout import FOOTER_KIND
 from tiered.formats.state_object import STATE_KIND, decode_state
-from tiered.index.layout import FOOTER_KIND as INDEX_KIND
 
 SOURCE = "an/object"
 _LISTED = DeletionList(SOURCE, Reason.EXPIRED, 3, 1, 0, 0, 0)

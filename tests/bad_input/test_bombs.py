@@ -20,15 +20,16 @@ from hypothesis import strategies as st
 
 from fetcher.io.range_reader import ThreadRangeReader
 from fetcher.queries.source import Place, QuerySource
-from pipeline.jobs.export_progress import DIRECTORY, ExportProgress
-from server.groups.group_state import KIND as GROUPS_KIND
-from server.groups.group_state import decode_snapshot
-from server.retries.retry_state import KIND as RETRIES_KIND
-from server.retries.retry_state import decode_object
+from rocketmq_tiered.server.groups.group_state import KIND as GROUPS_KIND
+from rocketmq_tiered.server.groups.group_state import decode_snapshot
+from rocketmq_tiered.server.retries.retry_state import KIND as RETRIES_KIND
+from rocketmq_tiered.server.retries.retry_state import decode_object
+from rocketmq_tiered.spark.jobs.export_progress import DIRECTORY, ExportProgress
+from tests.archive.uncataloged import open_uncataloged
 from tests.bad_input.bombs import BOMBS, DECODERS, SOURCE, compressed, nested, payload, sealed, table
-from tests.flat_file.uncataloged import open_uncataloged
 from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
 from tests.sweeps import examples
+from tiered.archive.index.layout import FOOTER_KIND as INDEX_KIND
 from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.commit import COMMIT_KIND
 from tiered.catalog.embedded_pages import COMMIT_TAIL_BYTES, MAGIC, TRAILER, read_page_bytes
@@ -41,7 +42,6 @@ from tiered.formats.keys import catalog_key
 from tiered.formats.memory_bound import LARGE, SHORTAGES, SMALL, limit_decoding, memory_contained
 from tiered.formats.segment import BlockCodec
 from tiered.formats.segment_layout import FOOTER_KIND, TRAILER_BYTES, decode_trailer, encode_trailer
-from tiered.index.layout import FOOTER_KIND as INDEX_KIND
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from tests.archive.queue_reader import QueueReader
 from tests.bad_input.stale_checksum import NAME, copy_with_stale_checksum
 from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
-from tests.flat_file.queue_reader import QueueReader
 from tests.sweeps import sweep
 from tests.uploader.damaged_headers import archived, assert_all_but, flip
+from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.model.tables import GapReason
 from tiered.object_store.memory import MemoryStore

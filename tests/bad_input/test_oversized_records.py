@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.flat_file.queue_reader import QueueReader
 from tests.kernels.record_builder import Message, build_log, encode
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sidecar.lag import lag_by_queues, measure_lag
+from rocketmq_tiered.process.lag import lag_by_queues, measure_lag
 from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill

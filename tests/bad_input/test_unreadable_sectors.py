@@ -15,6 +15,7 @@ from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.sweeps import sweep
 from tests.uploader.living_broker import LivingBroker
+from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.residency import PAGE_BYTES
@@ -22,7 +23,6 @@ from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnreadableError
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.model.tables import GapReason
 from tiered.object_store.memory import MemoryStore

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.broker_side import topic_filter_of
+from rocketmq_tiered.process.broker_side import topic_filter_of
 from tiered.broker_store.conf import broker_conf, parse_delay_levels, parse_properties, read_broker_conf
 from tiered.broker_store.names import BrokerNames, find_names, require_names
 from tiered.errors import NotFoundError, UsageError

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.rows.queue_view import QueueView
-from pipeline.plan.filled_gaps import filled, gaps_in
-from pipeline.plan.partitions import OffsetRange
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
-from tests.flat_file.queue_reader import QueueReader
+from rocketmq_tiered.spark.plan.filled_gaps import filled, gaps_in
+from rocketmq_tiered.spark.plan.partitions import OffsetRange
+from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.archive.queue_reader import QueueReader
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey

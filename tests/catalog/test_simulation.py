@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maintenance.gc import run_gc
+from rocketmq_tiered.maintenance.gc import run_gc
 from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, log_checks, small_limits
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep

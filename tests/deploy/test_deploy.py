@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sidecar.cli import gc
-from sidecar.findings import ABOUT
-from sidecar.run_state import RunState
+from rocketmq_tiered.cli import gc
+from rocketmq_tiered.process.findings import ABOUT
+from rocketmq_tiered.process.run_state import RunState
 from tests.deploy.bucket_policies import ROLES, for_minio, policy_of
 from tests.servers.install import NotInstallableError, compose_validator, promtool_binary
 from tiered.catalog.garbage import COLLECTED

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from sidecar.cli import VERBS
+from rocketmq_tiered.cli import VERBS
 from tests.servers.install import NotInstallableError, helm_binary, kubernetes_api
 from tiered.settings.load import load_settings
 

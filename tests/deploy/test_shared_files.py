@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.cli import VERBS
+from rocketmq_tiered.cli import VERBS
 
 SHARE = Path(__file__).parents[2] / "share"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
-from tests.flat_file.queue_reader import QueueReader
+from tiered.archive.segment_reader import SegmentCache
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
-from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.lmq_truth import EVERYTHING, Units, truth_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
-from tests.flat_file.queue_reader import QueueReader
+from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.memory import MemoryStore

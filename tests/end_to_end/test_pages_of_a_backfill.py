@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.offloading import backfill
-from tests.pipeline.jobs.backfill_runs import own_archive
+from tests.spark.jobs.backfill_runs import own_archive
+from tiered.archive.verify import verify_archive
 from tiered.catalog import catalog_writer
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.page_merge import sequences_of
 from tiered.catalog.writer_limits import CatalogLimits
-from tiered.flat_file.verify import verify_archive
 from tiered.object_store.file import FileStore
 
 LIMITS = {"root_runs_max": 8, "spill_runs": 20, "page_runs_max": 16, "merge_sequences": 2}

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.jobs.backfill_options import BackfillOptions
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
+from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.lmq_truth import EVERYTHING
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
-from tests.pipeline.jobs.backfill_runs import run as backfill_in_parallel
+from tests.spark.jobs.backfill_runs import run as backfill_in_parallel
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix, parse_set_key
 from tiered.model.queue import LMQ_PREFIX
 from tiered.object_store.file import FileStore

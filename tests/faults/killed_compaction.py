@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from maintenance.compaction_round import plan_rounds
-from maintenance.gc import run_gc
+from rocketmq_tiered.maintenance.compaction_round import plan_rounds
+from rocketmq_tiered.maintenance.gc import run_gc
+from tests.archive.archive_builder import NOW_MS
 from tests.faults.killed_child import Countdown, die
-from tests.flat_file.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import EVERYTHING, a_round
 from tests.maintenance.compaction_scene import LIMITS as SCENE_LIMITS
 from tiered.catalog.catalog_reader import load

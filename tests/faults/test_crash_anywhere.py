@@ -12,7 +12,7 @@ from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.sweeps import sweep
-from tiered.flat_file.verify import verify_archive
+from tiered.archive.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore

@@ -14,7 +14,7 @@ import pytest
 from tests.faults.killed_compaction import MERGE, MOMENTS
 from tests.maintenance.compaction_scene import Scene
 from tests.servers.running_store import RunningStore
-from tiered.flat_file.verify import verify_archive
+from tiered.archive.verify import verify_archive
 from tiered.object_store.open_store import open_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

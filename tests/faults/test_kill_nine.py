@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from maintenance.gc import run_gc
+from rocketmq_tiered.maintenance.gc import run_gc
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.faults.killed_child import MOMENTS
 from tests.servers.running_store import RunningStore
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from maintenance.gc import run_gc
+from rocketmq_tiered.maintenance.gc import run_gc
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore, Request
 from tests.sweeps import sweep
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tiered.archive.verify import verify_archive
 from tiered.errors import AlreadyExistsError
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore

@@ -19,8 +19,8 @@ from fetcher.io.waiting import InlineExecutor, Wait, new_future
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest, PullStatus
+from tests.archive.archive_builder import ArchiveBuilder, Sent, Stored
 from tests.fetcher.virtual import VirtualClock, VirtualReader
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import TieredError, UnansweredError

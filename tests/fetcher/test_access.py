@@ -16,7 +16,7 @@ from fetcher.io.waiting import run_sync
 from fetcher.prefetch.event_log import EventKind
 from fetcher.prefetch.readers import ReaderKey
 from fetcher.rows.pull import PullRequest
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.errors import AccessDeniedError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec

@@ -12,10 +12,10 @@ import pytest
 from fetcher.blocks.adjacent_prefetch import MOST_BYTES, PROOFS, RUN_BYTES_MAX, AdjacentPrefetch
 from fetcher.blocks.block_cache import BlockKey
 from fetcher.io.request_scheduler import Priority
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.fetcher.reading_simulation import Consumer, Simulation
 from tests.fetcher.segments import Segment, segment
 from tests.fetcher.source_bench import SourceBench
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.errors import UnansweredError
 from tiered.formats.segment import BlockCodec
 from tiered.formats.segment_index import SegmentIndex

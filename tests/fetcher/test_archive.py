@@ -31,8 +31,8 @@ from fetcher.rows.tag_filter import TagFilter
 from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
 from fetcher.walk import Walk
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.end_to_end.offloading import backfill
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.truth import read_lines
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.state import CatalogState

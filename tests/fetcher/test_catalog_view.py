@@ -14,7 +14,7 @@ from fetcher.io.waiting import InlineExecutor, new_future, run_sync
 from fetcher.rows import run_windows
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.queue_view import QueueView
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.object_store.fault_store import FaultStore
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import RunIndex

@@ -20,10 +20,10 @@ from fetcher.archive import Archive
 from fetcher.queries.time_search import Boundary
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.sweeps import sweep
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
 from tiered.errors import CorruptionError, TieredError
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix, catalog_key
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import IndexSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rocketmq_tiered
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.errors import UnavailableError, UsageError
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey

@@ -24,12 +24,12 @@ from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.queue_view import QueueView
 from fetcher.rows.run_list import RunList
 from fetcher.rows.tag_filter import TagFilter
+from tests.archive.archive_builder import ArchiveBuilder, Sent, Stored
+from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.fetcher.plain_queue import OTHER, PLAIN
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored
-from tests.flat_file.queue_reader import QueueReader
 from tests.sweeps import examples
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load

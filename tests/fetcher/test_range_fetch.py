@@ -17,9 +17,9 @@ from fetcher.rows.row_reader import RowReader
 from fetcher.rows.tag_filter import TagFilter
 from fetcher.span import Span
 from fetcher.walk import Walk
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.fetcher.reading_simulation import Consumer, Simulation
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.catalog_reader import load
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rocketmq_tiered
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store

@@ -18,16 +18,16 @@ from fetcher.io.request_scheduler import Priority
 from fetcher.prefetch.prefetch_range import PullProgress, WindowLimits
 from fetcher.prefetch.readers import BUDGET_SHARE, READERS_BYTES_MAX, Reader, ReaderKey, Readers
 from fetcher.rows.pull import PullRequest
-from server.groups.client_table import SQL92
-from server.groups.queue_locks import LockTable, MessageQueue
-from server.groups.subscription_filter import CompiledFilters
-from server.pop.pop_queues import QUEUE_BYTES, UNACKED_BYTES, GroupQueue
-from server.pop.pop_state import PopQueue
-from server.proxy.group_reads import GroupReadStats
-from server.retries.retry_state import RetryMessage, RetryObject, RetryState
-from server.slave.pull_redirect import EmptyReplyPacer
-from server.wire.request import Response
-from server.wire.turns import Turns
+from rocketmq_tiered.server.groups.client_table import SQL92
+from rocketmq_tiered.server.groups.queue_locks import LockTable, MessageQueue
+from rocketmq_tiered.server.groups.subscription_filter import CompiledFilters
+from rocketmq_tiered.server.pop.pop_queues import QUEUE_BYTES, UNACKED_BYTES, GroupQueue
+from rocketmq_tiered.server.pop.pop_state import PopQueue
+from rocketmq_tiered.server.proxy.group_reads import GroupReadStats
+from rocketmq_tiered.server.retries.retry_state import RetryMessage, RetryObject, RetryState
+from rocketmq_tiered.server.slave.pull_redirect import EmptyReplyPacer
+from rocketmq_tiered.server.wire.request import Response
+from rocketmq_tiered.server.wire.turns import Turns
 from tests.server.serving_peer import request
 from tests.sweeps import sweep
 from tiered.model.queue import QueueKey

@@ -22,10 +22,10 @@ from fetcher.io.request_scheduler import Priority
 from fetcher.io.timer import ThreadTimer
 from fetcher.io.waiting import gather, run_async, run_sync
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tiered.archive.segment_reader import SegmentReader
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
 from tiered.errors import CorruptionError, NotFoundError
-from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.keys import archive_prefix
 from tiered.model.tables import RunKind
 from tiered.object_store.file import FileStore

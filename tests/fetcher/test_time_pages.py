@@ -18,7 +18,7 @@ from fetcher.queries.time_search import (
     timestamp_of,
 )
 from fetcher.rows.catalog_view import CatalogView
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.object_store.fault_store import FaultStore
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.writer_limits import CatalogLimits

@@ -21,11 +21,11 @@ from fetcher.queries.time_search import (
     offset_by_time,
     timestamp_of,
 )
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tiered.archive.segment_reader import SegmentCache
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import RunChunk
 from tiered.errors import CorruptionError, NotFoundError
-from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.container import encode_container
 from tiered.formats.keys import state_key

@@ -10,6 +10,11 @@ import numpy as np
 import pytest
 
 from tests.formats.golden_archive import GOLDEN, STATE_KIND
+from tiered.archive.index import layout as index_layout
+from tiered.archive.index.layout import COVERED_DTYPE
+from tiered.archive.index.layout import FOOTER_KIND as INDEX_FOOTER_KIND
+from tiered.archive.index.places import PAGE_DTYPE as PLACES_PAGE_DTYPE
+from tiered.archive.index.places import PLACE_DTYPE
 from tiered.catalog import embedded_pages as embedded
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND
@@ -32,11 +37,6 @@ from tiered.formats.segment_layout import (
     SEGMENT_RUN_DTYPE,
     TRAILER_BYTES,
 )
-from tiered.index import layout as index_layout
-from tiered.index.layout import COVERED_DTYPE
-from tiered.index.layout import FOOTER_KIND as INDEX_FOOTER_KIND
-from tiered.index.places import PAGE_DTYPE as PLACES_PAGE_DTYPE
-from tiered.index.places import PLACE_DTYPE
 from tiered.model.tables import (
     FLOOR_DTYPE,
     GAP_DTYPE,

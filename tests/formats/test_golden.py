@@ -12,18 +12,18 @@ from typing import Any
 import fastcrc
 import pytest
 
-from tests.flat_file.queue_reader import QueueReader
-from tests.flat_file.uncataloged import open_uncataloged
+from tests.archive.queue_reader import QueueReader
+from tests.archive.uncataloged import open_uncataloged
 from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, write
 from tests.formats.golden_bytes import assert_same_files, needs_golden_zstd
+from tiered.archive.segment_reader import SegmentReader
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
 from tiered.catalog.embedded_pages import container_in, read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, decode_page
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import UnsupportedFormatError
-from tiered.flat_file.segment_reader import SegmentReader
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.container import CATALOG_MAJOR, FORMAT_MAJOR, HEADER, decode_container
 from tiered.formats.keys import parse_part_key
 from tiered.formats.segment_layout import FOOTER_KIND

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.flat_file.uncataloged import open_uncataloged
+from tests.archive.uncataloged import open_uncataloged
 from tests.formats.segment_builder import RowSpec, RunSpec, Segment, build, whole
 from tests.sweeps import examples
+from tiered.archive.segment_reader import SegmentReader
 from tiered.errors import CorruptionError
-from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.segment import BlockCodec
 from tiered.formats.segment_layout import FOOTER_KIND, TRAILER_BYTES, decode_trailer, encode_trailer

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from server.proxy import relay_rules
-from server.proxy.accepted_accounts import ADMINISTRATION, BY_BODY
-from server.slave.slave_requests import ACKNOWLEDGED, BETWEEN_REPLICAS, RELAYED
-from server.wire.codes import RequestCode
+from rocketmq_tiered.server.proxy import relay_rules
+from rocketmq_tiered.server.proxy.accepted_accounts import ADMINISTRATION, BY_BODY
+from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, BETWEEN_REPLICAS, RELAYED
+from rocketmq_tiered.server.wire.codes import RequestCode
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand

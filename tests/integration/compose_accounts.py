@@ -53,5 +53,5 @@ def tiered(server: RunningStore, account: str, *arguments: str) -> subprocess.Co
         "AWS_REGION": "us-east-1",
         "TIERED_OBJECT_STORE__ENDPOINT_URL": server.endpoint,
     }
-    command = [sys.executable, "-m", "sidecar.cli", *arguments]
+    command = [sys.executable, "-m", "rocketmq_tiered.cli", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from tests.flat_file.queue_reader import Batch, QueueReader
+from tests.archive.queue_reader import Batch, QueueReader
 from tests.servers.child import ChildServer
 from tests.servers.rocketmq import BROKER, CLUSTER, RocketMq
 from tests.servers.running_store import RunningStore
 from tests.servers.store_directory import StoreDirectory
+from tiered.archive.segment_reader import SegmentCache
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.errors import NotFoundError
-from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import QUEUE_SUPERSEDED
@@ -34,7 +34,7 @@ from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.remoting.client import BrokerClient
 
-TIERED = [sys.executable, "-m", "sidecar.cli"]
+TIERED = [sys.executable, "-m", "rocketmq_tiered.cli"]
 
 
 @dataclass

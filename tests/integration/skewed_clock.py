@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import botocore.auth
 
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
 
 AHEAD = timedelta(hours=1)
 

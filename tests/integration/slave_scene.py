@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from server.wire.codes import RequestCode
+from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.integration.client_scene import (
     QUEUES,
     ClientScene,

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from server.proxy.relay_rules import Destination, destination_of
-from server.wire.codes import RequestCode
+from rocketmq_tiered.server.proxy.relay_rules import Destination, destination_of
+from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.end_to_end.offloading import backfill
 from tests.integration.access_attempts import Account, Target, cell_of, codes, is_refusal, record
 from tests.integration.client_scene import QUEUES, beside_clients, broker_config, everything, until
@@ -126,7 +126,7 @@ def served(archive: Path, rules: dict[str, Any], directory: Path) -> Iterator[st
     (directory / "rules.yml").write_text(yaml.safe_dump(rules))
     port = free_port()
     command = [
-        sys.executable, "-m", "sidecar.cli", "serve", f"file://{archive}", "--bind", f"127.0.0.1:{port}",
+        sys.executable, "-m", "rocketmq_tiered.cli", "serve", f"file://{archive}", "--bind", f"127.0.0.1:{port}",
         "--set", "admin.port=0",
         "--set", f"serve.acl_file={directory}/rules.yml",
     ]  # fmt: skip

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import orjson
 import pytest
 
-from server.wire.codes import RequestCode, ResponseCode
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tests.end_to_end.offloading import backfill
 from tests.integration.client_scene import ask, until
 from tests.servers.install import NotInstallableError

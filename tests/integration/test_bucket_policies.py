@@ -1,6 +1,6 @@
 """The policies of deploy/s3 on MinIO: exactly what their commands need. What is missing is named in one line.
 
-Spark's part is in tests/pipeline/test_minio.py. MinIO speaks TLS, so that the denial of plain HTTP stays.
+Spark's part is in tests/spark/test_minio.py. MinIO speaks TLS, so that the denial of plain HTTP stays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
 from tests.deploy.bucket_policies import ROLES, Policy, allowed_actions, for_minio, policy_of, without
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.servers.certificates import Authority
@@ -47,7 +47,7 @@ ARCHIVE = archive_prefix(CLUSTER, BROKER)
 NAMES = ("--cluster", CLUSTER, "--broker", BROKER)
 TOPIC, GROUP = "t_k_four", "g_policies"
 MESSAGES = 18_004
-TIERED = (sys.executable, "-m", "sidecar.cli")
+TIERED = (sys.executable, "-m", "rocketmq_tiered.cli")
 
 
 @dataclass

@@ -9,10 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from maintenance.compaction_plan import Candidates, CompactionLimits, plan_level_1, plan_level_2
-from maintenance.compaction_run import CompactionCost, CompactionIdentity, CompactionOptions, compact
+from rocketmq_tiered.maintenance.compaction_plan import (
+    Candidates,
+    CompactionLimits,
+    plan_level_1,
+    plan_level_2,
+)
+from rocketmq_tiered.maintenance.compaction_run import (
+    CompactionCost,
+    CompactionIdentity,
+    CompactionOptions,
+    compact,
+)
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.maintenance.archived import after, archived_candidates, contents
 from tests.object_store.fault_store import FaultStore
 from tests.servers.running_store import RunningStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tests.integration.client_scene import ask, need_clients, until, wait_for
 from tests.integration.live import Sidecar
 from tests.servers.child import free_port

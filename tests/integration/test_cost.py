@@ -24,7 +24,7 @@ from tiered.object_store.prefixed import PrefixedStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-TIERED = (sys.executable, "-m", "sidecar.cli")
+TIERED = (sys.executable, "-m", "rocketmq_tiered.cli")
 MESSAGES = 18_004
 
 

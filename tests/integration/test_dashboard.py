@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.wire.codes import RequestCode
+from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.integration.live_scene import Load, Producer, Scene
 from tests.integration.troubles import Case, case
 from tests.servers.child import free_port

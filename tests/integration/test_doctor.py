@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
 from tests.deploy.bucket_policies import Policy, for_minio, policy_of, without
 from tests.servers.running_store import RunningStore
 

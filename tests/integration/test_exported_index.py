@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
+from tests.archive.index.broker_index import broker_settings
 from tests.broker_store.checkpoint_file import read_checkpoint
 from tests.end_to_end.ground_truth import read_jsonl
 from tests.end_to_end.offloading import FILTER, SMALL, backfill
-from tests.index.broker_index import broker_settings
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, recorded_settings
+from tiered.archive.index.rocketmq_index_file import HEADER, BrokerIndex, IndexHeader
 from tiered.formats.record import Record, decode_record
-from tiered.index.rocketmq_index_file import HEADER, BrokerIndex, IndexHeader
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
 

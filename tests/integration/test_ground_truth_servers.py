@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.archive_check import STORES, check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.running_store import RunningStore
-from tiered.flat_file.verify import verify_archive
+from tiered.archive.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore

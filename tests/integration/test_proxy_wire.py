@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from fetcher.policy.read_policy import BrokerSide, OffsetRange
-from server.groups.client_table import ClientTable
-from server.proxy.broker_view import BrokerViews
-from server.proxy.inflight_limit import InflightLimit
-from server.proxy.offset_merge import BrokerReply, interpret
-from server.proxy.pull_sources import PullContext, PullSources
-from server.proxy.upstream import RemotingUpstream
-from server.wire.codes import RequestCode
-from server.wire.request import Request
+from rocketmq_tiered.server.groups.client_table import ClientTable
+from rocketmq_tiered.server.proxy.broker_view import BrokerViews
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.offset_merge import BrokerReply, interpret
+from rocketmq_tiered.server.proxy.pull_sources import PullContext, PullSources
+from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.wire.codes import RequestCode
+from rocketmq_tiered.server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import RocketMq, checking_signatures

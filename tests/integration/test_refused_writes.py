@@ -16,17 +16,17 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.archive_check import check_against_truth, records_of
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
-from tests.flat_file.queue_reader import QueueReader
 from tests.servers.install import NotInstallableError
 from tests.servers.minio import start_minio
 from tests.servers.proxy import Action, FaultProxy, ProxiedRequest
 from tests.servers.running_store import RunningStore
+from tiered.archive.segment_reader import SegmentCache
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
-from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.create_race import TRIAL_PREFIX
 from tiered.object_store.open_store import open_store
@@ -35,7 +35,7 @@ from tiered.object_store.prefixed import PrefixedStore
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NAME = "F"
-TIERED = (sys.executable, "-m", "sidecar.cli")
+TIERED = (sys.executable, "-m", "rocketmq_tiered.cli")
 SKEWED = (sys.executable, "-m", "tests.integration.skewed_clock")
 NAMES = ("--cluster", CLUSTER, "--broker", BROKER)
 SETTINGS = {

@@ -65,7 +65,7 @@ def sandbox(minio: RunningStore, tmp_path_factory: pytest.TempPathFactory) -> It
     }
 
     def started_tiered(name: str, admin_port: int, *words: str) -> ChildServer:
-        command = [sys.executable, "-m", "sidecar.cli", *words]
+        command = [sys.executable, "-m", "rocketmq_tiered.cli", *words]
         variables = {**environment, "TIERED_ADMIN__PORT": str(admin_port)}
         return ChildServer(
             name, command, variables, directory / f"{name}.log",

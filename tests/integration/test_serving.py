@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import rocketmq_tiered
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.integration.served_scene import Job, Served
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import java_classes, java_command
 from tests.servers.tiered_serve import tiered_serve
-from tiered.flat_file.verify import verify_archive
+from tiered.archive.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore

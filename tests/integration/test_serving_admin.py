@@ -110,7 +110,7 @@ def test_a_taken_admin_port_ends_the_start_with_a_hint(archive: str, tmp_path: P
         port = taken.getsockname()[1]
         ended = subprocess.run(
             [
-                sys.executable, "-m", "sidecar.cli", "serve", archive, "--bind", "127.0.0.1:0",
+                sys.executable, "-m", "rocketmq_tiered.cli", "serve", archive, "--bind", "127.0.0.1:0",
                 "--set", f"admin.port={port}",
             ],
             capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},

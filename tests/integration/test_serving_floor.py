@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.wire.codes import RequestCode, ResponseCode
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tests.end_to_end.offloading import backfill
 from tests.integration import client_scene
 from tests.integration.client_scene import (

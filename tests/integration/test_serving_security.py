@@ -87,7 +87,7 @@ def guarded(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     command = [
         sys.executable,
         "-m",
-        "sidecar.cli",
+        "rocketmq_tiered.cli",
         "serve",
         url,
         "--bind",

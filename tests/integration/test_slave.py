@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.slave.registration import AGAIN_S as REGISTER_AGAIN_S
-from server.slave.registration import Listing, SlaveConfig, register_command
+from rocketmq_tiered.server.slave.registration import AGAIN_S as REGISTER_AGAIN_S
+from rocketmq_tiered.server.slave.registration import Listing, SlaveConfig, register_command
 from tests.integration.client_scene import (
     QUEUES,
     begins_and_ends,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.slave.registration import GET_BROKER_CLUSTER_INFO
+from rocketmq_tiered.server.slave.registration import GET_BROKER_CLUSTER_INFO
 from tests.integration.client_scene import (
     all_there_is,
     begins_and_ends,

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maintenance.compaction_plan import Candidates, CompactionPlan
-from maintenance.compaction_run import CompactionResult
-from tiered.flat_file.segment_reader import SegmentReader
+from rocketmq_tiered.maintenance.compaction_plan import Candidates, CompactionPlan
+from rocketmq_tiered.maintenance.compaction_run import CompactionResult
+from tiered.archive.segment_reader import SegmentReader
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table

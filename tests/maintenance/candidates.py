@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from maintenance.compaction_plan import Candidates, CompactionPlan
+from rocketmq_tiered.maintenance.compaction_plan import Candidates, CompactionPlan
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
 

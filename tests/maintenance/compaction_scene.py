@@ -6,17 +6,17 @@ import random
 from pathlib import Path
 from typing import Any
 
-from maintenance.compaction_plan import CompactionLimits
-from maintenance.compaction_round import PlannedRound, plan_rounds, run_round
-from maintenance.compaction_run import CompactionOptions, CompactionResult
-from maintenance.gc import run_gc
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.flat_file.queue_reader import QueueReader
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
+from rocketmq_tiered.maintenance.compaction_round import PlannedRound, plan_rounds, run_round
+from rocketmq_tiered.maintenance.compaction_run import CompactionOptions, CompactionResult
+from rocketmq_tiered.maintenance.gc import run_gc
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.archive.queue_reader import QueueReader
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore

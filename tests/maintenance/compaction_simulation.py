@@ -14,21 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-import maintenance.compaction_ranges as ranges
-import maintenance.compaction_round as rounds
-from maintenance.compaction_due import Due, gains
-from maintenance.compaction_run import CompactionOptions
-from maintenance.expire import commit_pass, plan_pass
-from maintenance.gc import run_gc
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.flat_file.queue_reader import QueueReader
+import rocketmq_tiered.maintenance.compaction_ranges as ranges
+import rocketmq_tiered.maintenance.compaction_round as rounds
+from rocketmq_tiered.maintenance.compaction_due import Due, gains
+from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
+from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
+from rocketmq_tiered.maintenance.gc import run_gc
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.archive.queue_reader import QueueReader
 from tests.maintenance.compaction_scene import LIMITS, LMQ, QUEUES
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UnansweredError, UnavailableError
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import Body, ObjectStore, Piece

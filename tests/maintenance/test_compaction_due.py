@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from maintenance.compaction_due import Due, gains
-from maintenance.compaction_plan import (
+from rocketmq_tiered.maintenance.compaction_due import Due, gains
+from rocketmq_tiered.maintenance.compaction_plan import (
     PIECE_DTYPE,
     Candidates,
     CompactionLimits,
@@ -18,7 +18,7 @@ from maintenance.compaction_plan import (
     plan_level_1,
     plan_level_2,
 )
-from maintenance.reader_gets import reader_gets
+from rocketmq_tiered.maintenance.reader_gets import reader_gets
 from tests.maintenance.candidates import candidates_of
 from tiered.formats.keys import COMPACTION_ATTEMPTS_FROM, data_key, is_compacted, set_key
 from tiered.model.queue import QueueKey

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maintenance.compaction_plan import (
+from rocketmq_tiered.maintenance.compaction_plan import (
     DAY_MS,
     Candidates,
     CompactionLimits,

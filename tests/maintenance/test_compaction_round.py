@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maintenance.compaction_round import plan_rounds
-from tests.flat_file.archive_builder import NOW_MS
+from rocketmq_tiered.maintenance.compaction_round import plan_rounds
+from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.catalog_reader import load

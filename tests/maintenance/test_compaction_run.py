@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maintenance.compaction_plan import (
+from rocketmq_tiered.maintenance.compaction_plan import (
     Candidates,
     CompactionLimits,
     CompactionPlan,
     plan_level_1,
     plan_level_2,
 )
-from maintenance.compaction_run import (
+from rocketmq_tiered.maintenance.compaction_run import (
     CompactionIdentity,
     CompactionOptions,
     CompactionResult,
@@ -26,8 +26,8 @@ from maintenance.compaction_run import (
     output_keys,
     spool_bytes,
 )
-from maintenance.compaction_sources import joined_ranges
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from rocketmq_tiered.maintenance.compaction_sources import joined_ranges
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.maintenance.archived import after, archived_candidates, contents
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.errors import CorruptionError, NotFoundError, UnansweredError, UsageError
@@ -107,8 +107,10 @@ def test_level_1_keeps_every_row_of_every_queue(tmp_path: Path, seed: int, memor
 def test_larger_sources_are_read_once_for_as_many_iterations_as_fit_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int
 ) -> None:
-    monkeypatch.setattr("maintenance.compaction_sources.WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr("maintenance.compaction_sources.key_bytes_guess", lambda rows: 24 * rows + 64)
+    monkeypatch.setattr("rocketmq_tiered.maintenance.compaction_sources.WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(
+        "rocketmq_tiered.maintenance.compaction_sources.key_bytes_guess", lambda rows: 24 * rows + 64
+    )
     store = archive(cycles=10, gaps=False, body=3000)
     before = archived_candidates(store)
     plan = plan_level_1(before, replace(SMALL, memory_bytes=40_000, split_bytes=10**6, set_bytes_max=50_000))

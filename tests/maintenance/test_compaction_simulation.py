@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import maintenance.compaction_round as rounds
+import rocketmq_tiered.maintenance.compaction_round as rounds
 from tests.maintenance.compaction_simulation import World
 from tests.soak.results import knob
 from tests.sweeps import sweep

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from maintenance.archive_use import DAY_MS, ArchiveUse, PartSizes, Use, measure
-from maintenance.cost import (
+from rocketmq_tiered.maintenance.archive_use import DAY_MS, ArchiveUse, PartSizes, Use, measure
+from rocketmq_tiered.maintenance.cost import (
     RequestCounts,
     batch_age_costs,
     month_cost,
@@ -15,7 +15,7 @@ from maintenance.cost import (
     topic_costs,
     ttl_costs,
 )
-from maintenance.prices import GIB, Prices, prices_of, read_prices
+from rocketmq_tiered.maintenance.prices import GIB, Prices, prices_of, read_prices
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.keys import catalog_key, data_key, index_key, set_key
 from tiered.model.queue import QueueKey

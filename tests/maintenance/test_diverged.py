@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from maintenance.diverged_messages import DivergedQueue, diverged_queues, keep_history
-from maintenance.gc import run_gc
+from rocketmq_tiered.maintenance.diverged_messages import DivergedQueue, diverged_queues, keep_history
+from rocketmq_tiered.maintenance.gc import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maintenance.compaction_plan import CompactionLimits
-from maintenance.compaction_round import plan_rounds, run_round
-from maintenance.compaction_run import CompactionOptions
-from maintenance.expire import LIST_ENTRIES_MAX, Erasure, ExpiryPass, commit_pass, plan_pass
-from maintenance.gc import run_gc
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.flat_file.queue_reader import QueueReader
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
+from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
+from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
+from rocketmq_tiered.maintenance.expire import LIST_ENTRIES_MAX, Erasure, ExpiryPass, commit_pass, plan_pass
+from rocketmq_tiered.maintenance.gc import run_gc
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.archive.queue_reader import QueueReader
 from tests.formats.golden_archive import GOLDEN
 from tests.sweeps import examples
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.deletions import read_list
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UsageError
-from tiered.flat_file.verify import verify_archive
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
@@ -124,7 +124,7 @@ def test_nothing_expires_before_its_time_in_the_bucket() -> None:
 def test_objects_without_living_messages_are_deleted_after_the_grace_period(
     entries_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("maintenance.expire.LIST_ENTRIES_MAX", entries_max)
+    monkeypatch.setattr("rocketmq_tiered.maintenance.expire.LIST_ENTRIES_MAX", entries_max)
     store = Bucket()
     made = built(store)
     store.now_ms = NOW_MS + 50 * HOUR_MS

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maintenance.expire_plan import (
+from rocketmq_tiered.maintenance.expire_plan import (
     NEVER_MS,
     PARENT_DTYPE,
     CommitTimes,

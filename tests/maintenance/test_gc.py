@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions, run_gc
-from sidecar.gc_schedule import GcSchedule
+from rocketmq_tiered.maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions, run_gc
+from rocketmq_tiered.process.gc_schedule import GcSchedule
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
 from tests.faults.crashing_store import CrashError
 from tiered.catalog.catalog_reader import load

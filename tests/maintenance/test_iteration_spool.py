@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maintenance.iteration_spool import (
+from rocketmq_tiered.maintenance.iteration_spool import (
     CHUNK_DTYPE,
     FOUND_DTYPE,
     PIECES_MAX,

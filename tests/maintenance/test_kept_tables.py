@@ -13,14 +13,14 @@ from typing import cast
 import numpy as np
 import pytest
 
-from maintenance import compaction_ranges, compaction_sources, kept_tables
-from maintenance.compaction_plan import READERS_MAX, Candidates
-from maintenance.compaction_round import plan_rounds, run_round
-from maintenance.compaction_run import CompactionOptions
-from maintenance.kept_tables import KeptTables
-from maintenance.opened_sources import WANTED_DTYPE, OpenedSources
-from maintenance.source_tables import Parents, SourceTables, queue_hashes
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from rocketmq_tiered.maintenance import compaction_ranges, compaction_sources, kept_tables
+from rocketmq_tiered.maintenance.compaction_plan import READERS_MAX, Candidates
+from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
+from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
+from rocketmq_tiered.maintenance.kept_tables import KeptTables
+from rocketmq_tiered.maintenance.opened_sources import WANTED_DTYPE, OpenedSources
+from rocketmq_tiered.maintenance.source_tables import Parents, SourceTables, queue_hashes
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, Scene
 from tiered.errors import CorruptionError, StoreFullError
 from tiered.formats.segment import BlockCodec

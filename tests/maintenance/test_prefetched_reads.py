@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from maintenance.prefetched_reads import SLOW_READ_S, SLOW_SHARE, PrefetchedReads
+from rocketmq_tiered.maintenance.prefetched_reads import SLOW_READ_S, SLOW_SHARE, PrefetchedReads
 
 
 class Clock:

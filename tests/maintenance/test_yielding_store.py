@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from maintenance.yielding_store import StoppedError, YieldingStore
+from rocketmq_tiered.maintenance.yielding_store import StoppedError, YieldingStore
 from tiered.object_store.memory import MemoryStore
 
 MIB = 1 << 20

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from server.proxy.inflight_limit import InflightLimit
-from server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
 from tests.remoting.tls_peer import Papers, Serve, answering, hanging_up_on, http, listening, shows, trusting
 from tests.servers.certificates import Authority
 from tiered.errors import ThrottledError, TieredError, UnansweredError, UnavailableError, UsageError
@@ -174,7 +174,7 @@ def test_a_server_that_says_nothing_is_waited_for_no_longer_than_the_time_limit(
 def test_handshakes_at_once_are_limited_and_the_others_fail_with_the_reason(
     papers: Papers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.proxy.upstream.CONNECT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("rocketmq_tiered.server.proxy.upstream.CONNECT_TIMEOUT_S", 0.4)
     dialled: list[float] = []
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

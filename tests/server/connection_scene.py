@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from server.wire.listener import Listener, ServerOptions
-from server.wire.request import HandlerTable, Request, Response
+from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
+from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tiered.errors import CorruptionError, ThrottledError
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
 from tiered.settings.sections import ServeSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.backend.backend import Bounds, TopicConfig
+from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig
 
 
 class Archive:

@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import (
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import (
     GroupLog,
 )
 from tiered.object_store.interface import Body

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from server.wire.request import Request
+from rocketmq_tiered.server.wire.request import Request
 from tiered.remoting.command import RemotingCommand
 
 
 class RecordingPeer:
-    """See server.wire.request.Peer."""
+    """See rocketmq_tiered.server.wire.request.Peer."""
 
     def __init__(self, number: int = 1) -> None:
         self.id = number

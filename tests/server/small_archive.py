@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from server.archive_mode.archive_service import ArchiveService
-from server.backend.backend import Bounds, TopicConfig, Unit
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
-from server.retries.retry_log import RetryLog
-from server.retries.retry_queue import RetryLimits, RetryQueues
+from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
+from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig, Unit
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.retries.retry_log import RetryLog
+from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from tests.server.original_record import original
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ServeSettings

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fetcher.policy.read_policy import ReadPolicies
-from server.proxy.proxy_service import MERGED_CODES, ProxyConfig, ProxyService
-from server.security.permissions import NEEDS
-from server.slave.registration import SlaveConfig
-from server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
-from server.slave.slave_service import SlaveOptions, SlaveService
-from server.wire.codes import RequestCode
+from rocketmq_tiered.server.proxy.proxy_service import MERGED_CODES, ProxyConfig, ProxyService
+from rocketmq_tiered.server.security.permissions import NEEDS
+from rocketmq_tiered.server.slave.registration import SlaveConfig
+from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
+from rocketmq_tiered.server.slave.slave_service import SlaveOptions, SlaveService
+from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.server.small_archive import small_service
 from tiered.settings.sections import ServeSettings
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from server.groups.client_table import ClientTable
-from server.listen.options import server_options
-from server.security.audit_events import INTERVAL_S, LINES_MAX, AuditEvents
-from server.security.authorizer import RulesAuthorizer
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.dispatch import Dispatcher
-from server.wire.listener import ServerOptions
-from server.wire.request import HandlerTable, Request, Response
+from rocketmq_tiered.server.groups.client_table import ClientTable
+from rocketmq_tiered.server.listen.options import server_options
+from rocketmq_tiered.server.security.audit_events import INTERVAL_S, LINES_MAX, AuditEvents
+from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.dispatch import Dispatcher
+from rocketmq_tiered.server.wire.listener import ServerOptions
+from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.server.connection_scene import ECHO, INSTANT, Scene, play
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.remoting.command import RemotingCommand
@@ -32,7 +32,7 @@ FIELDS = ("client", "account", "code", "request", "group", "topic", "result")
 
 
 def events_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    return [vars(one) for one in caplog.records if one.name == "server.security.audit"]
+    return [vars(one) for one in caplog.records if one.name == "rocketmq_tiered.audit"]
 
 
 def answered(authorizer: RulesAuthorizer, sent: Request, response: Response | None = None) -> Response | None:

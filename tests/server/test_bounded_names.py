@@ -14,19 +14,19 @@ from typing import Any, cast
 
 import pytest
 
-from server.backend.pull_handlers import PullService
-from server.backend.route_handlers import RouteTable
-from server.groups.client_table import ClientTable
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
-from server.groups.queue_locks import LOCK_BYTES, LockTable, MessageQueue
-from server.proxy.accepted_accounts import ACCEPTED_MAX, ACCEPTED_S, AcceptedAccounts
-from server.security.audit import Audit
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import NAME_CHARS_MAX, BadRequestError, Response
+from rocketmq_tiered.server.backend.pull_handlers import PullService
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.groups.client_table import ClientTable
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.groups.queue_locks import LOCK_BYTES, LockTable, MessageQueue
+from rocketmq_tiered.server.proxy.accepted_accounts import ACCEPTED_MAX, ACCEPTED_S, AcceptedAccounts
+from rocketmq_tiered.server.security.audit import Audit
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import NAME_CHARS_MAX, BadRequestError, Response
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.fetcher.plain_queue import PLAIN
 from tests.fetcher.reading_fakes import plain_fetcher
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive, small_service
 from tiered.errors import TieredError

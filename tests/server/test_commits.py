@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from server.backend.offset_handlers import OffsetHandlers
-from server.backend.route_handlers import RouteTable
-from server.groups.client_table import ClientTable
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog, load_snapshot
-from server.wire.codes import RequestCode
-from server.wire.connection_limits import ConnectionLimits
-from server.wire.listener import Listener, ServerOptions
-from server.wire.request import HandlerTable, Request, Response
+from rocketmq_tiered.server.backend.offset_handlers import OffsetHandlers
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.groups.client_table import ClientTable
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
+from rocketmq_tiered.server.wire.codes import RequestCode
+from rocketmq_tiered.server.wire.connection_limits import ConnectionLimits
+from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
+from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.server.connection_scene import Client
 from tests.server.group_archive import Archive
 from tests.server.group_clock import LEASE_MS, Clock, writing

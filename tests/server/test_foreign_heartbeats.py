@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from server.backend.pull_handlers import SUSPEND, PullService
-from server.backend.route_handlers import RouteTable
-from server.groups.client_table import ClientTable
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
-from server.wire.codes import RequestCode
-from server.wire.request import BadRequestError, Request
+from rocketmq_tiered.server.backend.pull_handlers import SUSPEND, PullService
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.groups.client_table import ClientTable
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.wire.codes import RequestCode
+from rocketmq_tiered.server.wire.request import BadRequestError, Request
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive
 from tiered.object_store.memory import MemoryStore

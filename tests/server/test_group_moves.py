@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from server.backend.backend import TopicConfig
-from server.backend.offset_handlers import OffsetHandlers
-from server.backend.route_handlers import RouteTable
-from server.groups.bounded_gather import AT_ONCE_MAX, bounded_gather
-from server.groups.client_table import ClientTable
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog, load_snapshot
-from server.wire.codes import RequestCode
+from rocketmq_tiered.server.backend.backend import TopicConfig
+from rocketmq_tiered.server.backend.offset_handlers import OffsetHandlers
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.groups.bounded_gather import AT_ONCE_MAX, bounded_gather
+from rocketmq_tiered.server.groups.client_table import ClientTable
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
+from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.server.group_archive import Archive
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats import fastjson

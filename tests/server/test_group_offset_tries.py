@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from server.groups import group_offsets
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog, load_snapshot
+from rocketmq_tiered.server.groups import group_offsets
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
 from tiered.errors import UnavailableError
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore

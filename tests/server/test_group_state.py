@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.groups import group_offsets
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import (
+from rocketmq_tiered.server.groups import group_offsets
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import (
     VERSIONS_KEPT,
     GroupLog,
     GroupSnapshot,

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.listen.options import kept_tls, server_options, tls_context
-from server.wire import listener as server_module
-from server.wire.active_requests import LARGE_BYTES_MAX
-from server.wire.connection_limits import BufferedBytes, ConnectionLimits
-from server.wire.listener import ServerOptions
+from rocketmq_tiered.server.listen.options import kept_tls, server_options, tls_context
+from rocketmq_tiered.server.wire import listener as server_module
+from rocketmq_tiered.server.wire.active_requests import LARGE_BYTES_MAX
+from rocketmq_tiered.server.wire.connection_limits import BufferedBytes, ConnectionLimits
+from rocketmq_tiered.server.wire.listener import ServerOptions
 from tests.server.connection_scene import ECHO, LARGE, LARGE_BYTES, LOOPBACK, SLOW, WHO, Client, Scene, play
 from tiered.errors import UsageError
 from tiered.remoting.command import FRAME_BYTES_MAX, FrameDecoder, ProtocolError, RemotingCommand, encode

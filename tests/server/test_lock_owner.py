@@ -6,13 +6,13 @@ import asyncio
 import json
 from typing import Any
 
-from server.archive_mode.archive_service import ArchiveService
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
-from server.retries.retry_log import RetryLog
-from server.retries.retry_queue import RetryLimits, RetryQueues
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import Response
+from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.retries.retry_log import RetryLog
+from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import Response
 from tests.server.group_clock import Clock
 from tests.server.serving_peer import request
 from tests.server.small_archive import Archive

@@ -15,15 +15,21 @@ from fetcher.access import open_access
 from fetcher.rows.pull import PullRequest, PullStatus
 from fetcher.rows.tag_filter import EXPRESSION_CHARS_MAX
 from fetcher.sql92.message_filter import Sql92Filter
-from server.backend.lookup_handlers import LookupHandlers
-from server.backend.route_handlers import RouteTable
-from server.backend.served_archive import ServedArchive
-from server.groups.change_notices import NOTICES_MAX, PERIOD_S
-from server.groups.client_table import HEARTBEAT_GROUPS_MAX, SQL92, TAG, ClientTable, register_client_handlers
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.listener import Listener, ServerOptions
-from server.wire.request import BadRequestError, HandlerTable, Request
-from server.wire.turns import Slots, Turns
+from rocketmq_tiered.server.backend.lookup_handlers import LookupHandlers
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.backend.served_archive import ServedArchive
+from rocketmq_tiered.server.groups.change_notices import NOTICES_MAX, PERIOD_S
+from rocketmq_tiered.server.groups.client_table import (
+    HEARTBEAT_GROUPS_MAX,
+    SQL92,
+    TAG,
+    ClientTable,
+    register_client_handlers,
+)
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
+from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Request
+from rocketmq_tiered.server.wire.turns import Slots, Turns
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.server.loop_gaps import gaps

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.backend.lookup_handlers import records_by_key
-from server.backend.route_handlers import PROXY_TOPIC
-from server.wire.request import Request
+from rocketmq_tiered.server.backend.lookup_handlers import records_by_key
+from rocketmq_tiered.server.backend.route_handlers import PROXY_TOPIC
+from rocketmq_tiered.server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive, small_service
 from tests.sweeps import examples

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from server.backend.backend import Bounds, TopicConfig
-from server.backend.route_handlers import RouteTable
-from server.groups.client_table import ClientTable
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
-from server.pop.pop_assignment import AssignmentHandlers, averagely, by_circle
-from server.pop.pop_delivery import UNACKED_MAX
-from server.pop.pop_handlers import COUNT_MAX, PopHandlers
-from server.pop.pop_messages import handle_of, offset_fields, records, redelivered
-from server.pop.pop_queues import BYTES_MAX, QUEUE_BYTES, UNACKED_BYTES
-from server.pop.pop_state import PopQueue, Unacked
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import BadRequestError, HandlerTable, Response
+from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.groups.client_table import ClientTable
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.pop.pop_assignment import AssignmentHandlers, averagely, by_circle
+from rocketmq_tiered.server.pop.pop_delivery import UNACKED_MAX
+from rocketmq_tiered.server.pop.pop_handlers import COUNT_MAX, PopHandlers
+from rocketmq_tiered.server.pop.pop_messages import handle_of, offset_fields, records, redelivered
+from rocketmq_tiered.server.pop.pop_queues import BYTES_MAX, QUEUE_BYTES, UNACKED_BYTES
+from rocketmq_tiered.server.pop.pop_state import PopQueue, Unacked
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Response
 from tests.server.serving_peer import request
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.record import decode_record

@@ -8,12 +8,22 @@ from typing import Any
 import pytest
 
 from fetcher.rows.pull import PullRequest, PullStatus
-from server.backend.backend import Bounds, TopicConfig
-from server.backend.route_handlers import MADE_QUEUES_MAX, PROXY_TOPIC, RouteHandlers, RouteTable
-from server.retries.proxy_topic import BODY_BYTES_MAX, HELD_BYTES_MAX, MESSAGES_KEPT, ProxyTopic
-from server.retries.retry_topics import ArchiveWithRetries
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import HandlerTable, Request, Response
+from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig
+from rocketmq_tiered.server.backend.route_handlers import (
+    MADE_QUEUES_MAX,
+    PROXY_TOPIC,
+    RouteHandlers,
+    RouteTable,
+)
+from rocketmq_tiered.server.retries.proxy_topic import (
+    BODY_BYTES_MAX,
+    HELD_BYTES_MAX,
+    MESSAGES_KEPT,
+    ProxyTopic,
+)
+from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats.record import decode_record
 from tiered.remoting.command import RemotingCommand

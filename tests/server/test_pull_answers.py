@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from server.backend.backend import Bounds, TopicConfig
-from server.backend.pull_handlers import (
+from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig
+from rocketmq_tiered.server.backend.pull_handlers import (
     COMMIT_OFFSET,
     SUBSCRIPTION,
     SUSPEND,
@@ -20,13 +20,13 @@ from server.backend.pull_handlers import (
     PullService,
     response_code,
 )
-from server.backend.route_handlers import RouteTable
-from server.groups.client_table import ClientTable
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
-from server.groups.subscription_filter import filter_of
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import BadRequestError, Request, Response
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.groups.client_table import ClientTable
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.groups.subscription_filter import filter_of
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import BadRequestError, Request, Response
 from tests.server.serving_peer import request
 from tiered.errors import UsageError
 from tiered.object_store.memory import MemoryStore

@@ -14,16 +14,22 @@ from hypothesis import strategies as st
 
 import rocketmq_tiered
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from server.archive_mode.archive_service import ArchiveService
-from server.backend.backend import Bounds, TopicConfig
-from server.backend.route_handlers import RouteTable
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog, load_snapshot
-from server.retries.retry_handlers import RetryHandlers
-from server.retries.retry_log import RETRY_KEYS, RetryLog, load_objects, object_key
-from server.retries.retry_queue import OBJECTS_MAX, RetryLimits, RetryQueues
-from server.retries.retry_record import PHYS_BASE, EncodedRetry, delay_ms_of, delivered, encode_retry
-from server.retries.retry_state import (
+from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
+from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
+from rocketmq_tiered.server.retries.retry_handlers import RetryHandlers
+from rocketmq_tiered.server.retries.retry_log import RETRY_KEYS, RetryLog, load_objects, object_key
+from rocketmq_tiered.server.retries.retry_queue import OBJECTS_MAX, RetryLimits, RetryQueues
+from rocketmq_tiered.server.retries.retry_record import (
+    PHYS_BASE,
+    EncodedRetry,
+    delay_ms_of,
+    delivered,
+    encode_retry,
+)
+from rocketmq_tiered.server.retries.retry_state import (
     MESSAGE_BYTES,
     Delivery,
     RetryMessage,
@@ -34,9 +40,9 @@ from server.retries.retry_state import (
     encode_object,
     queue_bytes,
 )
-from server.retries.retry_topics import ArchiveWithRetries
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import HandlerTable, Request, Response
+from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.end_to_end.offloading import backfill
 from tests.server.original_record import original
 from tests.server.serving_peer import request
@@ -522,8 +528,8 @@ def test_nothing_is_taken_for_a_group_of_another_server() -> None:
 def test_an_archive_is_served_although_retry_messages_are_damaged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.retries.retry_queue.CHECK_S", 0.02)
-    monkeypatch.setattr("server.retries.retry_queue.AGAIN_S", 0.02)
+    monkeypatch.setattr("rocketmq_tiered.server.retries.retry_queue.CHECK_S", 0.02)
+    monkeypatch.setattr("rocketmq_tiered.server.retries.retry_queue.AGAIN_S", 0.02)
 
     async def scene() -> None:
         archive: Any = ArchiveWithRetryTopic()
@@ -564,7 +570,7 @@ class LosesAnswers(MemoryStore):
 
 
 def test_a_lost_answer_writes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.retries.retry_queue.AGAIN_S", 0.01)
+    monkeypatch.setattr("rocketmq_tiered.server.retries.retry_queue.AGAIN_S", 0.01)
 
     async def scene() -> None:
         store, clock = LosesAnswers(), Clock()

@@ -16,14 +16,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.security import addresses
-from server.security.authorizer import RulesAuthorizer
-from server.security.rules import RulesError
-from server.security.rules_file import RulesFile, read_rules
-from server.security.signature import is_signed
-from server.wire.codes import RequestCode as Code
-from server.wire.dispatch import Dispatcher
-from server.wire.request import BadRequestError, HandlerTable, Request, Response
+from rocketmq_tiered.server.security import addresses
+from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
+from rocketmq_tiered.server.security.rules import RulesError
+from rocketmq_tiered.server.security.rules_file import RulesFile, read_rules
+from rocketmq_tiered.server.security.signature import is_signed
+from rocketmq_tiered.server.wire.codes import RequestCode as Code
+from rocketmq_tiered.server.wire.dispatch import Dispatcher
+from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Request, Response
 from tests.server.original_record import original
 from tests.server.serving_peer import RecordingPeer
 from tiered.remoting.command import RemotingCommand

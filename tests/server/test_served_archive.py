@@ -15,16 +15,16 @@ from fetcher.access import open_access
 from fetcher.io.waiting import Wait, new_future, run_async
 from fetcher.policy.archived_queues import ArchivedQueues
 from fetcher.rows.pull import PullRequest, PullStatus
-from server.backend.backend import FOUND_BYTES_MAX, Bounds, TopicConfig
-from server.backend.offset_handlers import OffsetHandlers
-from server.backend.pull_handlers import COMMIT_OFFSET, SUSPEND, PullService
-from server.backend.route_handlers import RouteTable
-from server.backend.served_archive import QUERIES_MAX, ServedArchive
-from server.groups.client_table import ClientTable
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import Response
+from rocketmq_tiered.server.backend.backend import FOUND_BYTES_MAX, Bounds, TopicConfig
+from rocketmq_tiered.server.backend.offset_handlers import OffsetHandlers
+from rocketmq_tiered.server.backend.pull_handlers import COMMIT_OFFSET, SUSPEND, PullService
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.backend.served_archive import QUERIES_MAX, ServedArchive
+from rocketmq_tiered.server.groups.client_table import ClientTable
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import Response
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.server.serving_peer import request

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from server.groups.client_table import EXPIRY_S, ClientTable, register_client_handlers
-from server.groups.queue_locks import LOCK_S, LockTable, MessageQueue, register_lock_handlers
-from server.wire.codes import RequestCode, ResponseCode
-from server.wire.request import BadRequestError, HandlerTable, Response
+from rocketmq_tiered.server.groups.client_table import EXPIRY_S, ClientTable, register_client_handlers
+from rocketmq_tiered.server.groups.queue_locks import LOCK_S, LockTable, MessageQueue, register_lock_handlers
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Response
 from tests.server.serving_peer import RecordingPeer, request
 
 

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fetcher.policy.read_policy import ReadPolicies
-from server.proxy.proxy_service import ProxyConfig, ProxyService
-from server.slave.registration import RegistrationState, SlaveConfig
-from server.slave.slave_service import SlaveOptions, SlaveService
-from server.wire.listener import Listener, ServerOptions
-from server.wire.request import HandlerTable, Request, Response
+from rocketmq_tiered.server.proxy.proxy_service import ProxyConfig, ProxyService
+from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
+from rocketmq_tiered.server.slave.slave_service import SlaveOptions, SlaveService
+from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
+from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.remoting.tls_peer import Papers, shows, trusting
 from tests.server.proxy.proxy_client import ADVERTISED, ROUTE, Client
 from tests.server.slave.master_double import MasterDouble

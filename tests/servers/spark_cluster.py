@@ -21,16 +21,7 @@ import pyspark
 from tests.servers.child import ChildServer
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "tiered",
-    "fetcher",
-    "server",
-    "uploader",
-    "maintenance",
-    "sidecar",
-    "pipeline",
-    "rocketmq_tiered",
-)
+PACKAGES = ("tiered", "uploader", "fetcher", "rocketmq_tiered")
 SPARK_HOME = Path(pyspark.__file__).parent
 BARE = {"PATH": "/usr/local/bin:/usr/bin:/bin", "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
 """The whole environment of a machine of the cluster."""

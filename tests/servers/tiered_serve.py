@@ -17,7 +17,7 @@ def tiered_serve(url: str, directory: Path, *flags: str) -> tuple[ChildServer, s
     command = [
         sys.executable,
         "-m",
-        "sidecar.cli",
+        "rocketmq_tiered.cli",
         "serve",
         url,
         "--bind",

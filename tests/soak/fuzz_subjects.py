@@ -21,6 +21,17 @@ from fetcher.io.waiting import run_sync
 from fetcher.policy.local_records import checked_timestamp
 from tests.formats.golden_archive import GOLDEN
 from tests.soak.fuzz_mutations import Mutation, changed, changed_json
+from tiered.archive.index.footer import decode_tail
+from tiered.archive.index.layout import Shape
+from tiered.archive.index.lookup import Wanted, find_items
+from tiered.archive.index.merge import file_items
+from tiered.archive.index.rocketmq_index_file import (
+    RocketMqIndexFile,
+    broker_hash,
+    indexed_message,
+    write_files,
+)
+from tiered.archive.index_shape import shape_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
@@ -34,17 +45,11 @@ from tiered.catalog.embedded_pages import (
 from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import CorruptionError
-from tiered.flat_file.index_shape import shape_of
 from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
 from tiered.formats.fastjson import loads
 from tiered.formats.record import SYS_INNER_BATCH, Record, decode_record, record_to_json
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES, decode_trailer
-from tiered.index.footer import decode_tail
-from tiered.index.layout import Shape
-from tiered.index.lookup import Wanted, find_items
-from tiered.index.merge import file_items
-from tiered.index.rocketmq_index_file import RocketMqIndexFile, broker_hash, indexed_message, write_files
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
 from tiered.object_store.file import FileStore

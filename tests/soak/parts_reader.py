@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 
 from benchmarks.cold_read_parts import Piece, all_pieces, fetch_and_expand
-from sidecar.loaded_archive import open_for_reading
+from rocketmq_tiered.process.loaded_archive import open_for_reading
 from tests.soak.idle_reader import idle, wait_for_stop
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.load import load_settings

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from rocketmq_tiered.spark import session
 from tests.integration.served_scene import Job, Line, Served
-from tests.pipeline.conftest import LOCAL
 from tests.servers.rocketmq import java_command
 from tests.servers.running_store import REGION, RunningStore
+from tests.spark.conftest import LOCAL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

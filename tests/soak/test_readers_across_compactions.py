@@ -24,7 +24,6 @@ from fetcher.rows.message import Message
 from tests.integration.client_scene import need_clients, until
 from tests.integration.served_scene import Job, Line, Served
 from tests.maintenance.compaction_scene import QUEUES, Scene
-from tests.pipeline.stream_reading import rows_of, stream_reader
 from tests.servers.running_store import RunningStore
 from tests.servers.tiered_serve import tiered_serve
 from tests.soak.results import knob, limits, publish
@@ -36,6 +35,7 @@ from tests.soak.streaming_clients import (
     archive_query,
     java_consumers,
 )
+from tests.spark.stream_reading import rows_of, stream_reader
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore

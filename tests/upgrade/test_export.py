@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow.dataset as ds
 
-from pipeline.jobs.export import ExportReport, export
-from pipeline.jobs.export_progress import ExportProgress
-from pipeline.options.source_options import SourceOptions
-from tests.pipeline.jobs.inline_tasks import InlineTasks
+from rocketmq_tiered.spark.jobs.export import ExportReport, export
+from rocketmq_tiered.spark.jobs.export_progress import ExportProgress
+from rocketmq_tiered.spark.options.source_options import SourceOptions
+from tests.spark.jobs.inline_tasks import InlineTasks
 from tests.upgrade.left_behind import QUEUES
 from tiered.object_store.file import FileStore
 

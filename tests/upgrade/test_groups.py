@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 import rocketmq_tiered
-from server.groups.group_offsets import GroupOffsets
-from server.groups.group_state import GroupLog, decode_snapshot, encode_snapshot, load_snapshot
-from server.retries.retry_log import RetryLog, load_objects
-from server.retries.retry_queue import RetryLimits, RetryQueues
-from server.retries.retry_state import RetryState, encode_object
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import (
+    GroupLog,
+    decode_snapshot,
+    encode_snapshot,
+    load_snapshot,
+)
+from rocketmq_tiered.server.retries.retry_log import RetryLog, load_objects
+from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
+from rocketmq_tiered.server.retries.retry_state import RetryState, encode_object
 from tiered.errors import FencedError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.record import decode_record

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.archive_marker import ArchiveMarker
-from sidecar.instance import StateDirectory
-from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
-from tests.flat_file.queue_reader import QueueReader
+from rocketmq_tiered.process.archive_marker import ArchiveMarker
+from rocketmq_tiered.process.instance import StateDirectory
+from rocketmq_tiered.process.uploader_job import ProcessPins, UploaderJob, Writer
+from tests.archive.queue_reader import QueueReader
 from tests.upgrade.left_behind import ROOT
 from tiered.catalog.catalog_reader import load
 from tiered.errors import FencedError, UnavailableError

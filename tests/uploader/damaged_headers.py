@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.ground_truth import GroundTruth, difference
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
-from tests.flat_file.queue_reader import QueueReader
+from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.catalog_reader import load
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import RecordColumns, scan_log

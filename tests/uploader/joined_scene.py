@@ -6,17 +6,17 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from maintenance.compaction_plan import CompactionLimits
-from maintenance.compaction_round import plan_rounds
-from maintenance.gc import run_gc
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.flat_file.queue_reader import QueueReader
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
+from rocketmq_tiered.maintenance.compaction_round import plan_rounds
+from rocketmq_tiered.maintenance.gc import run_gc
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.archive.queue_reader import QueueReader
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, LMQ, QUEUES, a_round
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
-from tiered.flat_file.verify import verify_archive
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maintenance.diverged_messages import diverged_queues, keep_history
+from rocketmq_tiered.maintenance.diverged_messages import diverged_queues, keep_history
+from tests.archive.archive_builder import NOW_MS
 from tests.faults.crashing_store import CrashError
-from tests.flat_file.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import QUEUES
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep
 from tests.uploader.joined_scene import SETS, STREAMS, JoinedScene, contents
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.diverged import superseded_state
@@ -24,7 +25,6 @@ from tiered.catalog.joined_objects import CommonRows, JoinedObject, WriteCommonR
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import is_compacted
 from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.interface import Body, ObjectStore, Piece

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered.index.items import ITEM_DTYPE, Widths, encode_items
-from tiered.index.order import sorted_items
+from tiered.archive.index.items import ITEM_DTYPE, Widths, encode_items
+from tiered.archive.index.order import sorted_items
 from tiered.model.tables import Table
 from uploader.gathered_items import GatheredItems
 

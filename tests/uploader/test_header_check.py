@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.archive_check import STORES, records_of
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import FILTER
-from tests.flat_file.queue_reader import QueueReader
 from tests.kernels.record_builder import Message, build_log
 from tests.sweeps import sweep
 from tests.uploader.damaged_headers import (

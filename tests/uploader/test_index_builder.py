@@ -18,11 +18,14 @@ import pytest
 
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
-from maintenance.expire import commit_pass, plan_pass
+from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.faults.crashing_store import CrashError, CrashingStore
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep
+from tiered.archive.index.items import ITEM_DTYPE
+from tiered.archive.index.order import sorted_items
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -30,11 +33,8 @@ from tiered.catalog.index_refs import UNINDEXED
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import object_of
 from tiered.formats.segment_layout import TRAILER_BYTES
-from tiered.index.items import ITEM_DTYPE
-from tiered.index.order import sorted_items
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 from tiered.object_store.file import FileStore

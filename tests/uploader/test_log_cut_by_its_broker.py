@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
-from maintenance.compaction_plan import CompactionLimits
-from maintenance.compaction_round import plan_rounds, run_round
-from maintenance.compaction_run import CompactionOptions
-from maintenance.gc import run_gc
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
+from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
+from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
+from rocketmq_tiered.maintenance.gc import run_gc
+from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.flat_file.queue_reader import QueueReader
 from tests.uploader.living_broker import LivingBroker, offloader_of
+from tiered.archive.segment_reader import SegmentCache
+from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.diverged import superseded_state
 from tiered.catalog.pages import RunIndex
-from tiered.flat_file.segment_reader import SegmentCache
-from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore

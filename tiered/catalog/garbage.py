@@ -8,8 +8,8 @@ truncated log wait longer. Lists of pending deletions are collected as a whole.
 The age of a pending deletion is by the writer's clock or the bucket's timestamp of the commit, whichever is later: a
 wrong writer clock cannot shorten the grace period.
 
-Deletion (maintenance/gc.py) commits first: keys are *purged* from the pending deletions, which is final, then deleted.
-A crash in between leaves an unreferenced object, which the next epoch's collection finds.
+Deletion (rocketmq_tiered/maintenance/gc.py) commits first: keys are *purged* from the pending deletions,
+which is final, then deleted. A crash in between leaves an unreferenced object, which the next epoch's collection finds.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ docs/FORMATS.md):
 
     header 16 | blocks | key section | column pages | footer (container RMQTSEGF) | trailer 48
 
-``segment_index.py`` decodes it, ``tiered.flat_file.segment_reader`` reads it from a store.
+``segment_index.py`` decodes it, ``tiered.archive.segment_reader`` reads it from a store.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """TLS of client connections to brokers and name servers: the context, and the meaning of failures.
 
-Connections are made in client.py and server/proxy/upstream.py; server certificates are loaded in server/listen.
+Connections are made in client.py and rocketmq_tiered/server/proxy/upstream.py; rocketmq_tiered/server/listen loads
+server certificates.
 
 Sources: TlsHelper, TlsSystemConfig, NettyRemotingServer (closes the connection after an unexpected first byte).
 """

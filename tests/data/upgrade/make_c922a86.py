@@ -18,6 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import zstandard
+from pipeline.jobs.export import export
+from pipeline.source_options import SourceOptions
+from sidecar.instance import StateDirectory
+from sidecar.uploader_job import KeptPins, UploaderJob, Writer
 
 import fetcher
 from fetcher.serving.group_offsets import GroupOffsets
@@ -25,10 +29,6 @@ from fetcher.serving.group_state import GroupLog
 from fetcher.serving.retries.retry_log import RetryLog
 from fetcher.serving.retries.retry_queue import RetryLimits, RetryQueues
 from fetcher.serving.retries.retry_record import sent_back
-from pipeline.jobs.export import export
-from pipeline.source_options import SourceOptions
-from sidecar.instance import StateDirectory
-from sidecar.uploader_job import KeptPins, UploaderJob, Writer
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.conftest import LOCAL
 from tests.pipeline.gapped_archive import LIGHT, ONE, OTHER, GappedArchive

@@ -17,17 +17,17 @@ from fetcher.queries.both_sides import BothSidesQueries, merged
 from fetcher.queries.broker_files_lookup import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
-from sidecar.cli import main
+from rocketmq_tiered.cli import main
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.queries.archives import RealArchive, archive_of, records_of_log
 from tests.fetcher.queries.query_truth import Truth
 from tests.sweeps import sweep
+from tiered.archive.index.rocketmq_index_file import HEADER_BYTES, BrokerIndex, broker_hash
 from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.keys import archive_prefix
-from tiered.index.rocketmq_index_file import HEADER_BYTES, BrokerIndex, broker_hash
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore

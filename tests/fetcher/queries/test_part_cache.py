@@ -21,8 +21,8 @@ from fetcher.queries.by_key import KeyQuery
 from fetcher.queries.part_cache import ENTRY_BYTES, PartCache
 from fetcher.queries.source import INDEX_WHOLE_BYTES
 from fetcher.rows.message import Message
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.end_to_end.offloading import SMALL, backfill
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.catalog_reader import load
 from tiered.errors import CorruptionError
 from tiered.model.queue import QueueKey

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fetcher.queries.queue_listing import list_queues
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 

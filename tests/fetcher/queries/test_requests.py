@@ -11,17 +11,17 @@ import pytest
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import READ_AT_ONCE, KeyQuery
-from maintenance.compaction_plan import CompactionLimits
-from maintenance.compaction_round import plan_rounds, run_round
-from maintenance.compaction_run import CompactionOptions
-from maintenance.expire import Erasure, commit_pass, plan_pass
-from maintenance.gc import run_gc
-from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
+from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
+from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
+from rocketmq_tiered.maintenance.expire import Erasure, commit_pass, plan_pass
+from rocketmq_tiered.maintenance.gc import run_gc
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.sweeps import sweep
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError, UsageError
-from tiered.flat_file.verify import verify_archive
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import IndexSettings

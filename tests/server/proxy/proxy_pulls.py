@@ -13,18 +13,18 @@ from fetcher.access import open_access
 from fetcher.policy.broker_files import BrokerFiles
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from fetcher.policy.read_router import ReadRouter
-from server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, PullLimits
-from server.backend.served_archive import ServedArchive
-from server.groups.client_table import Subscription
-from server.proxy.broker_view import BrokerViews
-from server.proxy.inflight_limit import InflightLimit
-from server.proxy.merged_lookups import MergedLookups
-from server.proxy.merged_offsets import MergedOffsets
-from server.proxy.proxy_pull import ProxyPulls
-from server.proxy.pull_sources import PullContext
-from server.proxy.upstream import RemotingUpstream
-from server.wire.codes import RequestCode
-from server.wire.request import Response
+from rocketmq_tiered.server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, PullLimits
+from rocketmq_tiered.server.backend.served_archive import ServedArchive
+from rocketmq_tiered.server.groups.client_table import Subscription
+from rocketmq_tiered.server.proxy.broker_view import BrokerViews
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.merged_lookups import MergedLookups
+from rocketmq_tiered.server.proxy.merged_offsets import MergedOffsets
+from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls
+from rocketmq_tiered.server.proxy.pull_sources import PullContext
+from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.wire.codes import RequestCode
+from rocketmq_tiered.server.wire.request import Response
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tests.server.proxy.scripted_broker import ScriptedBroker, phys_of

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from server.wire.codes import RequestCode as R
+from rocketmq_tiered.server.wire.codes import RequestCode as R
 from tests.fetcher.broker_store_writer import WrittenStore
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from server.proxy.accepted_accounts import JUDGED
-from server.security.permissions import ADMIN, NEEDS
-from server.wire.codes import RequestCode
+from rocketmq_tiered.server.proxy.accepted_accounts import JUDGED
+from rocketmq_tiered.server.security.permissions import ADMIN, NEEDS
+from rocketmq_tiered.server.wire.codes import RequestCode
 
 JUDGED_BY_BROKERS = {
     RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_SUBSCRIPTIONGROUP,

@@ -9,9 +9,9 @@ import pytest
 from fetcher.policy.archived_queues import ArchivedQueue
 from fetcher.policy.read_policy import OffsetRange
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from server.backend.backend import Bounds
-from server.wire.codes import RequestCode as R
-from server.wire.request import BadRequestError
+from rocketmq_tiered.server.backend.backend import Bounds
+from rocketmq_tiered.server.wire.codes import RequestCode as R
+from rocketmq_tiered.server.wire.request import BadRequestError
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, SUBSCRIPTION, SUSPEND, Scene, run
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tiered.errors import UnavailableError

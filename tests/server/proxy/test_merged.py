@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
-from server.proxy.accepted_accounts import AcceptedAccounts
-from server.proxy.merged_lookups import ANSWER_BYTES_MAX, MergedLookups, merged, records_in
-from server.wire.codes import RequestCode as R
+from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
+from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_BYTES_MAX, MergedLookups, merged, records_in
+from rocketmq_tiered.server.wire.codes import RequestCode as R
 from tests.kernels.record_builder import Message, encode
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
 from tests.server.proxy.scripted_broker import phys_of, stored_ms_of

@@ -21,7 +21,7 @@ from fetcher.policy.read_policy import (
 )
 from fetcher.policy.read_router import ReadRouter
 from fetcher.rows.pull import PullResult, PullStatus
-from server.proxy.offset_merge import (
+from rocketmq_tiered.server.proxy.offset_merge import (
     BrokerReply,
     interpret,
     is_expiring,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from server.groups.client_table import SQL92, Subscription
-from server.proxy.accepted_accounts import AcceptedAccounts
-from server.wire.codes import RequestCode
+from rocketmq_tiered.server.groups.client_table import SQL92, Subscription
+from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
+from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.server.proxy.proxy_pulls import (
     ARCHIVED,
@@ -222,7 +222,7 @@ def test_what_the_broker_deletes_of_a_queue_on_its_way_into_the_archive_is_held(
     tmp_path: Path, with_files: bool, quietly: bool, tag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decided while the broker had it and the archive was not behind; and again before the next look."""
-    monkeypatch.setattr("server.proxy.proxy_pull.LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr("rocketmq_tiered.server.proxy.proxy_pull.LOOK_AGAIN_S", 0.1)
 
     async def story(scene: Scene) -> None:
         for number in range(200):

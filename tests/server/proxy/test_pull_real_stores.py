@@ -15,14 +15,14 @@ from fetcher.access import open_access
 from fetcher.policy.broker_files import BrokerFiles
 from fetcher.policy.read_policy import ReadPolicies
 from fetcher.policy.read_router import ReadRouter
-from server.backend.pull_handlers import PullLimits
-from server.backend.served_archive import ServedArchive
-from server.proxy.broker_view import BrokerViews
-from server.proxy.inflight_limit import InflightLimit
-from server.proxy.proxy_pull import ProxyPulls
-from server.proxy.pull_sources import PullContext
-from server.proxy.upstream import RemotingUpstream
-from server.wire.codes import RequestCode
+from rocketmq_tiered.server.backend.pull_handlers import PullLimits
+from rocketmq_tiered.server.backend.served_archive import ServedArchive
+from rocketmq_tiered.server.proxy.broker_view import BrokerViews
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls
+from rocketmq_tiered.server.proxy.pull_sources import PullContext
+from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.server.proxy.proxy_pulls import Subscriptions

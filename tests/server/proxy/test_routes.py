@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
-from server.proxy.proxy_handlers import REAL_BROKER_ID
-from server.proxy.proxy_routes import (
+from rocketmq_tiered.server.proxy.proxy_handlers import REAL_BROKER_ID
+from rocketmq_tiered.server.proxy.proxy_routes import (
     Published,
     may_dial,
     published_addresses,

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
-from server.proxy import proxy_service, relay_service
-from server.proxy.accepted_accounts import READS
-from server.proxy.inflight_limit import InflightLimit
-from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
-from server.proxy.proxy_service import ProxyConfig, ProxyService
-from server.wire.connection import Connection
-from server.wire.listener import Listener, ServerOptions
-from server.wire.request import BadRequestError, HandlerTable, Request, Response
+from rocketmq_tiered.server.proxy import proxy_service, relay_service
+from rocketmq_tiered.server.proxy.accepted_accounts import READS
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
+from rocketmq_tiered.server.proxy.proxy_service import ProxyConfig, ProxyService
+from rocketmq_tiered.server.wire.connection import Connection
+from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
+from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Request, Response
 from tests.server.proxy.proxy_client import ADVERTISED, ROUTE, Client
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.remoting.command import RemotingCommand, SerializeType

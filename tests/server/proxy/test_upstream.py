@@ -15,11 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.proxy.name_servers import NameServers
-from server.proxy.relay_rules import Destination, Failure, destination_of, failure_of, relay_timeout_s
-from server.proxy.upstream import UNTAKEN_BYTES_MAX, InflightLimit, RemotingUpstream, TimedOutError
-from server.wire.listener import Listener, ServerOptions
-from server.wire.request import HandlerTable, Request, Response
+from rocketmq_tiered.server.proxy.name_servers import NameServers
+from rocketmq_tiered.server.proxy.relay_rules import (
+    Destination,
+    Failure,
+    destination_of,
+    failure_of,
+    relay_timeout_s,
+)
+from rocketmq_tiered.server.proxy.upstream import (
+    UNTAKEN_BYTES_MAX,
+    InflightLimit,
+    RemotingUpstream,
+    TimedOutError,
+)
+from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
+from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.remoting.tls_peer import Papers, shows, trusting
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import RemotingCommand

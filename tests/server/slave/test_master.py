@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from server.security.signature import is_signed
-from server.slave.master_monitor import MasterMonitor
-from server.slave.registration import SlaveConfig
+from rocketmq_tiered.server.security.signature import is_signed
+from rocketmq_tiered.server.slave.master_monitor import MasterMonitor
+from rocketmq_tiered.server.slave.registration import SlaveConfig
 from tests.server.slave.master_double import MasterDouble
 from tiered.remoting.command import RemotingCommand, encode
 from tiered.remoting.credentials import Credentials

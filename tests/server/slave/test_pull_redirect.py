@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import BrokerSide, OffsetRange, ReadPolicy, Situation
-from server.backend.pull_handlers import SUBSCRIPTION, SUSPEND
-from server.slave.pull_redirect import (
+from rocketmq_tiered.server.backend.pull_handlers import SUBSCRIPTION, SUSPEND
+from rocketmq_tiered.server.slave.pull_redirect import (
     REPEAT_BYTES,
     REPEAT_S,
     EmptyReplyPacer,
@@ -22,9 +22,9 @@ from server.slave.pull_redirect import (
     SlavePulls,
     next_id,
 )
-from server.slave.registration import MASTER_ID
-from server.wire.codes import RequestCode
-from server.wire.request import Response
+from rocketmq_tiered.server.slave.registration import MASTER_ID
+from rocketmq_tiered.server.wire.codes import RequestCode
+from rocketmq_tiered.server.wire.request import Response
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
 from tests.server.serving_peer import RecordingPeer, request
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.slave.registrar import Registrar
-from server.slave.registration import RegistrationState, SlaveConfig
+from rocketmq_tiered.server.slave.registrar import Registrar
+from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
 from tests.server.slave.name_server_double import BROKER, NameServerDouble
 from tests.server.slave.until import until
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.slave.registration import (
+from rocketmq_tiered.server.slave.registration import (
     RETRY_MAX_S,
     Claims,
     Listing,

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from server.backend.pull_handlers import pull_response
-from server.proxy.inflight_limit import InflightLimit
-from server.proxy.proxy_handlers import Upstream
-from server.proxy.upstream import LinkEvents, RemotingUpstream
-from server.slave.registration import RegistrationState, SlaveConfig
-from server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
-from server.slave.slave_service import MEMBERS_COMPLETE_S, SlaveOptions, SlaveService
-from server.wire.request import BadRequestError, Request, Response
+from rocketmq_tiered.server.backend.pull_handlers import pull_response
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
+from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream
+from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
+from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
+from rocketmq_tiered.server.slave.slave_service import MEMBERS_COMPLETE_S, SlaveOptions, SlaveService
+from rocketmq_tiered.server.wire.request import BadRequestError, Request, Response
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.slave.master_double import VERSION, MasterDouble
 from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDouble

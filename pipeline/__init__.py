@@ -1,1 +1,0 @@
-"""Spark data source and jobs over archives and broker stores. Users import ``rocketmq_tiered.spark``."""

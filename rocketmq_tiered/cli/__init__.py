@@ -1,0 +1,202 @@
+"""The `tiered` command: runs the verb's module and turns errors into one line and an exit code.
+
+Only the chosen verb is imported, so that a one-shot command starts fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from gc import freeze, set_threshold  # by name: a verb's module here is called gc
+from importlib import metadata
+from types import ModuleType
+from typing import NoReturn
+
+from rocketmq_tiered.process.sighup import catch_sighup
+from tiered.console import print_lines
+from tiered.errors import FULL_ERRNOS, StoreFullError, TieredError, UsageError
+from tiered.timestamps import RELATIVE
+
+EXIT_INTERRUPTED = 130
+EXIT_INTERNAL = 70
+INTERRUPTED = "interrupted"
+
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("rocketmq_tiered.cli.run", "follow a broker and archive its messages until stopped"),
+    "backfill": ("rocketmq_tiered.cli.backfill", "archive a store directory once"),
+    "status": ("rocketmq_tiered.cli.status", "show how far the archive is behind the broker"),
+    "doctor": (
+        "rocketmq_tiered.cli.doctor",
+        "check host, broker and object store, and say how to correct each problem",
+    ),
+    "ls": ("rocketmq_tiered.cli.ls", "list the queues of an archive"),
+    "cat": ("rocketmq_tiered.cli.cat", "print archived messages"),
+    "offset": ("rocketmq_tiered.cli.offset", "find the queue offset of a point in time"),
+    "query": ("rocketmq_tiered.cli.query", "find messages by key, unique key or offsetMsgId"),
+    "index": ("rocketmq_tiered.cli.index_export", "export RocketMQ index files for a broker"),
+    "serve": ("rocketmq_tiered.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
+    "reset-offset": ("rocketmq_tiered.cli.reset_offset", "reset a consumer group's offsets"),
+    "verify": ("rocketmq_tiered.cli.verify", "check an archive for damage"),
+    "expire": (
+        "rocketmq_tiered.cli.expire",
+        "expire messages by their time to live, or erase a topic (dry run by default)",
+    ),
+    "gc": ("rocketmq_tiered.cli.gc", "delete garbage from an archive (dry run by default)"),
+    "compact": (
+        "rocketmq_tiered.cli.compact",
+        "join small objects of an archive to large ones (dry run by default)",
+    ),
+    "cost": (
+        "rocketmq_tiered.cli.cost",
+        "estimate what an archive costs a month, and what settings would change",
+    ),
+    "compile": (
+        "rocketmq_tiered.cli.compile",
+        "compile the kernels into the installation, so that starts are quick",
+    ),
+    "config": ("rocketmq_tiered.cli.config_check", "check settings and print the effective values"),
+}
+"""Verb -> (module with `add_arguments` and `execute`, one-line help)."""
+
+SERVICES = ("run", "serve")
+"""Verbs that run until SIGTERM or SIGINT."""
+
+PRIVATE_UMASK = 0o077
+"""Files are for the user of the process."""
+
+COLLECT_EVERY = 50_000
+"""New objects between two runs of Python's garbage collector; at the default of 700 it scans imported modules
+repeatedly during a short command."""
+
+_REFUSED_OUTPUT = FULL_ERRNOS | {errno.EIO}
+
+EXIT_CODES = (
+    "exit codes: 0 ok, 1 anomalies found, 2 wrong usage or configuration, 3 does not exist, "
+    "4 temporarily unavailable, 5 fenced by another writer"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports errors in one line, like all other errors; --help prints the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        print_lines(f"tiered: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(UsageError.exit_code)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code."""
+    _replace_closed_streams()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb, rest = _split_verb(words)
+    if verb is None:
+        return 2
+    if verb in SERVICES:
+        catch_sighup()  # a service manager may send SIGHUP while their modules load
+    module_name, help_text = VERBS[verb]
+    set_threshold(COLLECT_EVERY)
+    atexit.register(freeze)  # saves the last garbage collection, 0.2 s
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start unused threads
+    try:
+        module = importlib.import_module(module_name)
+    except KeyboardInterrupt:  # most of a short command's time is spent here
+        print_lines(f"tiered: {INTERRUPTED}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    parser = _Parser(prog=f"tiered {verb}", description=help_text, epilog=EXIT_CODES, allow_abbrev=False)
+    module.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    before = os.umask(PRIVATE_UMASK)
+    try:
+        return _execute(module, parser.parse_args(_with_relative_times(rest)))
+    finally:
+        os.umask(before)  # the caller's, if it is a program
+
+
+def _with_relative_times(words: list[str]) -> list[str]:
+    """``--since -1h`` as ``--since=-1h``: argparse takes words that begin with a hyphen for options."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1].startswith("--") and RELATIVE.fullmatch(word):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _split_verb(words: list[str]) -> tuple[str | None, list[str]]:
+    """The verb and its arguments. Help and version end the process."""
+    parser = _Parser(
+        prog="tiered",
+        description="Tiered storage for Apache RocketMQ: archive a broker's messages and read them back.",
+        epilog=_verb_table(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help="see below")
+    if not words:
+        parser.print_help(sys.stderr)
+        return None, []
+    if words[0] in VERBS:
+        return words[0], words[1:]
+    return str(parser.parse_args(words[:1]).verb), words[1:]
+
+
+def _verb_table() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {help_text}" for verb, (_, help_text) in VERBS.items()]
+    return "\n".join(["verbs (each has --help):", *lines, "", EXIT_CODES])
+
+
+def _version() -> str:
+    try:
+        return f"tiered {metadata.version('rocketmq-tiered')}"
+    except metadata.PackageNotFoundError:
+        return "tiered (not installed)"
+
+
+def _execute(module: ModuleType, options: argparse.Namespace) -> int:
+    try:
+        code = int(module.execute(options))
+        sys.stdout.flush()
+    except TieredError as error:
+        return _report(options, " ".join(str(error).split()), error.exit_code)
+    except BrokenPipeError:
+        _discard_output()  # the reader closed the pipe (`tiered cat … | head`)
+        return 0
+    except KeyboardInterrupt:
+        return _report(options, INTERRUPTED, EXIT_INTERRUPTED)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _REFUSED_OUTPUT and error.filename is None:
+            # Other files have a name, or an error of their own.
+            _discard_output()
+            return _report(options, f"cannot write the output: {error.strerror}", StoreFullError.exit_code)
+        message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())}"
+        return _report(options, f"{message}; report it with the output of --debug", EXIT_INTERNAL)
+    return code
+
+
+def _replace_closed_streams() -> None:
+    """Streams that the parent closed (`>&-`) are None: nothing could be printed."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Discard unwritten output, also at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report(options: argparse.Namespace, message: str, code: int) -> int:
+    if options.debug:
+        print_lines(*traceback.format_exc().splitlines(), file=sys.stderr)
+    print_lines(f"tiered: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,220 @@
+"""`tiered cat`: print archived messages, as JSON lines or as the broker's own bytes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator
+
+from fetcher.archive import Archive, open_archive
+from fetcher.io.waiting import run_sync
+from fetcher.queries.queue_listing import QueueListing
+from fetcher.rows.batch import MessageBatch
+from fetcher.rows.tag_filter import MessageFilter, tag_filter
+from fetcher.span import Span
+from fetcher.sql92.message_filter import Sql92Filter
+from fetcher.walk import Walk
+from rocketmq_tiered.cli.arguments import add_archive, instant, settings_of
+from rocketmq_tiered.cli.rendering import BODY_FORMS, jsonl_line
+from rocketmq_tiered.process.logs import log_plain
+from tiered.errors import NotFoundError, UnavailableError, UsageError
+from tiered.model.queue import QueueKey
+
+logger = logging.getLogger(__name__)
+
+READ_ROWS = 4096
+READ_BYTES = 8 * 1024 * 1024
+POLL_S = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, queues, messages, form."""
+    add_archive(parser)
+    parser.add_argument("topic", metavar="TOPIC", nargs="?", help="the topic to print")
+    parser.add_argument("--all", action="store_true", help="every topic")
+    parser.add_argument("--queue", type=int, metavar="N", help="only this queue")
+    parser.add_argument("--from", dest="start", type=int, metavar="OFFSET", help="first queue offset")
+    parser.add_argument(
+        "--since", type=instant, metavar="TIME",
+        help="from the first message stored at or after this time (ms since 1970, or ISO 8601, by default in UTC)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--until", type=instant, metavar="TIME", help="up to the first message stored at or after this time"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N records of each queue")
+    parser.add_argument(
+        "--tag", metavar="EXPRESSION", help="only messages with these tags: TagA, or 'TagA || TagB'"
+    )
+    parser.add_argument(
+        "--where", metavar="SQL92", help="only messages whose properties match, such as \"a > 5 AND b = 'x'\""
+    )
+    parser.add_argument("--format", choices=("jsonl", "raw"), default="jsonl", help="default: jsonl")
+    parser.add_argument(
+        "--body",
+        choices=BODY_FORMS,
+        help="jsonl: add bodies in this form (default: length and checksum only)",
+    )
+    parser.add_argument(
+        "--generation", type=int, metavar="N", help="an earlier generation of a recreated topic"
+    )
+    parser.add_argument(
+        "--at-version",
+        type=int,
+        metavar="N",
+        help="as the archive was at catalog version N, until gc deletes it",
+    )
+    parser.add_argument(
+        "--log-history",
+        type=int,
+        metavar="N",
+        help="messages of log history N that a truncated or replaced log took out (see tiered ls --diverged)",
+    )
+    parser.add_argument("--follow", action="store_true", help="continue as the archive grows, until Ctrl-C")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the chosen queues one after another, each in offset order; with --follow, new messages of each in turn."""
+    message_filter = _checked(options)
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    with open_archive(
+        options.url, settings=settings, version=options.at_version, log_history=options.log_history
+    ) as archive:
+        printer = _Printer(archive, options, message_filter)
+        chosen = _chosen(archive, options)
+        if options.follow:
+            _follow(archive, options, printer, chosen)
+        else:
+            printer.print_queues(chosen)
+    return 0
+
+
+def _checked(options: argparse.Namespace) -> MessageFilter | None:
+    """The requested filter. Raises UsageError for options that exclude each other."""
+    if options.all == (options.topic is not None):
+        raise UsageError("give one TOPIC or --all", hint="tiered ls lists the topics")
+    for name in ("start", "limit", "queue"):
+        value = getattr(options, name)
+        if value is not None and value < 0:
+            raise UsageError(
+                f"--{'from' if name == 'start' else name} {value} is negative", hint="count from 0"
+            )
+    if options.start is not None and options.since is not None:
+        raise UsageError("--from and --since exclude each other", hint="give one of them")
+    if options.follow and options.at_version is not None:
+        raise UsageError(
+            "--follow and --at-version exclude each other", hint="an earlier version does not grow"
+        )
+    if options.log_history is not None and (options.follow or options.at_version is not None):
+        raise UsageError(
+            "--log-history excludes --follow and --at-version", hint="an earlier log history does not grow"
+        )
+    if options.follow and options.until is not None:
+        raise UsageError("--follow and --until exclude each other", hint="give one of them")
+    if options.tag is not None and options.where is not None:
+        raise UsageError("--tag and --where exclude each other", hint="write TAGS = 'a' AND … in --where")
+    if options.format == "raw" and options.body is not None:
+        raise UsageError("--body requires --format jsonl", hint="raw records contain their bodies as stored")
+    if options.where is not None:
+        return Sql92Filter(options.where)
+    return None if options.tag is None else tag_filter(options.tag)
+
+
+def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]:
+    found = [
+        queue
+        for queue in archive.queues(options.topic, hidden=options.generation is not None)
+        if options.queue in (None, queue.queue_id) and options.generation in (None, queue.generation)
+    ]
+    if not found and (options.topic, options.queue, options.generation) != (None, None, None):
+        hidden = "" if options.generation is None else " --hidden"
+        raise NotFoundError(
+            f"{archive.title} has no {_wanted(options)}", hint=f"tiered ls{hidden} lists the queues"
+        )
+    return found
+
+
+def _wanted(options: argparse.Namespace) -> str:
+    """The requested queues, such as ``topic orders queue 3 in generation 1``."""
+    topic = f"topic {options.topic}" if options.topic else ""
+    queue = "" if options.queue is None else f"queue {options.queue}"
+    generation = "" if options.generation is None else f"in generation {options.generation}"
+    return " ".join(filter(None, (topic, queue, generation if topic or queue else f"queue {generation}")))
+
+
+def _follow(
+    archive: Archive, options: argparse.Namespace, printer: _Printer, chosen: list[QueueListing]
+) -> None:
+    """Print new messages until interrupted. An unavailable store and a deleted topic are logged once, then retried."""
+    logged = ""
+    try:
+        printer.print_queues(chosen)
+        while True:
+            sys.stdout.flush()
+            time.sleep(POLL_S)
+            try:
+                archive.refresh()
+                printer.print_queues(printer.hidden_since(options.topic))
+                printer.print_queues(_chosen(archive, options))
+                logged = ""
+            except (UnavailableError, NotFoundError) as error:
+                if str(error) != logged:
+                    logger.warning("%s", error)
+                logged = str(error)
+    except KeyboardInterrupt:
+        return
+
+
+class _Printer:
+    """Prints queues of one archive, each from its last printed message."""
+
+    def __init__(
+        self, archive: Archive, options: argparse.Namespace, message_filter: MessageFilter | None
+    ) -> None:
+        self._archive = archive
+        self._options = options
+        self._filter = message_filter
+        self._walks: dict[QueueKey, Walk] = {}
+
+    def hidden_since(self, topic: str | None) -> list[QueueListing]:
+        """Printed queues that are hidden since their topic was deleted or recreated: they may have more messages."""
+        known = self._archive.queues(topic, hidden=True)
+        return [queue for queue in known if queue.hidden and queue.key in self._walks]
+
+    def print_queues(self, listings: list[QueueListing]) -> None:
+        """Print the new messages of each queue."""
+        for listing in listings:
+            walk = self._walks.get(listing.key) or self._begin(listing.key)
+            while (batch := run_sync(walk.next_batch())) is not None:
+                for piece in self._pieces(batch, listing):
+                    sys.stdout.buffer.write(piece)
+
+    def _begin(self, queue: QueueKey) -> Walk:
+        options = self._options
+        # A generation that began since starts at offset 0: print all of it.
+        is_later_generation = any(known[:2] == queue[:2] for known in self._walks)
+        start = None if is_later_generation else options.start
+        span = Span(start, options.since, options.limit, READ_ROWS, READ_BYTES, options.until)
+        handle = self._archive.queue(queue.topic, queue.queue_id, generation=queue.generation)
+        walk = self._walks[queue] = handle.walk(span, self._filter)
+        if options.since is not None and handle.has_expired and walk.offset == handle.min_offset:
+            logger.warning(
+                "%s queue %d: messages before offset %d have expired", *queue[:2], handle.min_offset
+            )
+        return walk
+
+    def _pieces(self, batch: MessageBatch, listing: QueueListing) -> Iterator[bytes | memoryview]:
+        if self._options.format == "raw":
+            return batch.records()
+        return (
+            jsonl_line(
+                data,
+                listing.key,
+                offset,
+                is_own_offset=listing.kind == "batch",
+                body_form=self._options.body,
+            )
+            for data, offset in zip(batch.records(), batch.queue_offsets.tolist(), strict=True)
+        )

@@ -1,0 +1,101 @@
+"""`tiered config check`: check the settings, print each value and its origin, explain the rule of a topic."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rocketmq_tiered.cli.arguments import SERVE_FLAGS, add_json, add_places, add_writer_flags, settings_of
+from rocketmq_tiered.process.archive_rules import archived_topic_table
+from rocketmq_tiered.process.loaded_archive import open_for_reading
+from tiered.broker_store.config import read_broker_state
+from tiered.console import print_json, print_lines, print_table
+from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
+from tiered.object_store.open_store import check_addresses
+from tiered.settings.load import FIELDS, LoadedSettings, value_of
+from tiered.settings.quantities import FOREVER, duration_text
+from tiered.settings.sections import Settings
+from tiered.settings.topic_rules import TopicRules
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`check`, a topic, and the flags of every other verb."""
+    parser.add_argument("action", choices=["check"], help="the only action")
+    parser.add_argument(
+        "--topic",
+        metavar="TOPIC",
+        help="print only what applies to this topic, and which rule or setting set it",
+    )
+    add_places(parser)
+    add_writer_flags(parser, SERVE_FLAGS)
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print every setting, or those of a topic; the loader raises for a wrong one."""
+    loaded = settings_of(options)
+    archive, endpoint_url = loaded.settings.archive, loaded.settings.object_store.endpoint_url
+    check_addresses(archive.url or "file:///", endpoint_url)
+    if options.topic is not None:
+        _explain(options.topic, loaded, as_json=options.json)
+        return 0
+    effective = {
+        key: {"value": _plain(value_of(loaded.settings, key)), "from": loaded.origins.get(key, "default")}
+        for key in FIELDS
+    }
+    if options.json:
+        print_json(effective)
+    else:
+        print_table(
+            ["setting", "value", "from"], [[k, repr(v["value"]), v["from"]] for k, v in effective.items()]
+        )
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    """``value``, with rules of topics as in the settings file."""
+    return (
+        [_plain(one) for one in value]
+        if isinstance(value, tuple)
+        else getattr(value, "to_json", lambda: value)()
+    )
+
+
+def _explain(topic: str, loaded: LoadedSettings, *, as_json: bool) -> None:
+    settings = loaded.settings
+    table, place = _topic_table(settings)
+    rule = TopicRules.of(settings).of_topic(topic, table)
+    days = ttl_class(rule.ttl_ms)
+    source = {
+        key: f"{key} ({loaded.origins.get(key, 'default')})"
+        for key in ("retention.ttl", "retention.min_archived", "read.policy")
+    }
+    found = {
+        "ttl": (rule.ttl, source.get(rule.ttl_from, rule.ttl_from)),
+        "minArchived": (duration_text(rule.min_archived_ms), source["retention.min_archived"]),
+        "maxBytes": (rule.max_bytes, rule.max_bytes_from),
+        "readPolicy": (rule.read_policy, source.get(rule.read_policy_from, rule.read_policy_from)),
+        "ttlClass": (FOREVER if days == FOREVER_CLASS else f"{days}d", "the time to live"),
+    }
+    if as_json:
+        values = {name: {"value": value, "from": origin} for name, (value, origin) in found.items()}
+        print_json({"topic": topic, "topicTable": place, **values})
+        return
+    print_table(
+        [topic, "value", "from"],
+        [[name, "none" if value is None else str(value), origin] for name, (value, origin) in found.items()],
+    )
+    print_lines(f"topic attributes: {place or 'not read, because neither --store nor --url is given'}")
+
+
+def _topic_table(settings: Settings) -> tuple[Mapping[str, Any], str | None]:
+    """The broker's topic table and where it was read: in the store, else in the archive."""
+    store_path, url = settings.broker.store_path, settings.archive.url
+    if store_path:
+        return read_broker_state(Path(store_path)).topics, store_path
+    if url:
+        with open_for_reading(url, settings) as archive:
+            return archived_topic_table(archive.store, archive.state), archive.title
+    return {}, None

@@ -1,0 +1,226 @@
+"""`tiered cost`: what an archive stores and requests, what that costs a month, and what settings would change."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fetcher.queries.queue_listing import list_queues
+from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.maintenance.archive_use import KINDS, OTHER, ArchiveUse, PartSizes, Use, measure
+from rocketmq_tiered.maintenance.compaction_job import dry_run
+from rocketmq_tiered.maintenance.cost import (
+    DAY_S,
+    Alternative,
+    MonthCost,
+    RequestCounts,
+    TopicCost,
+    batch_age_costs,
+    month_cost,
+    storage_in_a_year,
+    topic_costs,
+    ttl_costs,
+)
+from rocketmq_tiered.maintenance.prices import Prices, read_prices
+from rocketmq_tiered.process.instance import state_root
+from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from rocketmq_tiered.process.request_counts import instance_of, read_counts
+from tiered.catalog.pages import RunIndex
+from tiered.console import (
+    camel_names,
+    counted,
+    duration_text,
+    print_json,
+    print_lines,
+    print_table,
+    size_text,
+)
+from tiered.settings.sections import Settings
+
+TOPICS_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, prices, and where the running instance is."""
+    add_archive(parser)
+    parser.add_argument(
+        "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
+    )
+    parser.add_argument(
+        "--state-dir",
+        dest="process.state_dir",
+        metavar="DIRECTORY",
+        help="state directory of the running instance, whose request counters are read",
+    )
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """List the archive's objects and read its catalog once, and print the estimate."""
+    settings = settings_of(options).settings
+    prices = read_prices(Path(options.prices)) if options.prices else Prices()
+    with open_for_reading(options.url, settings) as archive:
+        store = settings.object_store
+        parts = PartSizes(store.multipart_threshold_bytes, store.multipart_part_bytes)
+        use = measure(archive.store.list(""), archive.store.clock_ms(), parts)
+        topics = topic_costs(use, _messages(archive), prices)
+        counts = _counts(archive, settings)
+        compaction = dry_run(archive.store, archive.state, settings, prices)
+    document = _document(use, topics, counts, prices, settings)
+    document["compaction"] = compaction.document()
+    document |= {"archive": archive.url, "cluster": archive.cluster, "broker": archive.broker}
+    if options.json:
+        print_json(document)
+    else:
+        _print(archive.title, use, topics, counts, prices, settings)
+        print_lines("", *compaction.lines("tiered compact"))
+    return 0
+
+
+def _messages(archive: LoadedArchive) -> dict[str, tuple[int, int]]:
+    """Topic -> messages and their bytes before compression."""
+    found: dict[str, tuple[int, int]] = {}
+    for queue in list_queues(archive.state, hidden=True, index=RunIndex(archive.store)):
+        count, size = found.get(queue.topic, (0, 0))
+        found[queue.topic] = count + queue.messages, size + queue.bytes
+    return found
+
+
+def _counts(archive: LoadedArchive, settings: Settings) -> RequestCounts | None:
+    instance = instance_of(
+        state_root(os.environ), settings.process.state_dir, archive.url, archive.cluster, archive.broker
+    )
+    return None if instance is None else read_counts(instance)
+
+
+def _full_batches_a_day(use: ArchiveUse, settings: Settings) -> float:
+    """Stored bytes are fewer than the log's, so this is a lower bound."""
+    return use.bytes_a_day / settings.offload.batch_bytes
+
+
+def _batch_ages(use: ArchiveUse, prices: Prices, settings: Settings) -> list[Alternative]:
+    least = _full_batches_a_day(use, settings)
+    return batch_age_costs(use, prices, settings.offload.batch_age_ms, least)
+
+
+def _document(
+    use: ArchiveUse,
+    topics: list[TopicCost],
+    counts: RequestCounts | None,
+    prices: Prices,
+    settings: Settings,
+) -> dict[str, Any]:
+    month = month_cost(use, prices, counts)
+    document = {
+        "prices": asdict(prices),
+        "observed_days": use.observed_days,
+        "stored_objects": use.stored_objects,
+        "stored_bytes": use.stored_bytes,
+        "bytes_a_day": use.bytes_a_day,
+        "puts_a_day": use.puts_a_day,
+        "commits_a_day": use.commits_a_day,
+        "month": asdict(month) | {"total": month.total},
+        "storage_month_in_a_year": storage_in_a_year(use, prices),
+        "ttl": [{"days": one.value, "storage_month": one.month} for one in ttl_costs(use, prices)],
+        "batch_age": [
+            {"ms": one.value, "puts_month": one.month} for one in _batch_ages(use, prices, settings)
+        ],
+        "kinds": [
+            {"kind": KINDS.get(kind, OTHER), **asdict(stored), "puts_a_day": _a_day(use, kind)}
+            for kind, stored in sorted(use.stored.items())
+        ],
+        "topics": [asdict(topic) for topic in topics],
+    }
+    converted: dict[str, Any] = camel_names(document)
+    converted["counters"] = None if counts is None else {
+        "seconds": counts.seconds, "requests": dict(counts.requests),
+        "uploadedBytes": counts.uploaded_bytes, "downloadedBytes": counts.downloaded_bytes,
+    }  # fmt: skip
+    return converted
+
+
+def _a_day(use: ArchiveUse, kind: str) -> float:
+    return use.written.get(kind, Use()).puts / use.observed_days
+
+
+def _print(
+    title: str,
+    use: ArchiveUse,
+    topics: list[TopicCost],
+    counts: RequestCounts | None,
+    prices: Prices,
+    settings: Settings,
+) -> None:
+    print_lines(f"{title}: {counted(use.stored_objects, 'object')}, {size_text(use.stored_bytes)}")
+    print_lines(f"prices: {prices.name}, {prices.date}, in {prices.currency}", "")
+    print_table(
+        ["kind", "objects", "bytes", "PUTs a day", "storage a month"],
+        [
+            [KINDS.get(kind, OTHER), stored.objects, size_text(stored.bytes), round(_a_day(use, kind)),
+             _amount(prices.storage(stored.bytes))]
+            for kind, stored in sorted(use.stored.items(), key=lambda item: -item[1].bytes)
+        ],
+    )  # fmt: skip
+    print_lines("")
+    print_table(
+        ["topic", "messages", "objects of its own", "bytes", "storage a month"],
+        [
+            [one.topic, one.messages, one.objects, size_text(one.stored_bytes), _amount(one.storage_month)]
+            for one in topics[:TOPICS_SHOWN]
+        ],
+    )
+    if len(topics) > TOPICS_SHOWN:
+        print_lines(f"and {len(topics) - TOPICS_SHOWN} more topics: --json lists all")
+    print_lines("")
+    _print_counters(counts)
+    _print_month(month_cost(use, prices, counts), use)
+    _print_alternatives(use, prices, settings)
+
+
+def _print_counters(counts: RequestCounts | None) -> None:
+    if counts is None:
+        print_lines("no running instance of this archive was reached: reads and lists are not included")
+        return
+    print_table(
+        ["request", "since the start", "a day"],
+        [
+            [name, round(count), round(count * DAY_S / max(counts.seconds, 1.0))]
+            for name, count in sorted(counts.requests.items())
+        ],
+    )
+    print_lines(
+        f"in {duration_text(counts.seconds)}: {size_text(counts.uploaded_bytes)} uploaded, "
+        f"{size_text(counts.downloaded_bytes)} downloaded"
+    )
+
+
+def _print_month(month: MonthCost, use: ArchiveUse) -> None:
+    span = duration_text(use.observed_days * DAY_S)
+    rate = f"{size_text(use.bytes_a_day)} and {counted(use.commits_a_day, 'commit')} a day"
+    print_lines("", f"the coming month, at the rate of the last {span} ({rate}):")
+    parts = {
+        "storage": month.storage, "PUTs": month.puts, "reads": month.gets, "lists": month.lists,
+        "traffic of reads": month.reads, "total": month.total,
+    }  # fmt: skip
+    print_table(["", "cost"], [[n, "unknown" if v is None else _amount(v)] for n, v in parts.items()])
+
+
+def _print_alternatives(use: ArchiveUse, prices: Prices, settings: Settings) -> None:
+    if use.bytes_a_day:
+        print_lines("", "storage a month at this rate, once it has taken effect:")
+        rows = [[f"TTL of {one.value} days", _amount(one.month)] for one in ttl_costs(use, prices)]
+        rows.append(["no TTL, in a year", _amount(storage_in_a_year(use, prices))])
+        print_table(["", "cost"], rows)
+    ages = _batch_ages(use, prices, settings)
+    if ages and use.commits_a_day:
+        present = prices.requests(puts=use.puts_a_day * 30)
+        print_lines("", f"PUTs a month (now {_amount(present)}) with another offload.batch_age_ms:")
+        print_table(["batch age", "cost"], [[duration_text(a.value / 1000), _amount(a.month)] for a in ages])
+
+
+def _amount(value: float) -> str:
+    """Two digits after the point, more for small amounts."""
+    return f"{value:,.2f}" if value >= 1 or value == 0 else f"{value:.2g}" if value >= 1e-4 else "< 0.0001"

@@ -1,0 +1,74 @@
+"""`tiered doctor`: check this host, the broker's store, the broker and the object store; say how to correct each."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from rocketmq_tiered.cli.arguments import (
+    BROKER_FLAGS,
+    NAME_FLAGS,
+    STORE_FLAGS,
+    add_json,
+    add_setting_flags,
+    settings_of,
+)
+from rocketmq_tiered.doctor.check import Outcome, Result, exit_code
+from rocketmq_tiered.doctor.examination import Examination
+from tiered.console import print_json, print_lines, print_marked
+
+_IS_GOOD = {Outcome.OK: True, Outcome.FAILED: False, Outcome.NOT_CHECKED: None}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL and the options of `tiered run`."""
+    parser.add_argument(
+        "archive.url", metavar="ARCHIVE_URL", nargs="?", help="file:///directory or s3://bucket/prefix"
+    )
+    parser.add_argument(
+        "--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store directory"
+    )
+    parser.add_argument(
+        "--state-dir",
+        dest="process.state_dir",
+        metavar="DIRECTORY",
+        help="state directory of tiered run",
+    )
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS)
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print each result when it is known."""
+    results = []
+    with Examination(settings_of(options), options.config, os.environ) as examination:
+        for result in examination.results():
+            results.append(result)
+            if not options.json:
+                _print(result)
+    code = exit_code(results)
+    if options.json:
+        print_json({"exitCode": code, "checks": [_document(result) for result in results]})
+    else:
+        counts = dict.fromkeys(Outcome, 0)
+        for result in results:
+            counts[result.finding.outcome] += 1
+        print_lines(", ".join(f"{count} {outcome.value}" for outcome, count in counts.items()))
+    return code
+
+
+def _print(result: Result) -> None:
+    finding = result.finding
+    fix = f"; {finding.fix}" if finding.fix else ""
+    print_marked(_IS_GOOD[finding.outcome], f"{result.title}: {finding.detail}{fix}")
+
+
+def _document(result: Result) -> dict[str, str]:
+    finding = result.finding
+    return {
+        "id": result.id,
+        "title": result.title,
+        "outcome": finding.outcome.value,
+        "detail": finding.detail,
+        "fix": finding.fix,
+    }

@@ -1,0 +1,129 @@
+"""`tiered expire`: lists messages past their time to live, or a topic to erase, and expires them with --apply."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.cli.repeated import repeat
+from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass, commit_pass, plan_pass
+from rocketmq_tiered.maintenance.prices import Prices
+from rocketmq_tiered.process.archive_rules import rules_of
+from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from tiered.console import counted, print_json, print_lines, size_text
+from tiered.errors import UsageError
+from tiered.settings.sections import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, --apply, --yes, and the topic to erase."""
+    add_archive(parser)
+    parser.add_argument("--apply", action="store_true", help="expire (default: list only)")
+    parser.add_argument(
+        "--yes", action="store_true", help="also if more than retention.max_share of the archive expires"
+    )
+    parser.add_argument(
+        "--every", metavar="DURATION", help="expire again after each DURATION, such as 24h, until stopped"
+    )
+    parser.add_argument("--topic", metavar="TOPIC", help="with --all: erase this topic, whatever its age")
+    parser.add_argument(
+        "--generation", type=int, metavar="G", help="with --topic: only this generation of a recreated topic"
+    )
+    parser.add_argument("--all", action="store_true", help="with --topic: all its messages")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print what expires or would expire."""
+    if (options.topic is None) == options.all or (options.generation is not None and not options.all):
+        raise UsageError("--topic erases a whole topic: it requires --all", hint="use --topic TOPIC --all")
+    settings = settings_of(options).settings
+    if options.every is None:
+        return _pass(options, settings)
+    if not options.apply or options.yes or options.all:
+        raise UsageError(
+            "--every requires --apply, and excludes --yes and --all",
+            hint="add --apply; retention.max_share limits each pass",
+        )
+    return repeat(options.every, "expiry", lambda _: _pass(options, settings))
+
+
+def _pass(options: argparse.Namespace, settings: Settings) -> int:
+    erase = Erasure(options.topic, options.generation) if options.all else None
+    with open_for_reading(options.url, settings) as archive:
+        found = plan_pass(
+            archive.store, archive.state, rules_of(archive, settings), clock=_now_ms, erase=erase
+        )
+        share = found.plan.share
+        is_braked = erase is None and found.plan.exceeds(settings.retention.max_share) and not options.yes
+        if options.apply and not is_braked:
+            commit_pass(archive.store, archive.state, found, clock=_now_ms)
+        if options.json:
+            print_json(_document(archive, found, options.apply))
+        else:
+            print_lines(*_lines(archive, found, options.apply and not is_braked))
+        if is_braked:
+            raise UsageError(
+                f"{share:.0%} of the archive expires, more than retention.max_share "
+                f"({settings.retention.max_share:.0%}); nothing was changed",
+                hint="check the rules with `tiered config check --topic TOPIC`, then add --yes",
+            )
+        if options.apply and len(found.plan.floors) and not found.is_committed:
+            print_lines(
+                "another pass changed the archive at the same time: nothing was changed; run it again"
+            )
+            return 1
+    return 0
+
+
+def _document(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> dict[str, Any]:
+    plan = found.plan
+    return {
+        "applied": is_applied and found.is_committed,
+        "version": archive.state.version,
+        "queues": [
+            {**_named(archive, int(row)), "minOffset": int(offset), "rows": int(rows)}
+            for row, offset, rows in plan.floors.tolist()
+        ],
+        "runs": plan.runs,
+        "rows": plan.rows,
+        "bytes": plan.byte_count,
+        "share": plan.share,
+        "objects": len(found.objects),
+        "objectBytes": found.object_bytes,
+        "sharedBytes": found.shared_bytes,
+        "savedAMonth": Prices().storage(found.object_bytes),
+    }  # fmt: skip
+
+
+def _named(archive: LoadedArchive, row: int) -> dict[str, Any]:
+    key = archive.state.key_of(row)
+    return {"topic": key.topic, "queueId": key.queue_id, "generation": key.generation}
+
+
+def _lines(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> list[str]:
+    plan = found.plan
+    lines = []
+    for floor in plan.floors:
+        key = archive.state.key_of(int(floor["queue"]))
+        before = int(archive.state.table["min_queue_offset"][floor["queue"]])
+        name = f"{key.topic} {key.queue_id}" + (f" generation {key.generation}" if key.generation else "")
+        lines.append(f"{name}: offsets {before:,} to {int(floor['min_queue_offset']) - 1:,}")
+    if not lines:
+        return [f"{archive.title}: nothing expires"]
+    verb = "expired" if is_applied and found.is_committed else "dry run, add --apply to expire:"
+    money = Prices().storage(found.object_bytes)
+    lines.append(
+        f"{archive.title}: {verb} {counted(plan.rows, 'message')}, {size_text(plan.byte_count)} before compression; "
+        f"`tiered gc` deletes {counted(len(found.objects), 'object')}, {size_text(found.object_bytes)} ({money:.2f} $ "
+        f"a month), after gc.grace_ms; {size_text(found.shared_bytes)} stay in objects with living messages"
+    )
+    if is_applied and found.is_committed:
+        lines.append(f"until then `tiered cat --at-version {archive.state.version}` prints them")
+    return lines
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,149 @@
+"""`tiered gc`: list the garbage of an archive, or delete it with --apply."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import threading
+import time
+from typing import Any
+
+from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.cli.repeated import repeat
+from rocketmq_tiered.doctor.bucket_rules import what_stays
+from rocketmq_tiered.maintenance.diverged_messages import keep_history
+from rocketmq_tiered.maintenance.gc import Deletions, run_gc
+from rocketmq_tiered.maintenance.prices import Prices
+from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from tiered.console import counted, print_json, print_lines, size_text
+from tiered.errors import UsageError
+from tiered.object_store.store_options import StoreOptions
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
+
+LINE_INTERVAL_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, --apply and the grace period."""
+    add_archive(parser)
+    parser.add_argument("--apply", action="store_true", help="delete (default: list only)")
+    parser.add_argument(
+        "--grace",
+        dest="gc.grace_ms",
+        metavar="DURATION",
+        help="keep pending deletions this long, such as 72h",
+    )
+    parser.add_argument(
+        "--every", metavar="DURATION", help="collect again after each DURATION, such as 24h, until stopped"
+    )
+    parser.add_argument(
+        "--keep-log-history",
+        type=int,
+        metavar="N",
+        help="delete nothing; commit that messages of log history N (see tiered ls --diverged) are never deleted",
+    )
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print what is or would be deleted; 1 if some of it could not be."""
+    settings = settings_of(options).settings
+    if options.keep_log_history is not None:
+        if options.apply or options.every is not None:
+            raise UsageError("--keep-log-history deletes nothing", hint="remove --apply and --every")
+        with open_for_reading(options.url, settings) as archive:
+            return _keep(archive, options)
+    if options.every is None:
+        with open_for_reading(options.url, settings) as archive:
+            return _collect(archive, settings, options)
+    if not options.apply:
+        raise UsageError("--every deletes: it requires --apply", hint="add --apply, or remove --every")
+
+    def collect(stopped: threading.Event) -> None:
+        with open_for_reading(options.url, settings) as archive:
+            _collect(archive, settings, options, stopped)
+
+    return repeat(options.every, "garbage collection", collect)
+
+
+def _keep(archive: LoadedArchive, options: argparse.Namespace) -> int:
+    number = options.keep_log_history
+    count = keep_history(archive.store, archive.state, number, clock=_now_ms)
+    if options.json:
+        print_json({"logHistory": number, "kept": count})
+    else:
+        print_lines(
+            f"{archive.title}: kept of log history {number}, so that gc never deletes them: {counted(count, 'object')}"
+        )
+    return 0
+
+
+def _collect(
+    archive: LoadedArchive,
+    settings: Settings,
+    options: argparse.Namespace,
+    stopped: threading.Event | None = None,
+) -> int:
+    deletions = Deletions(
+        settings.gc.deletes_per_s,
+        _Progress().update,
+        (lambda: False) if stopped is None else stopped.is_set,
+        time.sleep if stopped is None else stopped.wait,
+    )
+    plan = run_gc(
+        archive.store,
+        archive.state,
+        apply=options.apply,
+        grace_ms=settings.gc.grace_ms,
+        diverged_grace_ms=settings.gc.diverged_grace_ms,
+        clock=_now_ms,
+        deletions=deletions,
+    )
+    month = Prices().storage(plan.delete_bytes)
+    stays = what_stays(archive.url, StoreOptions(settings.object_store)) if plan.delete else []
+    document: dict[str, Any] = {
+        "applied": options.apply,
+        "delete": sorted(plan.delete),
+        "deleteBytes": plan.delete_bytes,
+        "failed": plan.failed,
+        "uploads": sorted({upload.key for upload in plan.uploads}),
+        "kept": plan.kept,
+        "stays": stays,
+    }
+    if options.json:
+        print_json(document)
+        return 1 if plan.failed else 0
+    print_lines(*document["delete"], *(f"unfinished upload of {key}" for key in document["uploads"]))
+    verb = "deleted" if options.apply else "dry run, add --apply to delete:"
+    kept = ", ".join(f"{count:,} {reason}" for reason, count in sorted(plan.kept.items())) or "none"
+    size = size_text(plan.delete_bytes)
+    count = len(plan.delete) - len(plan.failed)
+    print_lines(
+        f"{archive.title}: {verb} {counted(count, 'object')}, {size} ({month:.2f} $ a month); kept: {kept}"
+    )
+    print_lines(*(f"the bucket's {line}" for line in stays))
+    print_lines(*(f"not deleted: {key}: {reason}" for key, reason in sorted(plan.failed.items())))
+    return 1 if plan.failed else 0
+
+
+class _Progress:
+    """A line in the log every ten seconds, with rate and time left."""
+
+    def __init__(self) -> None:
+        self._begun_s = self._line_s = time.monotonic()
+
+    def update(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._line_s < LINE_INTERVAL_S or not done:
+            return
+        self._line_s = now_s
+        rate = done / (now_s - self._begun_s)
+        logger.info(
+            "deleted %d of %d objects, %.0f a second, %.0f s left", done, total, rate, (total - done) / rate
+        )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,321 @@
+"""`tiered ls`: list the queues of an archive."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from fetcher.queries.queue_listing import QueueListing, list_queues
+from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.maintenance.diverged_messages import diverged_queues
+from rocketmq_tiered.maintenance.expire import plan_pass
+from rocketmq_tiered.maintenance.expire_plan import NEVER_MS
+from rocketmq_tiered.process.archive_rules import rules_of
+from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_all_for_reading, open_for_reading
+from tiered.catalog.deletions import KEPT_MS
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.state import CatalogState
+from tiered.console import counted, print_json, print_lines, print_table, size_text, time_text
+from tiered.errors import NotFoundError
+from tiered.model.tables import QUEUE_BATCH
+from tiered.settings.sections import Settings
+from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, a topic pattern, hidden queues."""
+    add_archive(parser)
+    parser.add_argument(
+        "--topic", metavar="PATTERN", default="*",
+        help="only matching topics, with the time of the oldest message, which the list of all queues excludes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hidden", action="store_true", help="also list queues of deleted topics and earlier generations"
+    )
+    parser.add_argument(
+        "--diverged",
+        action="store_true",
+        help="list messages of truncated or replaced logs that gc has not deleted",
+    )
+    parser.add_argument("--by-topic", action="store_true", help="one line for each topic")
+    parser.add_argument(
+        "--due",
+        action="store_true",
+        help="also the time of the oldest message, what expires now, and when the next message does",
+    )
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the queues in order of name."""
+    settings = settings_of(options).settings
+    if options.topic != "*" or options.diverged or options.by_topic or options.due:
+        with open_for_reading(options.url, settings) as archive:
+            if options.diverged:
+                _print_diverged(archive, options, settings.gc.diverged_grace_ms)
+            else:
+                _print_queues(archive, options, settings)
+        return 0
+    with open_all_for_reading(options.url, settings) as archives:
+        if len(archives) > 1:
+            _print_archives(archives, options)
+        else:
+            _print_queues(archives[0], options, settings)
+    return 0
+
+
+def _print_queues(archive: LoadedArchive, options: argparse.Namespace, settings: Settings) -> None:
+    index = RunIndex(archive.store)
+    found = [
+        queue
+        for queue in list_queues(archive.state, hidden=options.hidden, index=index)
+        if fnmatch.fnmatchcase(queue.topic, options.topic)
+    ]
+    if not found and options.topic != "*":
+        raise NotFoundError(f"no topic matches {options.topic}", hint="tiered ls without --topic lists all")
+    with_oldest = options.due or options.topic != "*"
+    rules = rules_of(archive, settings)
+    columns = Columns(
+        rules,
+        _due(archive, rules) if options.due else None,
+        _oldest(archive.state, index) if with_oldest else None,
+    )
+    rows = _by_topic(found) if options.by_topic else found
+    if options.json:
+        print_json({
+            "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
+            "epoch": archive.state.epoch, "committedPhys": archive.state.cursor.phys,
+            "topics" if options.by_topic else "queues": [_document(row, columns) for row in rows],
+        })  # fmt: skip
+    else:
+        _print(archive.title, rows, columns)
+
+
+@dataclass(frozen=True)
+class TopicListing:
+    """The sums over the queues of a topic."""
+
+    topic: str
+    queues: list[QueueListing]
+
+    @property
+    def messages(self) -> int:
+        return sum(queue.messages for queue in self.queues)
+
+    @property
+    def bytes(self) -> int:
+        """Message bytes before compression."""
+        return sum(queue.bytes for queue in self.queues)
+
+    @property
+    def newest_ms(self) -> int:
+        return max(queue.newest_ms for queue in self.queues)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic, "queueCount": len(self.queues), "messages": self.messages, "bytes": self.bytes,
+            "newestStoreTimestamp": self.newest_ms,
+        }  # fmt: skip
+
+
+Listing = QueueListing | TopicListing
+
+
+@dataclass(frozen=True)
+class Due:
+    """What the next pass of expiry takes, and when the next message after it expires (None: unknown or never)."""
+
+    messages: int = 0
+    bytes: int = 0
+    next_ms: int | None = None
+
+    def __add__(self, other: Due) -> Due:
+        return Due(
+            self.messages + other.messages,
+            self.bytes + other.bytes,
+            _earliest((self.next_ms, other.next_ms)),
+        )
+
+
+def _earliest(times_ms: Iterable[int | None]) -> int | None:
+    return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
+
+
+Dues = Callable[[Listing], Due]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What is listed besides the catalog's own figures; None: not requested."""
+
+    rules: Callable[[str], TopicRule]
+    due: Dues | None
+    oldest: Callable[[Listing], int | None] | None
+    """When the oldest message was stored, None without messages."""
+
+
+def _due(archive: LoadedArchive, rules: Callable[[str], TopicRule]) -> Dues:
+    """Reads every page of the catalog once, as `tiered expire` does."""
+    state = archive.state
+    plan = plan_pass(archive.store, state, rules, clock=lambda: time.time_ns() // 1_000_000).plan
+    times = plan.next_due_ms.tolist()
+    found = {
+        state.key_of(row): Due(next_ms=None if time >= NEVER_MS else time) for row, time in enumerate(times)
+    }
+    for (row, offset, rows), size in zip(plan.floors.tolist(), plan.floor_bytes.tolist(), strict=True):
+        queue = state.table[row]
+        # A row of a batch queue is a batch; each message has an offset.
+        messages = offset - int(queue["min_queue_offset"]) if queue["flags"] & QUEUE_BATCH else rows
+        found[state.key_of(row)] += Due(messages, size)
+
+    return lambda row: sum((found[queue.key] for queue in _queues_of(row)), Due())
+
+
+def _oldest(state: CatalogState, index: RunIndex) -> Callable[[Listing], int | None]:
+    """Reads the catalog's pages with the oldest messages."""
+    return lambda row: _earliest(_oldest_ms(state, index, queue) for queue in _queues_of(row))
+
+
+def _oldest_ms(state: CatalogState, index: RunIndex, queue: QueueListing) -> int | None:
+    row = state.row_of(queue.key)
+    if row is None or not queue.messages:
+        return None
+    window = index.window(state, queue.key, queue.min_offset)
+    runs = (state.memory_chunk_of(row) if window is None else window[1]).runs
+    first = runs[runs["end_queue_offset"] > queue.min_offset]
+    return int(first["min_store_timestamp"][first["base_queue_offset"].argmin()]) if len(first) else None
+
+
+def _queues_of(row: Listing) -> list[QueueListing]:
+    return row.queues if isinstance(row, TopicListing) else [row]
+
+
+def _by_topic(queues: list[QueueListing]) -> list[Listing]:
+    return [
+        TopicListing(topic, list(found)) for topic, found in groupby(queues, key=lambda queue: queue.topic)
+    ]
+
+
+def _document(row: Listing, columns: Columns) -> dict[str, Any]:
+    found = row.to_json() | columns.rules(row.topic).to_json()
+    if columns.oldest is not None:
+        found["oldestStoreTimestamp"] = columns.oldest(row)
+    if columns.due is not None:
+        what = columns.due(row)
+        found |= {"dueMessages": what.messages, "dueBytes": what.bytes, "nextDueMs": what.next_ms}
+    return found
+
+
+def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespace) -> None:
+    rows = []
+    for archive in archives:
+        queues = list_queues(archive.state, hidden=options.hidden)
+        messages, newest_ms = sum(queue.messages for queue in queues), archive.state.created_ms
+        rows.append((archive.cluster, archive.broker, len(queues), messages, newest_ms))
+    if options.json:
+        names = ("cluster", "broker", "queueCount", "messages", "committedMs")
+        print_json({"archives": [dict(zip(names, row, strict=True)) for row in rows]})
+        return
+    print_table(
+        ["cluster", "broker", "queues", "messages", "last commit"],
+        [[*row[:4], time_text(row[4])] for row in rows],
+    )
+    print_lines(
+        f"{options.url}: {counted(len(rows), 'archive')}; --cluster and --broker list the queues of one"
+    )
+
+
+def _print_diverged(archive: LoadedArchive, options: argparse.Namespace, grace_ms: int) -> None:
+    found = [
+        item
+        for item in diverged_queues(archive.store, archive.state)
+        if fnmatch.fnmatchcase(item.queue.topic, options.topic)
+    ]
+    if options.json:
+        print_json({
+            "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
+            "diverged": [
+                {
+                    "logHistory": item.log_history, "topic": item.queue.topic, "queueId": item.queue.queue_id,
+                    "generation": item.queue.generation, "minOffset": item.min_offset, "maxOffset": item.max_offset,
+                    "messages": item.messages, "bytes": item.bytes, "objects": item.objects,
+                    "deletedAfterMs": None if item.since_ms >= KEPT_MS else item.since_ms + grace_ms,
+                }
+                for item in found
+            ],
+        })  # fmt: skip
+        return
+    print_table(
+        ["log history", "topic", "queue", "generation", "min", "max", "messages", "bytes", "objects", "gc after"],
+        [
+            [i.log_history, i.queue.topic, i.queue.queue_id, i.queue.generation, i.min_offset, i.max_offset,
+             i.messages, size_text(i.bytes), i.objects,
+             "kept" if i.since_ms >= KEPT_MS else time_text(i.since_ms + grace_ms)]
+            for i in found
+        ],
+    )  # fmt: skip
+    total, size = sum(item.messages for item in found), size_text(sum(item.bytes for item in found))
+    print_lines(f"{archive.title}: {counted(total, 'message')}, {size}, are in no later log history")
+
+
+def _print(title: str, rows: Sequence[Listing], columns: Columns) -> None:
+    _print_rows(rows, columns)
+    queues = [queue for row in rows for queue in _queues_of(row)]
+    total = sum(queue.messages for queue in queues)
+    size = size_text(sum(queue.bytes for queue in queues))
+    gaps = [(queue, gap) for queue in queues for gap in queue.gaps]
+    if gaps:
+        print_lines("")
+        print_table(
+            ["gap in topic", "queue", "generation", "first missing", "last missing", "reason"],
+            [
+                [q.topic, q.queue_id, q.generation, gap.begin_offset, gap.end_offset - 1, gap.reason]
+                for q, gap in gaps
+            ],
+        )
+        print_lines("")
+    and_gaps = f", {counted(len(gaps), 'gap')}" if gaps else ""
+    print_lines(
+        f"{title}: {counted(len(queues), 'queue')}, {counted(total, 'message')}, {size} of messages{and_gaps}"
+    )
+
+
+def _print_rows(rows: Sequence[Listing], columns: Columns) -> None:
+    header = ["topic", "queues" if rows and isinstance(rows[0], TopicListing) else "queue"]
+    if header[1] == "queue":
+        header += ["generation", "min", "max"]
+    header += ["messages", "bytes"] + ([] if columns.oldest is None else ["oldest"]) + ["newest"]
+    header += [] if header[1] == "queues" else ["kind"]
+    header += [] if columns.due is None else ["due", "due bytes", "next due"]
+    print_table([*header, "ttl", "policy"], [_cells(row, columns) for row in rows])
+
+
+def _cells(row: Listing, columns: Columns) -> list[object]:
+    found: list[object] = [row.topic]
+    if isinstance(row, TopicListing):
+        found += [len(row.queues)]
+    else:
+        found += [row.queue_id, row.generation, row.min_offset, row.max_offset]
+    found += [row.messages, size_text(row.bytes)]
+    found += [] if columns.oldest is None else [_time_cell(columns.oldest(row))]
+    found += [time_text(row.newest_ms)]
+    found += [] if isinstance(row, TopicListing) else [row.kind]
+    if columns.due is not None:
+        what = columns.due(row)
+        found += [what.messages, size_text(what.bytes), _time_cell(what.next_ms)]
+    return [*found, *_rule_cells(columns.rules(row.topic))]
+
+
+def _time_cell(time_ms: int | None) -> str:
+    return "" if time_ms is None else time_text(time_ms)
+
+
+def _rule_cells(rule: TopicRule) -> list[str]:
+    """Time to live and read policy; in brackets what set them, unless it is the setting for all topics."""
+    cells = ((rule.ttl, rule.ttl_from), (rule.read_policy, rule.read_policy_from))
+    return [value if source in (TTL_KEY, POLICY_KEY) else f"{value} ({source})" for value, source in cells]

@@ -1,0 +1,237 @@
+"""`tiered query`: find messages of an archive by key, unique key or offsetMsgId; with --store also in the broker's
+files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from fetcher.policy.read_policy import ReadPolicy
+from fetcher.queries.archive_queries import ArchiveQueries
+from fetcher.queries.both_sides import BothSidesQueries
+from fetcher.queries.broker_files_lookup import BrokerSideQueries
+from fetcher.queries.by_id import OffsetMsgId
+from fetcher.queries.by_key import KeyKind, KeyQuery
+from fetcher.queries.found import ALWAYS_MS, FoundMessage, newest_ms
+from rocketmq_tiered.cli.arguments import BROKER_FLAGS, add_archive, add_json, instant, settings_of
+from rocketmq_tiered.cli.rendering import warn_of_body
+from rocketmq_tiered.process.broker_side import open_store_of, read_conf
+from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from rocketmq_tiered.process.logs import log_plain
+from tiered.catalog.state import CatalogState
+from tiered.console import counted, print_json, print_json_line, print_lines, time_text
+from tiered.errors import NotFoundError, UsageError
+from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN
+from tiered.settings.sections import Settings
+
+DEFAULT_RANGE_MS = 7 * 86_400_000
+DEFAULT_LIMIT = 64
+"""A broker's default (maxMsgsNumBatch)."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, key or id, time range."""
+    add_archive(parser, BROKER_FLAGS[:1])
+    parser.add_argument(
+        "--topic", metavar="TOPIC", help="the topic (default: all topics); required with --key"
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--key", metavar="KEY", help="one of the message's KEYS")
+    what.add_argument("--unique-key", metavar="ID", help="the id assigned by the client (UNIQ_KEY)")
+    what.add_argument("--id", metavar="OFFSETMSGID", help="the id assigned by the broker (offsetMsgId)")
+    parser.add_argument(
+        "--since", type=instant, metavar="TIME",
+        help="stored at or after this time (default: 7 days before the archive's newest message)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--until", type=instant, metavar="TIME", help="stored before this time (default: no limit)"
+    )
+    parser.add_argument(
+        "--all-time", action="store_true", help="search the whole archive; prints the cost estimate first"
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=DEFAULT_LIMIT,
+        metavar="N",
+        help="newest N messages (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--store", metavar="STORE_DIR", type=Path,
+        help="the broker's store directory, to find messages that are not archived yet",
+    )  # fmt: skip
+    parser.add_argument("--hidden", action="store_true", help="also search deleted topics")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the messages found, newest first. Exit code 3 if none is found, 4 if a store is unavailable."""
+    _check(options)
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    with (
+        open_for_reading(options.url, settings) as archive,
+        ArchiveQueries(archive.store, archive.state) as queries,
+        _broker_files(options.store, settings) as broker,
+    ):
+        policy = ReadPolicy[settings.read.policy]
+        both = None if broker is None else BothSidesQueries(queries, broker, policy)
+        expired = 0
+        if options.id is not None:
+            found = _by_id(both or queries, options)
+        else:
+            found, expired = _by_key(archive, queries, both, options)
+        if not found and expired:
+            raise NotFoundError(
+                f"{archive.title} has no message {_wanted(options)}: {expired:,} expired",
+                hint="tiered ls shows the time to live of each topic",
+            )
+        if not found:
+            hint = _hint(options, archive.state)
+            if _has(QUEUE_EXPIRED, archive.state, options.topic):
+                hint = f"it may have expired; {hint}"
+            raise NotFoundError(f"{archive.title} has no message {_wanted(options)}", hint=hint)
+        _print(found, as_document=options.json)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.key is not None and options.topic is None:
+        raise UsageError("--key requires --topic", hint="keys are indexed per topic")
+    if options.limit < 1:
+        raise UsageError(f"--limit {options.limit} is less than 1", hint="request at least one message")
+    if options.all_time and (options.since is not None or options.until is not None):
+        raise UsageError("--all-time excludes --since and --until", hint="give one or the other")
+    if options.since is not None and options.until is not None and options.since >= options.until:
+        raise UsageError("--since is not before --until", hint="--until is exclusive")
+
+
+@contextmanager
+def _broker_files(store: Path | None, settings: Settings) -> Iterator[BrokerSideQueries | None]:
+    """The broker's files, with --store."""
+    if store is None:
+        yield None
+        return
+    named = replace(settings, broker=replace(settings.broker, store_path=str(store)))
+    with open_store_of(named, read_conf(named)) as opened:
+        yield BrokerSideQueries(opened)
+
+
+def _by_id(queries: ArchiveQueries | BothSidesQueries, options: argparse.Namespace) -> list[FoundMessage]:
+    found = queries.by_id(OffsetMsgId.parse(options.id))
+    if found is None or options.topic not in (None, found.queue.topic):
+        return []
+    return [found]
+
+
+def _by_key(
+    archive: LoadedArchive,
+    queries: ArchiveQueries,
+    both: BothSidesQueries | None,
+    options: argparse.Namespace,
+) -> tuple[list[FoundMessage], int]:
+    """The messages, and how many more have expired, as far as that is known."""
+    topics = [options.topic] if options.topic is not None else _topics(archive.state, options.hidden)
+    begin_ms, end_ms = _range(archive.state, options)
+    kind = KeyKind.KEY if options.key is not None else KeyKind.UNIQUE
+    key = options.key if options.key is not None else options.unique_key
+    wanted = [
+        KeyQuery(topic, key, kind, begin_ms, end_ms, options.limit, with_hidden=options.hidden)
+        for topic in topics
+    ]
+    if options.all_time:
+        _announce(queries, wanted)
+    expired = 0
+    if both is None:
+        pages = queries.by_keys(wanted)
+        found = [message for page in pages for message in page.messages]
+        expired = sum(page.expired for page in pages)
+    else:
+        found = [message for messages in both.by_keys(wanted) for message in messages]
+    found.sort(key=lambda message: -message.record.store_timestamp)
+    return found[: options.limit], expired
+
+
+def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
+    cost = queries.cost_of(wanted)
+    topics = "" if len(wanted) == 1 else f", the index files for each of {len(wanted):,} topics"
+    files, segments = counted(cost.index_files, "index file"), counted(cost.segments, "unindexed segment")
+    print_lines(
+        f"--all-time: {files} and {segments}{topics}: "
+        f"about {counted(cost.requests, 'request')}, and two per message found",
+        file=sys.stderr,
+    )
+
+
+def _topics(state: CatalogState, with_hidden: bool) -> list[str]:
+    shown = {key.topic for key, row in state.queues() if with_hidden or not row["flags"] & QUEUE_HIDDEN}
+    return sorted(shown)
+
+
+def _range(state: CatalogState, options: argparse.Namespace) -> tuple[int, int]:
+    begin_ms, end_ms = options.since, options.until
+    if options.all_time:
+        begin_ms = ALWAYS_MS[0]
+    elif begin_ms is None:
+        # A message from the future (flipped bit, wrong clock) must not hide all others.
+        newest = min(newest_ms(state), time.time_ns() // 1_000_000)
+        begin_ms = max(0, (newest if end_ms is None else min(newest, end_ms)) - DEFAULT_RANGE_MS)
+    return begin_ms, ALWAYS_MS[1] if end_ms is None else end_ms - 1
+
+
+def _wanted(options: argparse.Namespace) -> str:
+    if options.id is not None:
+        return f"with id {options.id}"
+    name = "key" if options.key is not None else "unique key"
+    where = f" in {options.topic}" if options.topic else ""
+    return f"with {name} {options.key if options.key is not None else options.unique_key!r}{where}"
+
+
+def _is_known(state: CatalogState, topic: str | None) -> bool:
+    return topic is None or any(key.topic == topic for key, _ in state.queues())
+
+
+def _has(flag: int, state: CatalogState, topic: str | None) -> bool:
+    return any(row["flags"] & flag for key, row in state.queues() if topic in (None, key.topic))
+
+
+def _hint(options: argparse.Namespace, state: CatalogState) -> str:
+    if not _is_known(state, options.topic):
+        return "the archive does not have this topic: tiered ls lists the topics"
+    if options.id is None and not options.hidden and _has(QUEUE_HIDDEN, state, options.topic):
+        return "--hidden also searches deleted topics and earlier generations of recreated ones"
+    if options.id is not None:
+        return "an id is a physical offset of one broker: check that this is its archive"
+    if options.all_time:
+        return "the whole archive was searched"
+    return f"{_searched(options.since, options.until)}: --all-time searches everything"
+
+
+def _searched(begin_ms: int | None, end_ms: int | None) -> str:
+    if begin_ms is None:
+        return (
+            "only 7 days were searched"
+            if end_ms is None
+            else f"only 7 days up to {_shown(end_ms)} were searched"
+        )
+    return f"searched from {_shown(begin_ms)} " + ("on" if end_ms is None else f"to {_shown(end_ms)}")
+
+
+def _shown(time_ms: int) -> str:
+    return time_text(time_ms) if time_ms > 0 else f"{time_ms} ms"
+
+
+def _print(found: list[FoundMessage], *, as_document: bool) -> None:
+    documents = [message.to_json() for message in found]
+    for document in documents:
+        warn_of_body(document)
+    if as_document:
+        print_json({"messages": documents})
+        return
+    for document in documents:
+        print_json_line(document)

@@ -1,0 +1,276 @@
+"""`tiered run`: follow a broker and archive its messages until stopped."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+
+from rocketmq_tiered.cli.arguments import add_places, add_writer_flags, settings_of
+from rocketmq_tiered.page.archive_view import ArchiveView
+from rocketmq_tiered.page.current_settings import CurrentSettings
+from rocketmq_tiered.page.page_requests import AdminPages, Process
+from rocketmq_tiered.process.admin import AdminServer
+from rocketmq_tiered.process.allocator import return_freed_memory
+from rocketmq_tiered.process.broker_side import TlsCache, names_of, open_store_of, read_conf
+from rocketmq_tiered.process.instance import (
+    InstanceDescription,
+    StateDirectory,
+    default_state_dir,
+    state_root,
+)
+from rocketmq_tiered.process.lifecycle import EXIT_NOT_DRAINED, Service
+from rocketmq_tiered.process.logs import log_service
+from rocketmq_tiered.process.metrics import DecodingCollector, ObjectStoreCollector, StatusCollector
+from rocketmq_tiered.process.report import StatusReport, encode_report
+from rocketmq_tiered.process.serving import ServingThread, handlers_with, needs_account, services_of
+from rocketmq_tiered.process.serving_metrics import ServingCollector
+from rocketmq_tiered.process.standby_watch import StandbyWatch
+from rocketmq_tiered.process.uploader_job import ProcessPins, UploaderJob, Writer
+from rocketmq_tiered.server.proxy.proxy_service import ProxyService
+from rocketmq_tiered.server.proxy.relay_service import RelayService
+from rocketmq_tiered.server.proxy.relay_status import RelayStatus
+from rocketmq_tiered.server.slave.slave_service import SlaveService
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.names import BrokerNames
+from tiered.catalog.state import CatalogState
+from tiered.errors import StoreFullError, UsageError
+from tiered.object_store.open_store import check_addresses
+from tiered.object_store.request_metrics import StoreMetrics
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Settings that are usually given on the command line."""
+    add_places(parser)
+    add_writer_flags(parser)
+    parser.add_argument(
+        "--new-archive", dest="archive.new_archive", action="store_const", const="true", default=None,
+        help="begin a new archive even if this instance has archived elsewhere, or there, before",
+    )  # fmt: skip
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run until a signal, or a failure that a retry cannot cure."""
+    return_freed_memory()
+    loaded = settings_of(options)
+    settings = loaded.settings
+    log_service(settings.process.log_level)
+    if not settings.archive.url:
+        raise UsageError("archive.url is not set", hint="give --url file:///… or s3://…")
+    check_addresses(settings.archive.url, settings.object_store.endpoint_url)  # before they are logged
+    conf = read_conf(settings)
+    names, store_path = _names(settings, conf)
+    directory = settings.process.state_dir or default_state_dir(os.environ, names.cluster, names.broker)
+    with StateDirectory(Path(directory)) as state:
+        metrics = StoreMetrics()
+        services = services_of(settings, conf, names)
+        thread = ServingThread(names, settings, services, handlers_with(conf)) if services else None
+        current = CurrentSettings(loaded, lambda: settings_of(options))
+        view = ArchiveView(
+            lambda: current.settings,
+            (names.cluster, names.broker),
+            lambda: None if thread is None else thread.access,
+            metrics,
+        )
+        factory = _Factory(state, metrics, partial(_committed, view, thread), partial(_reads, thread))
+        on_reload, extended = partial(_reloaded, current, thread), partial(_with_relays, services)
+        service = Service(
+            loaded, factory=factory, reload=current.reload, on_reload=on_reload, extended=extended
+        )
+        service.handle_signals()
+        source = _Source(service, metrics, services, thread)
+        pages = AdminPages(_process(source, current, names, thread), current, view)
+        admin = AdminServer(
+            settings.admin.host,
+            settings.admin.port,
+            source,
+            host_names=settings.admin.host_names,
+            pages=pages,
+        )
+        started_ms = time.time_ns() // 1_000_000
+        description = InstanceDescription(
+            os.getpid(),
+            admin.url,
+            settings.archive.url,
+            names.cluster,
+            names.broker,
+            store_path,
+            started_ms,
+        )
+        try:
+            state.describe(description, state_root(os.environ))
+        except StoreFullError as error:
+            # Other commands do not find this instance; archiving works.
+            logger.warning("instance description not written: %s", error)
+        logger.info(
+            "started", extra={"admin": admin.url, "archive": settings.archive.url, "store": store_path}
+        )
+        if thread is not None:
+            bound = [f"{host}:{port}" for host, port in thread.start()]
+            advertised = [text for text in (settings.serve.advertise, settings.slave.advertise) if text]
+            logger.info("serving clients", extra={"bound": bound, "advertised": advertised})
+        code = service.serve()
+        if thread is not None:
+            thread.close()
+        admin.close()
+    logger.info("ended", extra={"exit_code": code})
+    if code == EXIT_NOT_DRAINED:
+        # The interpreter would wait for threads that wait for the object store. Uncommitted messages are in the log.
+        sys.stderr.flush()
+        os._exit(code)
+    service.close()
+    factory.close()
+    return code
+
+
+def _names(settings: Settings, conf: BrokerConf | None) -> tuple[BrokerNames, str]:
+    with open_store_of(settings, conf) as store:
+        return names_of(settings, store), str(store.path)
+
+
+def _committed(view: ArchiveView, thread: ServingThread | None, state: CatalogState) -> None:
+    view.adopt(state)
+    if thread is not None:
+        thread.adopt(state)
+
+
+def _reads(thread: ServingThread | None) -> int:
+    if thread is None or thread.access is None:
+        return 0
+    found = thread.access.source.statistics()
+    return found.hits + found.misses
+
+
+def _reloaded(current: CurrentSettings, thread: ServingThread | None, settings: Settings) -> None:
+    current.apply(settings)
+    if thread is not None:
+        thread.apply(settings)
+
+
+def _process(
+    source: _Source,
+    current: CurrentSettings,
+    names: BrokerNames,
+    thread: ServingThread | None,
+) -> Process:
+    """This process, as its pages show it."""
+    return Process(
+        "tiered run",
+        f"{names.cluster}/{names.broker} in {current.settings.archive.url}",
+        source.health,
+        source.readiness,
+        report=source.report,
+        relays=source.relays,
+        serving=lambda: None if thread is None else thread.access,
+        shows_clients=thread is not None,
+        has_accounts=lambda: needs_account(current.settings),
+    )
+
+
+def _with_relays(services: Sequence[RelayService[Any]], report: StatusReport) -> StatusReport:
+    """With the status of proxy and slave mode."""
+    for service in services:
+        if isinstance(service, ProxyService):
+            report = replace(report, proxy=service.status())
+        elif isinstance(service, SlaveService):
+            report = replace(report, slave=service.status())
+    return report
+
+
+class _Factory:
+    """Builds jobs. A take-over is requested once per (re)load of the settings, until a claim is won or refused: a
+    writer that is fenced later stays fenced."""
+
+    def __init__(
+        self,
+        state: StateDirectory,
+        metrics: StoreMetrics,
+        committed: Callable[[CatalogState], None] | None,
+        reads: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._state = state
+        self._reads = reads
+        self._metrics = metrics
+        self._committed = committed
+        self._took_over_for: Settings | None = None
+        self._claiming: tuple[UploaderJob, Settings] | None = None
+        self._pins, self._tls = ProcessPins(), TlsCache()
+        self._standby = StandbyWatch(0)
+
+    def __call__(self, settings: Settings) -> UploaderJob:
+        if self._claiming is not None and self._claiming[0].offloader.is_claim_settled:
+            self._took_over_for = self._claiming[1]
+        take_over = settings.archive.take_over and settings is not self._took_over_for
+        writer = Writer(
+            self._state.identity(), "run", take_over, self._state.path, pins=self._pins, tls=self._tls,
+            standby=self._standby, new_archive=settings.archive.new_archive, reads=self._reads,
+        )  # fmt: skip
+        self._standby.lag_ms = settings.process.take_over_lag_ms
+        if self._committed is not None:
+            writer = replace(writer, committed=self._committed)
+        job = UploaderJob(settings, writer, self._metrics)
+        self._claiming = job, settings
+        return job
+
+    def close(self) -> None:
+        """Release the pins' descriptors."""
+        self._pins.close()
+
+
+class _Source:
+    """Contents of the admin server's pages."""
+
+    def __init__(
+        self,
+        service: Service,
+        metrics: StoreMetrics,
+        services: Sequence[RelayService[Any]],
+        thread: ServingThread | None,
+    ) -> None:
+        self._service, self._services, self._thread = service, services, thread
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._registry.register(StatusCollector(service.report))
+        self._registry.register(ObjectStoreCollector(metrics))
+        self._registry.register(DecodingCollector())
+        for served in services:
+            self._registry.register(ServingCollector(served))
+
+    def health(self) -> tuple[bool, str]:
+        """See AdminSource."""
+        if self._thread is not None and not self._thread.is_alive:
+            return False, "client server stopped"
+        return self._service.health()
+
+    def readiness(self) -> tuple[bool, str]:
+        """See AdminSource."""
+        return self._service.readiness()
+
+    def status_json(self) -> bytes:
+        """See AdminSource."""
+        return encode_report(self._service.report())
+
+    def metrics(self) -> bytes:
+        """See AdminSource."""
+        return generate_latest(self._registry)
+
+    def report(self) -> StatusReport | None:
+        """The uploader's report."""
+        return self._service.report()
+
+    def relays(self) -> list[RelayStatus]:
+        """The relays of proxy and slave mode."""
+        return [service.status() for service in self._services]

@@ -1,0 +1,180 @@
+"""Checks the broker's store directory: readable, linkable, and with room before the broker deletes messages."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocketmq_tiered.doctor.check import Check, Finding, failed, not_checked, ok
+from rocketmq_tiered.process.findings import MARGIN_BAD_SHARE
+from rocketmq_tiered.process.retention_margin import retention_margin_s
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.pins import PinLimits
+from tiered.broker_store.retention import DiskUse, short_margin_s
+from tiered.broker_store.store import BrokerStore
+from tiered.console import duration_text, size_text
+from tiered.private_directory import make_private
+
+FILES_CHECKED_MAX = 20_000
+
+
+@dataclass(frozen=True)
+class StoreAccess:
+    """System calls of these checks, injected."""
+
+    disk_use: Callable[[Path], DiskUse]
+    link: Callable[[Path, Path], None] = os.link
+    may_read: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK)
+
+
+@dataclass(frozen=True)
+class StoreSubject:
+    """What is checked. ``opened`` returns the store, or raises what opening raises. ``archived_phys``: the end of the
+    archived log; None: there is no archive yet."""
+
+    opened: Callable[[], BrokerStore]
+    pin_directories: tuple[Path, ...]
+    limits: PinLimits
+    archived_phys: Callable[[], int | None]
+    has_pins: bool = True
+
+
+def store_checks(subject: StoreSubject, access: StoreAccess) -> list[Check]:
+    """The checks of one store, but for its retention margin."""
+    needs = ("broker-store",)
+    return [
+        Check("broker-store", "store directory", lambda: _directory(subject.opened())),
+        Check(
+            "broker-store-permissions",
+            "store permissions",
+            lambda: permissions(subject.opened(), access),
+            needs,
+        ),
+        Check("pins", "pins (hard links)", lambda: pins(subject, access), needs),
+        Check("disk-space", "disk space", lambda: disk_space(subject, access), needs),
+    ]
+
+
+def margin_check(subject: StoreSubject) -> Check:
+    """The retention margin. It reads the archive: a bucket that cannot be read is not reported again."""
+    needs = ("broker-store", "bucket-list", "bucket-read")
+    return Check("retention-margin", "retention margin", lambda: margin(subject), needs)
+
+
+def _directory(store: BrokerStore) -> Finding:
+    files = store.commit_log.files
+    size = sum(file.size_bytes for file in files)
+    kind = "RocksDB" if store.has_rocksdb_queues else "files"
+    return ok(f"{store.path}: {len(files)} commitlog files, {size_text(size)}; consume queues in {kind}")
+
+
+def permissions(store: BrokerStore, access: StoreAccess) -> Finding:
+    """Whether this user can read every file."""
+    count = 0
+    for path in _paths(store):
+        if count >= FILES_CHECKED_MAX:
+            break
+        count += 1
+        if not access.may_read(path):
+            return failed(
+                f"user {os.geteuid()} cannot read {path}",
+                f"run as the broker's user, or allow it: setfacl -R -m u:{os.geteuid()}:rX {store.path}",
+            )
+    return ok(f"user {os.geteuid()} can read {count:,} files and directories")
+
+
+def _paths(store: BrokerStore) -> Iterator[Path]:
+    """The files of the commitlog first, then all others of the store."""
+    for file in store.commit_log.files:
+        if not file.is_pinned:
+            yield file.path
+    for parent, directories, files in os.walk(store.path):
+        yield from (Path(parent, name) for name in directories)
+        yield from (Path(parent, name) for name in files)
+
+
+def pins(subject: StoreSubject, access: StoreAccess) -> Finding:
+    """Link a commitlog file into a pin directory, and remove the link."""
+    if not subject.has_pins:
+        return not_checked("pins.enabled is false")
+    source = next((file.path for file in subject.opened().commit_log.files if not file.is_pinned), None)
+    if source is None:
+        return not_checked("the commitlog has no file yet")
+    problem: tuple[Path, OSError] | None = None
+    for directory in subject.pin_directories:
+        try:
+            _try_link(source, directory, access.link)
+        except FileNotFoundError:
+            return not_checked("the broker deleted the file during the check")
+        except OSError as error:
+            problem = directory, error
+        else:
+            return ok(f"{directory}")
+    if problem is None:
+        return not_checked("no pin directory is known; give --state-dir")
+    return failed(
+        f"link({source}, {problem[0]}): {problem[1].strerror}; if the broker deletes files while the archive is "
+        "behind, a restart of this program loses messages",
+        _pin_fix(source, problem[1]),
+    )
+
+
+def _try_link(source: Path, directory: Path, link: Callable[[Path, Path], None]) -> None:
+    """Raises OSError. Directories that it creates are removed."""
+    made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+    trial = directory / f".doctor-{secrets.token_hex(8)}"
+    try:
+        make_private(directory, "pins.directory")
+        link(source, trial)
+    finally:
+        trial.unlink(missing_ok=True)
+        for parent in made:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def _pin_fix(source: Path, error: OSError) -> str:
+    if error.errno == errno.EXDEV:
+        return f"set pins.directory to a directory on the file system of {source.parent}"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return "run as the user of the broker's files, who may link them, and let this user write in pins.directory"
+    return "set pins.directory to a directory of a file system with hard links"
+
+
+def disk_space(subject: StoreSubject, access: StoreAccess) -> Finding:
+    """Disk usage against the thresholds of pins and broker."""
+    store = subject.opened()
+    conf = store.conf or BrokerConf()
+    use = access.disk_use(store.commit_log.files[-1].path if store.commit_log.files else store.path)
+    free = size_text((1 - use.used_ratio) * use.capacity_bytes)
+    limits = subject.limits
+    thresholds = (
+        f"no pins above {limits.create_below_ratio:.0%}; the broker deletes files early above "
+        f"{conf.disk_max_used_ratio:.0%}, and refuses messages above {conf.disk_warning_ratio:.0%}"
+    )
+    text = f"{use.used_ratio:.0%} used, {free} free; {thresholds}"
+    if use.used_ratio >= limits.create_below_ratio:
+        return failed(text, "free space on this disk, or lower fileReservedTime of the broker")
+    return ok(text)
+
+
+def margin(subject: StoreSubject) -> Finding:
+    """The time until the broker deletes messages that are not archived."""
+    archived_phys = subject.archived_phys()
+    if archived_phys is None:
+        return not_checked("there is no archive of this broker yet")
+    store = subject.opened()
+    store.commit_log.refresh()
+    end_phys = store.commit_log.data_end_phys()
+    left_s = retention_margin_s(store, archived_phys, end_phys, 0.0)
+    if left_s is None:
+        return ok("no unarchived message is about to be deleted")
+    text = f"{duration_text(left_s)} until the broker deletes messages that are not archived"
+    if left_s < short_margin_s(store.conf or BrokerConf()) / MARGIN_BAD_SHARE:
+        return failed(text, "start tiered run, or see in tiered status why it is behind")
+    return ok(text)

@@ -1,0 +1,136 @@
+"""Reports what a bucket does with objects: versioning, Object Lock, lifecycle rules. What stays, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rocketmq_tiered.doctor.check import Check, Finding, Outcome, denied_action, failed, not_checked, ok
+from tiered.errors import RefusedRequestError, TieredError
+from tiered.object_store.bucket_probe import BucketProbe, LifecycleRule, LockRule, open_probe
+from tiered.object_store.open_store import parse_url
+from tiered.object_store.store_options import StoreOptions
+
+DISABLED = "disabled"
+ABORT_RULE = "add the rule of deploy/s3/lifecycle.json"
+
+
+def rule_checks(probe: BucketProbe, prefix: str) -> list[Check]:
+    """The checks. ``prefix``: of the archive's keys in the bucket."""
+    return [
+        Check(
+            "bucket-versioning",
+            "versions of objects",
+            lambda: _if_allowed(lambda: _versioning(probe, prefix)),
+            ("bucket",),
+        ),
+        Check(
+            "bucket-object-lock",
+            "Object Lock",
+            lambda: _if_allowed(lambda: judge_lock(probe.object_lock())),
+            ("bucket",),
+        ),
+        Check(
+            "bucket-lifecycle",
+            "lifecycle rules",
+            lambda: _if_allowed(lambda: judge_lifecycle(probe.lifecycle(), prefix, is_aws=probe.is_aws)),
+            ("bucket",),
+        ),
+    ]
+
+
+def what_stays(url: str, options: StoreOptions) -> list[str]:
+    """How long the bucket keeps deleted objects: a line for each of its rules that does. A rule that cannot be read is
+    a line too. Nothing for URLs that are not s3://."""
+    probe = open_probe(url, options)
+    if probe is None:
+        return []
+    prefix = parse_url(url).prefix
+    prefix = f"{prefix}/" if prefix else ""
+    lines = []
+    try:
+        for title, check in (
+            ("versions of objects", lambda: _versioning(probe, prefix)),
+            ("Object Lock", lambda: judge_lock(probe.object_lock())),
+        ):
+            try:
+                found = _if_allowed(check)
+            except TieredError as error:
+                found = not_checked(error.message)
+            if found.outcome != Outcome.OK or not found.detail.startswith(DISABLED):
+                lines.append(f"{title}: {found.detail}")
+    finally:
+        probe.close()
+    return lines
+
+
+def _if_allowed(read: Callable[[], Finding]) -> Finding:
+    """The finding. An archive does not need these permissions, and some stores lack the requests."""
+    try:
+        return read()
+    except TieredError as error:
+        action = denied_action(error)
+        if action:
+            return not_checked(f"{action} is not allowed; archiving does not need it")
+        if isinstance(error, RefusedRequestError):
+            return not_checked("the object store does not support the request")
+        raise
+
+
+def _versioning(probe: BucketProbe, prefix: str) -> Finding:
+    status = probe.versioning()
+    try:
+        return judge_versioning(status, probe.lifecycle() if status else [], prefix)
+    except TieredError as error:
+        if not (action := denied_action(error)):
+            raise
+        kept = f"{status.lower()}: deleted objects stay as noncurrent versions until a rule removes them"
+        return not_checked(f"{kept}; {action} is not allowed, so that the rules are unknown")
+
+
+def judge_versioning(status: str, rules: Sequence[LifecycleRule], prefix: str) -> Finding:
+    """What becomes of deleted objects. Pure."""
+    if not status:
+        return ok(f"{DISABLED}: deleted objects are gone at once")
+    kept = [rule for rule in rules if rule.noncurrent_expires and prefix.startswith(rule.prefix)]
+    if kept:
+        times = ", ".join(f"{rule.noncurrent_expires} (rule {rule.name})" for rule in kept)
+        return ok(f"{status.lower()}: deleted objects stay as noncurrent versions for {times}")
+    return failed(
+        f"{status.lower()}: deleted objects stay as noncurrent versions forever, and are paid for",
+        "add a lifecycle rule with NoncurrentVersionExpiration",
+    )
+
+
+def judge_lock(rule: LockRule | None) -> Finding:
+    """How long objects cannot be removed. Pure."""
+    if rule is None:
+        return ok(f"{DISABLED}: objects can be deleted at any time")
+    if not rule.mode:
+        return ok("enabled without a default retention: objects are not locked")
+    return ok(f"every object version is locked for {rule.period} ({rule.mode}), also deleted ones")
+
+
+def judge_lifecycle(rules: Sequence[LifecycleRule], prefix: str, *, is_aws: bool) -> Finding:
+    """Whether rules of the bucket harm the archive below ``prefix``. Pure."""
+    ours = [rule for rule in rules if _overlap(rule.prefix, prefix)]
+    harmful = [rule for rule in ours if rule.expires]
+    if harmful:
+        what = ", ".join(f"rule {rule.name} deletes objects after {rule.expires}" for rule in harmful)
+        return failed(what, f"remove it for {prefix or 'this bucket'}: it destroys the archive")
+    frozen = [
+        rule for rule in ours if "GLACIER" in rule.moves.replace("GLACIER_IR", "") or "DEEP" in rule.moves
+    ]
+    if frozen:
+        what = ", ".join(f"rule {rule.name} moves objects: {rule.moves}" for rule in frozen)
+        return failed(what, "use a class that can be read at once, such as STANDARD_IA or GLACIER_IR")
+    aborts = [rule.aborts_uploads for rule in ours if rule.aborts_uploads and prefix.startswith(rule.prefix)]
+    if not aborts and is_aws:
+        return failed("parts of unfinished uploads stay forever, and are paid for", ABORT_RULE)
+    if not aborts:
+        return ok("no rule; parts of unfinished uploads stay unless the server removes them")
+    moved = "".join(f"; rule {rule.name} moves objects: {rule.moves}" for rule in ours if rule.moves)
+    return ok(f"parts of unfinished uploads are removed after {aborts[0]}{moved}")
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)

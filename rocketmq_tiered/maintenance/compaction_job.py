@@ -1,0 +1,211 @@
+"""Compacts an archive round by round, and reports it: what `tiered compact` and the Spark job share."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from rocketmq_tiered.maintenance.compaction_due import DEAD_SHARE, IsWanted, gains
+from rocketmq_tiered.maintenance.compaction_forecast import CompactionForecast, carried_out, forecast
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
+from rocketmq_tiered.maintenance.compaction_round import (
+    PlannedRound,
+    maintenance_writer,
+    plan_rounds,
+    run_round,
+)
+from rocketmq_tiered.maintenance.compaction_run import (
+    CompactionCost,
+    CompactionOptions,
+    WriteOutputs,
+    write_outputs,
+)
+from rocketmq_tiered.maintenance.compaction_sources import IN_FLIGHT_BYTES
+from rocketmq_tiered.maintenance.kept_tables import KeptTables
+from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
+from rocketmq_tiered.maintenance.prices import Prices
+from tiered.catalog.garbage import settled_version
+from tiered.catalog.state import CatalogState
+from tiered.console import camel_names, counted, size_text
+from tiered.errors import UnavailableError
+from tiered.object_store.interface import ObjectStore
+from tiered.settings.sections import Settings
+
+DAY_MS = 24 * 3_600_000
+TABLE_BYTES = 208
+"""Memory of a run in the tables of a round and its plan, and of reading its pieces."""
+GROWTH_MIN = 8
+"""Of plans made on demand: what a compaction wrote is written again only among so many times its bytes."""
+RUNS_MAX = 1 << 20
+"""Of a round, and no more than take half of the memory."""
+KEPT_PART = 4
+"""Tables of sources take at most a quarter of the disk of a compaction."""
+CHANGED_MAX = 5
+"""Rounds in a row without effect, because a merge of pages or another compaction has changed the archive."""
+
+Report = Callable[[int, int], None]
+"""(message bytes done, total)."""
+
+
+@dataclass(frozen=True)
+class CompactionReport:
+    """``rounds``: what is, or was, to do; ``cost``: what was moved for it. ``grace_days``: how long sources stay."""
+
+    is_applied: bool
+    rounds: CompactionForecast
+    cost: CompactionCost = field(default_factory=CompactionCost)
+    prices: Prices = field(default_factory=Prices)
+    grace_days: float = 3.0
+
+    def document(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        done = {
+            name: getattr(self.cost, name) for name in ("gets", "bytes_read", "bytes_sent", "bytes_copied")
+        }
+        found: dict[str, Any] = camel_names(asdict(self.rounds) | {"done": camel_names(done)})
+        return found | {
+            "readerGetsSaved": self.rounds.gets_saved,
+            "savingEachRead": self.rounds.saving(self.prices),
+            "price": self.rounds.price(self.prices, self.grace_days),
+            "currency": self.prices.currency,
+            "applied": self.is_applied,
+        }
+
+    def lines(self, title: str) -> list[str]:
+        """For people."""
+        rounds, cost, currency = self.rounds, self.cost, self.prices.currency
+        verb = "joined" if self.is_applied else "dry run, add --apply to join:"
+        moved = size_text(rounds.message_bytes)
+        objects = ("about " if rounds.estimated else "") + counted(rounds.objects, "object")
+        first = f"{title}: {verb} {objects}, {moved} of messages, to {rounds.new_objects:,}"
+        if not rounds.rounds:
+            return [first]
+        if self.is_applied:
+            read, sent, copied = map(size_text, (cost.bytes_read, cost.bytes_sent, cost.bytes_copied))
+            move = f"moved: {counted(cost.gets, 'GET')}, {read} read, {sent} written, {copied} copied"
+        else:
+            again = f"{size_text(rounds.read_bytes)} to read and write again"
+            move = f"to move: {again}, {size_text(rounds.copied_bytes)} to copy"
+        saving, price = rounds.saving(self.prices), rounds.price(self.prices, self.grace_days)
+        return [
+            first,
+            f"{move} inside the store",
+            f"reading every queue once: {counted(rounds.reader_gets, 'GET')} before, {rounds.new_reader_gets:,} after, "
+            f"{currency} {saving:.4f} saved each time",
+            f"cost: {currency} {price:.4f}, for about {counted(rounds.gets, 'GET')}, {counted(rounds.puts, 'PUT')}, "
+            f"and {self.grace_days:g} days of {size_text(rounds.source_bytes)} that gc deletes then",
+        ]
+
+
+def in_flight_bytes(settings: Settings) -> int:
+    """Of reads in progress: a part of the memory."""
+    return min(IN_FLIGHT_BYTES, settings.compaction.memory_bytes // 8)
+
+
+def limits_of(settings: Settings) -> CompactionLimits:
+    """The limits of plans."""
+    own = settings.compaction
+    return CompactionLimits(
+        memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
+        object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
+        dead_share_min=DEAD_SHARE, growth_min=GROWTH_MIN, table_bytes=TABLE_BYTES,
+        in_flight_bytes=in_flight_bytes(settings), runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
+    )  # fmt: skip
+
+
+def planned_rounds(
+    store: ObjectStore,
+    state: CatalogState,
+    settings: Settings,
+    limits: CompactionLimits | None = None,
+    is_wanted: IsWanted = gains,
+    counter: ObjectRunCounter | None = None,
+) -> Iterator[PlannedRound]:
+    """The rounds of ``state`` over commits older than compaction.min_age_ms, one in memory at a time. Later ones may
+    join their results."""
+    before_ms = store.clock_ms() - settings.compaction.min_age_ms
+    bound = settled_version(store, state.version, before_ms) + 1
+    limits = limits or limits_of(settings)
+    return plan_rounds(store, state, limits, before_version=bound, is_wanted=is_wanted, counter=counter)
+
+
+def dry_run(store: ObjectStore, state: CatalogState, settings: Settings, prices: Prices) -> CompactionReport:
+    """What `compact` would do first. Reads the catalog alone."""
+    found = _forecast(store, state, settings)
+    return CompactionReport(False, found, prices=prices, grace_days=settings.gc.grace_ms / DAY_MS)
+
+
+def _forecast(
+    store: ObjectStore, state: CatalogState, settings: Settings, counter: ObjectRunCounter | None = None
+) -> CompactionForecast:
+    """Of all rounds: a small one of a step would not be like the later ones."""
+    limits = replace(limits_of(settings), step_share=1.0)
+    return forecast(planned_rounds(store, state, settings, limits, counter=counter))
+
+
+def compact_archive(
+    store: ObjectStore,
+    state: CatalogState,
+    settings: Settings,
+    options: CompactionOptions,
+    prices: Prices,
+    *,
+    report: Report,
+    write: WriteOutputs = write_outputs,
+) -> CompactionReport:
+    """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
+    was committed stays."""
+    with KeptTables(options.spool_directory, options.spool_bytes_max // KEPT_PART) as kept:
+        options = replace(options, kept_tables=kept)
+        done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
+        options.release()  # what loading the catalog has freed
+        # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
+        writer, counter = maintenance_writer(store, state, _now_ms), ObjectRunCounter()
+        while True:
+            planned = next(planned_rounds(store, state, settings, counter=counter), None)
+            if planned is None:
+                break
+            mine = carried_out(planned)
+            if (done + mine).message_bytes > expected_bytes:
+                # Once for many rounds: planning all of them again for each would take as long as joining them. This
+                # one is planned twice, so that two are not in memory.
+                del planned
+                expected_bytes = (done + _forecast(store, state, settings, counter)).message_bytes
+                planned = next(planned_rounds(store, state, settings, counter=counter))
+            of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
+            of_rounds(0)
+            result = run_round(
+                store,
+                state,
+                planned,
+                replace(options, report=of_rounds),
+                clock=_now_ms,
+                write=write,
+                owner=writer,
+            )
+            del planned
+            gc.collect()  # its tables may be in a cycle, and not beside those of the next one
+            options.release()
+            state = writer.refresh()
+            if result is None:
+                changed += 1
+                if changed == CHANGED_MAX:
+                    raise UnavailableError(
+                        "the archive's pages change faster than objects are joined", hint="try later"
+                    )
+                continue
+            changed = 0
+            done += mine
+            cost += result.cost
+        return CompactionReport(True, done, cost, prices, settings.gc.grace_ms / DAY_MS)
+
+
+def _of_rounds(report: Report, before_bytes: int, expected_bytes: int) -> Callable[[int], None]:
+    return lambda done_bytes: report(before_bytes + done_bytes, expected_bytes)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,423 @@
+"""One round of compaction in an archive: choose pages, plan, announce, write, commit.
+
+The keys of outputs and pages are announced by a commit as pending deletions, so that they are garbage if the compaction
+dies. The commit that replaces the pages takes them back, and makes the sources pending deletions that no other page
+references. It is refused, and the round has no effect, when the epoch, the pages, the floors or the index files have
+changed.
+
+Runs are joined inside one log history and one index file's versions, and only below the versions that the caller
+allows: where a log diverges inside joined objects, their first rows are copied (uploader/common_rows.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketmq_tiered.maintenance.compaction_due import IsWanted, gains
+from rocketmq_tiered.maintenance.compaction_plan import (
+    Candidates,
+    CompactionLimits,
+    CompactionPlan,
+    plan_level_1,
+    plan_level_2,
+)
+from rocketmq_tiered.maintenance.compaction_ranges import PAGE_RUNS, PageRange, older_versions, ranges_of
+from rocketmq_tiered.maintenance.compaction_run import (
+    CompactionIdentity,
+    CompactionOptions,
+    CompactionResult,
+    WriteOutputs,
+    compact,
+    output_keys,
+    write_outputs,
+)
+from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter, ObjectRuns
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
+from tiered.catalog.deletions import Reason
+from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
+from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.catalog.writer_limits import CatalogLimits
+from tiered.errors import CorruptionError, UsageError
+from tiered.formats.container import CATALOG_MAJOR
+from tiered.formats.keys import SETS_PREFIX, compaction_attempts_from, page_key
+from tiered.model.queue import QueueKey
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated, copied, picked
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.own_name import put_own
+
+
+@dataclass
+class PlannedRound:
+    """What a round does: the pages it replaces, their runs, and the plan for them. ``copied_runs``: of its pages, that
+    it only copies. Once the outputs are written, only the runs that stay where they are, and no pieces."""
+
+    range: PageRange
+    candidates: Candidates
+    plan: CompactionPlan
+    copied_runs: int = 0
+
+    @property
+    def objects(self) -> float:
+        """Sources; those that several rounds share are counted in parts."""
+        return float(self.candidates.share[self.plan.sources].sum())
+
+    @property
+    def message_bytes(self) -> int:
+        """What it moves, before compression."""
+        return sum(part.message_bytes for iteration in self.plan.iterations for part in iteration)
+
+    @property
+    def gone(self) -> NDArray[Any]:
+        """Sources that nothing references after the round."""
+        sources = self.plan.sources
+        found: NDArray[Any] = sources[self.candidates.share[sources] == 1]
+        return found
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """The first and last version that its pages cover."""
+        chosen = self.range
+        oldest = int(self.candidates.runs["version"].min())
+        first = min([page.from_version for page in chosen.pages], default=oldest)
+        return first, max([chosen.spilled_version, *(page.to_version for page in chosen.pages)])
+
+    @property
+    def staying(self) -> NDArray[np.bool_]:
+        """Which of the runs stay where they are."""
+        stays: NDArray[np.bool_] = ~np.isin(self.candidates.runs["object"], self.plan.sources)
+        return stays
+
+    def forget_written(self) -> None:
+        """Free the tables of what is written: pages are merged with them out of memory."""
+        stays = picked(self.candidates.runs, self.staying)
+        self.candidates = replace(self.candidates, runs=stays)
+        self.plan = replace(self.plan, iterations=[])
+
+
+def plan_rounds(
+    store: ObjectStore,
+    state: CatalogState,
+    limits: CompactionLimits,
+    *,
+    before_version: int,
+    is_wanted: IsWanted = gains,
+    counter: ObjectRunCounter | None = None,
+) -> Iterator[PlannedRound]:
+    """Rounds that are wanted, oldest versions first; only the first one of a large sequence of pages, which says what
+    share of it that is. Reads pages, and no data.
+
+    Only versions below ``before_version`` take part. ``counter``: the same one for all rounds. Raises UsageError when
+    the archive's owner writes an older format.
+    """
+    if state.major < CATALOG_MAJOR:
+        raise UsageError(
+            "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
+        )
+    index = RunIndex(store)
+    counter = counter or ObjectRunCounter()
+    for ranges in ranges_of(state, before_version, limits.runs_max, limits.step_share):
+        planned = (_planned(index, state, one, limits, is_wanted, counter) for one in ranges)
+        found = next((one for one in planned if one is not None), None)
+        if found is not None:
+            yield found
+            del found  # not beside the next one
+
+
+def _planned(
+    index: RunIndex,
+    state: CatalogState,
+    chosen: PageRange,
+    limits: CompactionLimits,
+    is_wanted: IsWanted,
+    counter: ObjectRunCounter,
+) -> PlannedRound | None:
+    candidates = _candidates(state, chosen.compacted(index, state), chosen.runs)
+    if not len(candidates.runs) or any(key in state.unindexed for key in candidates.object_keys):
+        return None  # a query scans unindexed objects by name
+    copied = 0
+    if chosen.is_partial:
+        found_runs = counter.count(index, state, [*chosen.pages, *chosen.others], chosen.memory(state))
+        candidates = _with_shares(candidates, found_runs)
+        copied = int(found_runs.runs.sum()) - len(candidates.runs) if chosen.end is not None else 0
+    for level in (plan_level_1, plan_level_2):
+        plan = level(candidates, limits)
+        if plan is not None and is_wanted(candidates, plan):
+            return PlannedRound(chosen, candidates, plan, copied)
+    return None
+
+
+def _with_shares(candidates: Candidates, found: ObjectRuns) -> Candidates:
+    """``candidates`` with the share of each object's runs that are among them."""
+    runs = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
+    all_runs = found.of(candidates.object_keys)
+    return replace(candidates, share=np.where(all_runs == 0, 1.0, runs / np.maximum(all_runs, 1)))
+
+
+def run_round(
+    store: ObjectStore,
+    state: CatalogState,
+    planned: PlannedRound,
+    options: CompactionOptions,
+    *,
+    clock: Callable[[], int],
+    page_runs_max: int = CatalogLimits().page_runs_max,
+    write: WriteOutputs = write_outputs,
+    owner: CatalogWriter | None = None,
+) -> CompactionResult | None:
+    """Carry out ``planned``, of ``state``, and commit it; None when the archive has changed, and nothing was
+    replaced. ``write`` puts the outputs. ``owner``: a writer that is open already. If it is the archive's, it loses no
+    version to the round."""
+    nonce = random.SystemRandom().getrandbits(40)
+    writer = owner or maintenance_writer(store, state, clock)
+    identity = CompactionIdentity(
+        state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(),
+        compaction_attempts_from(nonce),
+    )  # fmt: skip
+    with writer.merges_paused(spills_late=planned.range.spilled_version > 0):
+        return _run_round(store, state, planned, options, identity, writer, clock, page_runs_max, write)
+
+
+def maintenance_writer(store: ObjectStore, state: CatalogState, clock: Callable[[], int]) -> CatalogWriter:
+    """A writer that owns nothing, at ``state``."""
+    nonce = random.SystemRandom().getrandbits(40)
+    return CatalogWriter(
+        store, cluster=state.cluster, broker=state.broker, instance=f"compact-{nonce:010x}", kind="maintenance",
+        clock_ms=clock,
+    ).begin_at(state)  # fmt: skip
+
+
+def _run_round(
+    store: ObjectStore,
+    state: CatalogState,
+    planned: PlannedRound,
+    options: CompactionOptions,
+    identity: CompactionIdentity,
+    writer: CatalogWriter,
+    clock: Callable[[], int],
+    page_runs_max: int,
+    write: WriteOutputs,
+) -> CompactionResult | None:
+    announced = output_keys(planned.candidates, planned.plan, identity)
+    page_keys = _page_keys(state, planned, identity, page_runs_max)
+    versions = planned.versions
+    is_current = _Unchanged(state, planned)
+
+    def announce(keys: Sequence[str]) -> bool:
+        def build(newest: CatalogState) -> CommitDraft | None:
+            if not is_current(newest):
+                return None
+            return CommitDraft(
+                CommitKind.MAINTENANCE,
+                pending_deletions=tuple(keys),
+                reason=Reason.INTENT,
+                created_ms=clock(),
+            )
+
+        return set(keys) <= writer.maintain(build).pending_deletions.keys()
+
+    def announce_more(key: str) -> None:
+        if not announce([key]):
+            raise _VoidError
+        announced.append(key)
+
+    if not announce([*announced, *page_keys]):
+        return None
+    announcing = replace(options, announce=announce_more)
+    try:
+        result = compact(store, planned.candidates, planned.plan, identity, announcing, write)
+    except _VoidError:
+        return None
+    planned.forget_written()
+    options.release()
+    pages = _put_pages(store, state, planned, versions, result, page_keys, page_runs_max)
+    sources = {planned.candidates.object_keys[number] for number in planned.gone.tolist()}
+    taken_back = [*(key for key in result.object_keys if key in set(announced)), *page_keys]
+
+    is_committed = False
+
+    def replace_pages(newest: CatalogState) -> CommitDraft | None:
+        nonlocal is_committed
+        is_committed = False
+        if not is_current(newest) or not set(taken_back) <= newest.pending_deletions.keys():
+            return None
+        is_committed = True
+        return CommitDraft(
+            CommitKind.MAINTENANCE,
+            pages=PageChange(
+                added=tuple(pages),
+                removed=[page.key for page in planned.range.pages],
+                # The pages of other queues may have removed runs of these versions.
+                resolved_version=0 if planned.range.others else state.version,
+                spilled_version=planned.range.spilled_version,
+            ),
+            restored=tuple(taken_back),
+            pending_deletions=tuple(sorted(sources | set(result.abandoned))),
+            reason=Reason.COMPACTED,
+            created_ms=clock(),
+        )
+
+    writer.maintain(replace_pages)
+    if is_committed:
+        return result
+    return None
+
+
+class _VoidError(Exception):
+    """The archive has changed: nothing more is put."""
+
+
+class _Unchanged:
+    """Whether a newer state still has what a round was planned for."""
+
+    def __init__(self, state: CatalogState, planned: PlannedRound) -> None:
+        self._epoch = state.epoch
+        self._history = state.cursor.history
+        self._pages = {page.key for page in (*planned.range.pages, *planned.range.others)}
+        self._queues = list(planned.candidates.queues)
+        if planned.range.is_partial:
+            # Expiry of other queues may leave sources that nothing else references.
+            self._queues = list(state.directory.keys[: len(state.table)])
+        self._floors = _floors(state, self._queues)
+        self._covers = set(planned.candidates.covers)
+        self._tombstones = len(state.tombstones)
+        self._last_version = planned.plan.last_version
+        self._spilled_version = planned.range.spilled_version
+        self._memory_runs = len(older_versions(state, planned.range.spilled_version))
+
+    def __call__(self, newest: CatalogState) -> bool:
+        # Page objects carry the epoch: those of an earlier one may be collected before a commit names them.
+        return (
+            newest.epoch == self._epoch
+            and newest.cursor.history == self._history
+            and self._pages <= {page.key for page in newest.pages}
+            and len(newest.tombstones) == self._tombstones
+            and self._is_covered_alike(newest)
+            and len(older_versions(newest, self._spilled_version)) == self._memory_runs
+            and bool((_floors(newest, self._queues) == self._floors).all())
+        )
+
+    def _is_covered_alike(self, newest: CatalogState) -> bool:
+        """Whether no index file begins between the sources of an output. Merged files cover what they did."""
+        begins = {index.from_version for index in newest.indexes}
+        return {begin for begin in begins if begin <= self._last_version} <= self._covers
+
+
+def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Candidates:
+    """The runs of ``pages``, at most ``runs_max``, with each object once. One page is in memory at a time."""
+    queue_numbers: dict[QueueKey, int] = {}
+    numbers: dict[str, int] = {}
+    objects: list[Table] = []
+    runs = np.empty(runs_max, RUN_DTYPE)
+    count = 0
+    for page in pages:
+        chunk = page.chunk
+        if not len(chunk.runs):
+            continue
+        keys = [chunk.object_keys[number] for number in chunk.objects["key"].tolist()]
+        known = len(numbers)
+        place = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.uint32)
+        which, first = np.unique(place, return_index=True)  # pages may repeat an object
+        found = picked(chunk.objects, first[which >= known])
+        found["key"] = which[which >= known]
+        objects.append(found)
+        queues = [queue_numbers.setdefault(queue, len(queue_numbers)) for queue in page.queues]
+        mine = runs[count : count + len(chunk.runs)]
+        mine.view(np.uint8)[:] = np.ascontiguousarray(chunk.runs).view(np.uint8)  # not field by field
+        mine["queue"] = np.array(queues, np.uint32)[mine["queue"]]
+        mine["object"] = place[mine["object"]]
+        count += len(chunk.runs)
+    queues_in_order = sorted(queue_numbers)
+    rank = np.empty(len(queue_numbers), np.uint32)
+    rank[[queue_numbers[queue] for queue in queues_in_order]] = np.arange(len(rank), dtype=np.uint32)
+    runs = runs[:count]
+    runs["queue"] = rank[runs["queue"]]
+    object_keys = list(numbers)
+    return Candidates(
+        queues=queues_in_order,
+        runs=runs,
+        objects=concatenated(objects, OBJECT_DTYPE),
+        object_keys=object_keys,
+        is_set=np.array([key.startswith(SETS_PREFIX) for key in object_keys], bool),
+        floors=_floors(state, queues_in_order),
+        is_pending=np.array([key in state.pending_deletions for key in object_keys], bool),
+        share=np.ones(len(object_keys)),
+        covers=tuple(sorted(index.from_version for index in state.indexes)),
+    )
+
+
+def _floors(state: CatalogState, queues: list[QueueKey]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    rows = state.directory.rows(queues, len(state.table))
+    floors: np.ndarray[tuple[int], np.dtype[np.int64]] = np.where(
+        rows < 0, 0, state.table["min_queue_offset"][rows]
+    ).astype(np.int64)
+    return floors
+
+
+def _put_pages(
+    store: ObjectStore,
+    state: CatalogState,
+    planned: PlannedRound,
+    versions: tuple[int, int],
+    result: CompactionResult,
+    page_keys: Sequence[str],
+    page_runs_max: int,
+) -> list[PageRef]:
+    """Pages with the runs that stay and the new ones, and those that are only copied, under the first of
+    ``page_keys``."""
+    candidates = planned.candidates
+    new, objects = copied(result.runs), copied(result.objects)
+    new["object"] += len(candidates.objects)
+    objects["key"] += len(candidates.object_keys)
+    chunk = RunChunk(
+        concatenated([candidates.runs, new], RUN_DTYPE),
+        concatenated([candidates.objects, objects], OBJECT_DTYPE),
+        (*candidates.object_keys, *result.object_keys),
+    )
+    unused = list(reversed(page_keys))
+
+    def put(_version: int, data: bytes) -> str:
+        key = unused.pop()
+        put_own(store, key, [data])
+        return key
+
+    copied_runs = 0
+
+    def copying(begin: int, end: int | None) -> Iterator[Page]:
+        nonlocal copied_runs
+        for page in planned.range.copied(RunIndex(store), state, begin, end):
+            copied_runs += len(page.chunk.runs)
+            yield page
+
+    pages: Iterator[Page] = iter(())
+    if len(chunk.runs):
+        pages = cut(sorted_page(candidates.queues, chunk), page_runs_max)
+    if planned.range.end is not None:
+        pages = chain(copying(0, planned.range.begin), pages, copying(planned.range.end, None))
+    refs = write_pages(pages, planned.range.level, versions, put)
+    if copied_runs != planned.copied_runs:
+        raise CorruptionError(f"{copied_runs} runs of pages were copied, not {planned.copied_runs}")
+    return refs
+
+
+def _page_keys(
+    state: CatalogState, planned: PlannedRound, identity: CompactionIdentity, page_runs_max: int
+) -> list[str]:
+    """Keys of as many pages as the round may put: each piece becomes at most one run."""
+    stays = int(planned.staying.sum())
+    pieces = sum(len(part.pieces) for iteration in planned.plan.iterations for part in iteration)
+    _, last = planned.versions
+    pages = -(-(stays + pieces) // page_runs_max)
+    if planned.range.end is not None:
+        # Copied pages before and behind, and parts of pages where they were cut.
+        pages += -(-planned.copied_runs // min(page_runs_max, PAGE_RUNS)) + 3
+    return [
+        page_key("runs", last, state.epoch, f"{identity.first_attempt:x}_{number}") for number in range(1, pages + 1)
+    ]  # fmt: skip

@@ -1,0 +1,536 @@
+"""Carries out a compaction plan: reads the sources, writes the outputs, puts them. Commits nothing.
+
+An output grows in a local file and is put when it is complete: an SO at once, an SSO when its last iteration has
+ended. Joined objects (level 2) are copied by the store, and only their keys and tail are sent. After a PUT without a
+response the same object goes to another key.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketmq_tiered.maintenance.compaction_plan import (
+    PIECE_DTYPE,
+    Candidates,
+    CompactionPlan,
+    OutputPart,
+    sequence_bounds,
+)
+from rocketmq_tiered.maintenance.compaction_sources import IN_FLIGHT_BYTES, CompactionSources
+from rocketmq_tiered.maintenance.iteration_spool import FoundPieces
+from rocketmq_tiered.maintenance.kept_tables import KeptTables
+from tiered.errors import (
+    FULL_ERRNOS,
+    CorruptionError,
+    StoreFullError,
+    ThrottledError,
+    UnansweredError,
+    UsageError,
+)
+from tiered.formats.keys import data_key, set_key
+from tiered.formats.segment import BlockCodec, SegmentMeta
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import HEADER_BYTES, SEGMENT_MAJOR, SEGMENT_MINOR, encode_header
+from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
+from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece
+from tiered.object_store.own_name import compose_own
+from tiered.object_store.part_plan import sent_bytes
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS_MAX = 5
+WAIT_S = 1.0
+BATCH_BYTES = 1024 * 1024
+"""Records that are added to an output together."""
+BATCH_ROWS = 16_384
+"""Rows of whole runs that are added together, or of one run."""
+
+
+@dataclass(frozen=True)
+class CompactionIdentity:
+    """In the keys and footers of the outputs. ``first_attempt``: no other writer of this epoch uses attempts from
+    here on.
+
+    ``catalog_version``: the newest version known. ``created_ms``: now.
+    """
+
+    cluster: str
+    broker: str
+    epoch: int
+    history: int
+    catalog_version: int
+    created_ms: int
+    first_attempt: int
+
+
+@dataclass(frozen=True)
+class CompactionOptions:
+    """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``in_flight_bytes``: of reads in
+    progress. ``kept_tables``: one for all rounds, with a part of these bytes. ``report`` gets the message bytes that
+    are done; ``release`` is called when tables have been freed. ``announce`` gets the key of a later attempt before it
+    is put: it is garbage if the compaction dies."""
+
+    spool_directory: Path
+    spool_bytes_max: int
+    codec: BlockCodec = field(default_factory=BlockCodec)
+    in_flight_bytes: int = IN_FLIGHT_BYTES
+    kept_tables: KeptTables | None = None
+    release: Callable[[], object] = lambda: None
+    wait: Callable[[float], object] = time.sleep
+    report: Callable[[int], None] = lambda done_bytes: None
+    announce: Callable[[str], object] = lambda key: None
+
+
+@dataclass
+class CompactionCost:
+    """Requests and bytes of a compaction."""
+
+    gets: int = 0
+    bytes_read: int = 0
+    bytes_sent: int = 0
+    bytes_copied: int = 0
+
+    def __add__(self, other: CompactionCost) -> CompactionCost:
+        return CompactionCost(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
+
+
+@dataclass(frozen=True)
+class CompactionResult:
+    """New runs (RUN_DTYPE), of their outputs' versions, and objects (OBJECT_DTYPE).
+
+    ``runs["queue"]`` indexes the queues of the candidates. ``abandoned``: keys of PUTs without a response.
+    """
+
+    runs: Table
+    objects: Table
+    object_keys: list[str]
+    abandoned: list[str]
+    cost: CompactionCost
+
+
+def output_keys(candidates: Candidates, plan: CompactionPlan, identity: CompactionIdentity) -> list[str]:
+    """The key of each output's first attempt: known before anything is written."""
+    first: dict[int, int] = {}
+    for iteration in plan.iterations:
+        for part in iteration:
+            first.setdefault(part.output, int(part.pieces["run"][0]))
+    return [
+        _key(candidates, plan, identity, output, first[output], output) for output in range(len(plan.outputs))
+    ]
+
+
+def spool_bytes(candidates: Candidates, plan: CompactionPlan) -> int:
+    """Disk that the outputs of ``plan`` take at most: all set objects, and the largest stream object."""
+    if plan.copies:
+        return 0
+    alone = 0
+    shared: dict[int, int] = {}
+    for iteration in plan.iterations:
+        for part in iteration:
+            size = int(candidates.runs["byte_count"][part.pieces["run"]].sum())
+            if plan.outputs[part.output].is_set:
+                shared[part.output] = shared.get(part.output, 0) + size
+            else:
+                alone = max(alone, size)
+    return alone + max(shared.values(), default=0)
+
+
+WriteOutputs = Callable[
+    [ObjectStore, Candidates, CompactionPlan, CompactionIdentity, CompactionOptions], CompactionResult
+]
+
+
+def write_outputs(
+    store: ObjectStore,
+    candidates: Candidates,
+    plan: CompactionPlan,
+    identity: CompactionIdentity,
+    options: CompactionOptions,
+) -> CompactionResult:
+    """Write and put all outputs of ``plan``. Raises UsageError if the spool is too small, StoreFullError if its disk is
+    full, CorruptionError if a source is not what the catalog says, or the store's errors; what was put until then is
+    garbage."""
+    needed = spool_bytes(candidates, plan)
+    if needed > options.spool_bytes_max:
+        raise UsageError(
+            f"compaction needs {needed} bytes in {options.spool_directory}, which may hold {options.spool_bytes_max}",
+            hint="allow more, or compact smaller objects",
+        )
+    options.release()  # what planning has freed
+    left, kept = options.spool_bytes_max - needed, options.kept_tables
+    if kept is not None:
+        is_last = bool((candidates.share[plan.sources] == 1).all())
+        reserved = kept.size_bytes if is_last else kept.bytes_max
+        if reserved > left:
+            kept.clear()
+            kept = None
+        else:
+            left -= reserved
+    options.spool_directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="compaction-", dir=options.spool_directory) as directory:
+        spool = Path(directory)
+        sources = CompactionSources(
+            store, candidates, spool / "sources", left, options.in_flight_bytes, kept,
+        )  # fmt: skip
+        try:
+            run = _Compaction(store, candidates, plan, identity, options, sources, spool)
+            return run.join() if plan.copies else run.rewrite()
+        except OSError as error:
+            if error.errno not in FULL_ERRNOS:
+                raise
+            raise StoreFullError(
+                f"no space is left in {options.spool_directory}",
+                hint="free space there, or use another directory",
+            ) from error
+        finally:
+            sources.close()
+
+
+def compact(
+    store: ObjectStore,
+    candidates: Candidates,
+    plan: CompactionPlan,
+    identity: CompactionIdentity,
+    options: CompactionOptions,
+    write: WriteOutputs = write_outputs,
+) -> CompactionResult:
+    """``write`` all outputs of ``plan``, and check that no queue has changed. Raises as it, and
+    CorruptionError."""
+    result = write(store, candidates, plan, identity, options)
+    check_totals(candidates, plan, result.runs)
+    return result
+
+
+@dataclass
+class _Open:
+    """An output in progress. ``has_rows``: whether any piece had."""
+
+    file: BinaryIO
+    path: Path
+    writer: SegmentWriter
+    has_rows: bool = False
+
+    def blocks(self, segment: WrittenSegment) -> list[Piece]:
+        """The header and all blocks, which are in the file."""
+        self.file.flush()
+        return [FileRange(str(self.path), 0, HEADER_BYTES + segment.blocks_bytes)]
+
+
+class _Compaction:
+    """One plan being carried out."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        candidates: Candidates,
+        plan: CompactionPlan,
+        identity: CompactionIdentity,
+        options: CompactionOptions,
+        sources: CompactionSources,
+        spool: Path,
+    ) -> None:
+        self._store = store
+        self._candidates = candidates
+        self._plan = plan
+        self._identity = identity
+        self._options = options
+        self._sources = sources
+        self._spool = spool
+        self._attempts = len(plan.outputs)
+        """Attempts taken so far: the first of each output has its number."""
+        self._last_iteration = {
+            part.output: number for number, iteration in enumerate(plan.iterations) for part in iteration
+        }
+        self._head_runs, self._head_rows = _sequence_heads(candidates, plan)
+        self._heads = {run: number for number, run in enumerate(self._head_runs.tolist())}
+        from_phys, to_phys = candidates.objects["min_phys"], candidates.objects["end_phys"]
+        self._phys = int(from_phys[plan.sources].min()), int(to_phys[plan.sources].max())
+        self._queue_numbers = {queue: number for number, queue in enumerate(candidates.queues)}
+        self._runs: list[Table] = []
+        self._objects: list[NDArray[Any]] = []
+        self._keys: list[str] = []
+        self._abandoned: list[str] = []
+        self._cost = CompactionCost()
+
+    def rewrite(self) -> CompactionResult:
+        """Level 1: iteration by iteration."""
+        done_bytes = 0
+        shared: dict[int, _Open] = {}
+        with ExitStack() as files:
+            reads = self._sources.read(self._plan.iterations)
+            for number, iteration in enumerate(self._plan.iterations):
+                found = next(reads)
+                for part, pieces in zip(iteration, _by_part(iteration, found), strict=True):
+                    is_set = self._plan.outputs[part.output].is_set
+                    output = shared.pop(part.output, None) or self._open(part.output, files)
+                    self._append(output, part, pieces)
+                    if is_set and self._last_iteration[part.output] > number:
+                        shared[part.output] = output
+                    else:
+                        self._close(output, part)
+                    done_bytes += part.message_bytes
+                    self._options.report(done_bytes)
+                del found, pieces
+        return self._result()
+
+    def join(self) -> CompactionResult:
+        """Level 2: output by output, whose blocks the store copies."""
+        done_bytes = 0
+        for (part,) in self._plan.iterations:
+            writer = SegmentWriter(None, self._options.codec)
+            ranges: list[Piece] = []
+            for piece in part.pieces:
+                number = int(self._candidates.runs["object"][int(piece["run"])])
+                index, keys = self._sources.open(number)
+                rows = self._sources.whole_run(index, keys, int(piece["run"]))
+                if not ranges:
+                    queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
+                    writer.begin_runs([queue], self._heads_of([int(piece["run"])]))
+                writer.add_rows(rows, self._sources.parents.queues)
+                writer.add_stored(index.blocks, [])
+                ranges += _copied(index, is_first=not ranges)
+            self._put(writer, part, ranges)
+            done_bytes += part.message_bytes
+            self._options.report(done_bytes)
+        return self._result()
+
+    # -- writing -----------------------------------------
+
+    def _heads_of(self, runs: Sequence[int]) -> Table:
+        """The heads of the runs whose sequences begin with ``runs``."""
+        return picked(self._head_rows, np.array([self._heads[run] for run in runs], np.int64))
+
+    def _open(self, output: int, files: ExitStack) -> _Open:
+        path = self._spool / str(output)
+        file = files.enter_context(path.open("wb", buffering=1 << 20))
+        return _Open(file, path, SegmentWriter(file, self._options.codec))
+
+    def _append(self, output: _Open, part: OutputPart, found: FoundPieces) -> None:
+        """Add the pieces of ``part`` that have rows."""
+        if not len(found.pieces):
+            return
+        is_set = self._plan.outputs[part.output].is_set
+        pieces = picked(part.pieces, found.pieces["ordinal"])
+        if is_set:
+            begins = (pieces["begin"] == 0) & np.isin(pieces["run"], self._head_runs)
+        else:
+            begins = np.zeros(len(pieces), bool)
+            begins[0] = not output.has_rows
+        bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)])
+        rows = np.cumsum(np.add.reduceat(found.pieces["rows"], bounds[:-1], dtype=np.int64))
+        cuts = [0, *(np.flatnonzero(np.diff(rows // BATCH_ROWS)) + 1).tolist(), len(rows)]
+        for (first, last), one in zip(pairwise(cuts), found.cut(bounds[cuts].tolist()), strict=True):
+            place = int(bounds[first])
+            new = [at for at in bounds[first:last].tolist() if begins[at]]
+            self._begin_runs(output.writer, pieces["run"][new].tolist(), found, is_set=is_set)
+            self._add(output.writer, one, bounds[first : last + 1] - place)
+        output.has_rows = True
+
+    def _begin_runs(self, writer: SegmentWriter, new: list[int], found: FoundPieces, *, is_set: bool) -> None:
+        """Begin a run for each of the runs ``new`` of the candidates; of an SO, with all of ``found``."""
+        if new:
+            runs = self._candidates.runs
+            queues = [self._candidates.queues[number] for number in runs["queue"][new].tolist()]
+            heads = self._heads_of(new) if is_set else _head_of(runs[new[0]], found).reshape(1)
+            writer.begin_runs(queues, heads)
+
+    def _add(self, writer: SegmentWriter, found: FoundPieces, bounds: NDArray[np.int64]) -> None:
+        """Rows and blocks of the last runs, each of which has the pieces between two of ``bounds``."""
+        counts = np.add.reduceat(found.pieces["rows"], bounds[:-1], dtype=np.int64)
+        rows = found.row_table(bounds)
+        writer.add_rows(rows, self._sources.parents.queues, counts)
+        for batch in found.batches(bounds, BATCH_BYTES):
+            run = batch.run - len(counts)  # from the last one
+            if len(batch.blocks):
+                writer.add_stored(batch.blocks, batch.data, run)
+            else:
+                _add_records(writer, batch.data, rows.size[batch.first_row : batch.end_row], run)
+
+    def _close(self, output: _Open, part: OutputPart) -> None:
+        """Put a complete output; one without rows is none."""
+        if output.has_rows:
+            self._put(output.writer, part, output)
+        output.file.close()
+        output.path.unlink()
+
+    def _put(self, writer: SegmentWriter, part: OutputPart, blocks: list[Piece] | _Open) -> None:
+        """``blocks``: the header and all blocks, or the output in whose file they are."""
+        for again in range(ATTEMPTS_MAX):
+            number = part.output
+            if again:
+                number, self._attempts = self._attempts, self._attempts + 1
+            key = _key(
+                self._candidates, self._plan, self._identity, part.output, int(part.pieces["run"][0]), number
+            )
+            segment = writer.finish(self._meta(number))
+            stored = blocks.blocks(segment) if isinstance(blocks, _Open) else blocks
+            pieces: list[Piece] = [*stored, segment.keys, segment.tail]
+            if again:
+                self._options.announce(key)
+            try:
+                compose_own(self._store, key, pieces)
+            except ThrottledError:
+                if again + 1 == ATTEMPTS_MAX:
+                    raise
+                self._options.wait(WAIT_S * 2**again)
+            except UnansweredError:
+                self._abandoned.append(key)
+                if again + 1 == ATTEMPTS_MAX:
+                    raise
+                logger.warning("no response to the PUT of %s; the object goes to another key", key)
+            else:
+                sent = sent_bytes(pieces)
+                self._cost.bytes_sent += sent
+                self._cost.bytes_copied += segment.size_bytes - sent
+                self._record(segment, key, part.output)
+                return
+
+    def _meta(self, attempt: int) -> SegmentMeta:
+        own = self._identity
+        return SegmentMeta(
+            own.cluster, own.broker, own.epoch, own.first_attempt + attempt, own.history, own.catalog_version,
+            *self._phys, own.created_ms, "compact",
+        )  # fmt: skip
+
+    def _record(self, segment: WrittenSegment, key: str, output: int) -> None:
+        runs = segment.runs.copy()
+        numbers = [self._queue_numbers.get(queue, 0) for queue in segment.queues]  # parents have no runs
+        runs["queue"] = np.array(numbers, np.uint32)[runs["queue"]]
+        runs["object"] = len(self._objects)
+        runs["version"] = self._plan.outputs[output].version
+        row = segment.object_row(self._identity.epoch, self._plan.outputs[output].ttl_class_days)
+        row["key"] = len(self._objects)
+        self._runs.append(runs)
+        self._objects.append(row)
+        self._keys.append(key)
+
+    def _result(self) -> CompactionResult:
+        self._cost.gets, self._cost.bytes_read = self._sources.gets, self._sources.bytes_read
+        return CompactionResult(
+            runs=concatenated(self._runs, RUN_DTYPE), objects=concatenated(self._objects, OBJECT_DTYPE),
+            object_keys=self._keys, abandoned=self._abandoned, cost=self._cost,
+        )  # fmt: skip
+
+
+def check_totals(candidates: Candidates, plan: CompactionPlan, new: Table) -> None:
+    """Raises CorruptionError unless every queue has the same begin, end, offsets, rows and bytes in ``new`` as in the
+    runs that the plan moves."""
+    moved = np.zeros(len(candidates.runs), bool)
+    for step in plan.iterations:
+        for part in step:
+            moved[part.pieces["run"]] = True
+    queues = len(candidates.queues)
+    before, after = _totals(candidates.runs, moved, queues), _totals(new, np.ones(len(new), bool), queues)
+    changed = np.flatnonzero((before != after).any(axis=1))
+    if len(changed):
+        number = int(changed[0])
+        raise CorruptionError(
+            f"compaction would change {candidates.queues[number]} from {before[number].tolist()} to "
+            f"{after[number].tolist()} (begin, end, offsets, rows, bytes)"
+        )
+
+
+def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.int64]:
+    """A row of totals for each queue; zeros where nothing moved."""
+    queue = runs["queue"][moved].astype(np.intp)  # numpy is slow at other indexes, and at columns of a matrix
+    begin, end, offsets, rows, byte_count = found = np.zeros((5, queues), np.int64)
+    base, last = runs["base_queue_offset"][moved], runs["end_queue_offset"][moved]
+    begin[queue] = np.iinfo(np.int64).max
+    np.minimum.at(begin, queue, base)
+    np.maximum.at(end, queue, last)
+    np.add.at(offsets, queue, last - base)
+    np.add.at(rows, queue, runs["rows"][moved])
+    np.add.at(byte_count, queue, runs["byte_count"][moved])
+    return found.T
+
+
+def _key(
+    candidates: Candidates,
+    plan: CompactionPlan,
+    identity: CompactionIdentity,
+    output: int,
+    run: int,
+    number: int,
+) -> str:
+    """The key of attempt ``number`` for an output that begins in ``run``."""
+    attempt = identity.first_attempt + number
+    row = candidates.runs[run]
+    if plan.outputs[output].is_set:
+        batch = f"{plan.first_version}_{plan.last_version}_{output}"
+        return set_key(batch, identity.epoch, attempt)
+    queue = candidates.queues[int(row["queue"])]
+    return data_key(queue, int(row["base_queue_offset"]), identity.epoch, attempt)
+
+
+def _sequence_heads(candidates: Candidates, plan: CompactionPlan) -> tuple[NDArray[np.int64], Table]:
+    """The first runs of the sequences of sets and of joined objects, and the heads (RUN_DTYPE) of their outputs'
+    runs."""
+    pieces: dict[int, list[NDArray[Any]]] = {}
+    for iteration in plan.iterations:
+        for part in iteration:
+            if plan.copies or plan.outputs[part.output].is_set:
+                pieces.setdefault(part.output, []).append(part.pieces)
+    firsts, heads = [np.zeros(0, np.int64)], []
+    for found in pieces.values():
+        moved = concatenated(found, PIECE_DTYPE)
+        numbers = moved["run"][moved["begin"] == 0]
+        runs = picked(candidates.runs, numbers)
+        begins = np.array([first for first, _ in sequence_bounds(runs)], np.int64)
+        own = picked(runs, begins)
+        for name in ("min_store_timestamp", "min_phys"):
+            own[name] = np.minimum.reduceat(runs[name], begins)
+        firsts.append(numbers[begins])
+        heads.append(own)
+    return np.concatenate(firsts), concatenated(heads, RUN_DTYPE)
+
+
+def _head_of(run: Any, found: FoundPieces) -> Any:
+    """The head of an SO that begins in ``run``: its pieces may end or begin inside runs."""
+    head = run.copy()
+    head["base_queue_offset"] = found.pieces["base_queue_offset"][0]
+    if int(head["kind"]) != RunKind.LMQ:
+        head["base_byte"] += found.pieces["begin_byte"][0]
+    head["min_store_timestamp"] = found.rows["store_timestamp"].min()
+    head["min_phys"] = found.rows["phys"].min()
+    return head
+
+
+def _add_records(
+    writer: SegmentWriter, records: Sequence[bytes | memoryview], sizes: NDArray[Any], run: int
+) -> None:
+    try:
+        writer.add_records(records, sizes, run)
+    except ValueError as error:
+        raise CorruptionError(str(error)) from error
+
+
+def _by_part(iteration: Sequence[OutputPart], found: FoundPieces) -> Iterator[FoundPieces]:
+    """What was found of each part; ordinals begin at 0 again."""
+    ends = np.cumsum([0, *(len(part.pieces) for part in iteration)])
+    bounds = np.searchsorted(found.pieces["ordinal"], ends).tolist()
+    for begin, one in zip(ends.tolist(), found.cut(bounds), strict=False):
+        pieces = copied(one.pieces)
+        pieces["ordinal"] -= begin
+        yield replace(one, pieces=pieces)
+
+
+def _copied(index: SegmentIndex, *, is_first: bool) -> list[Piece]:
+    """The blocks of a source; of the first one with its header, so that no byte is sent."""
+    end = index.key_span[0]
+    if not is_first:
+        return [ObjectRange(index.key, HEADER_BYTES, end - HEADER_BYTES)]
+    if index.version == (SEGMENT_MAJOR, SEGMENT_MINOR):
+        return [ObjectRange(index.key, 0, end)]
+    return [encode_header(), ObjectRange(index.key, HEADER_BYTES, end - HEADER_BYTES)]

@@ -1,0 +1,371 @@
+"""Reads what the iterations of a compaction need: rows, keys, stored blocks and records of pieces of runs.
+
+Iterations are as large as memory, and a source has a few kilobytes for each. So a source is read and opened once for a
+*window*, as many iterations as the disk has room for, and a spool keeps what each of them gets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rocketmq_tiered.maintenance.compaction_plan import (
+    PIECE_DTYPE,
+    READERS_MAX,
+    Candidates,
+    OutputPart,
+    length_of,
+)
+from rocketmq_tiered.maintenance.iteration_spool import FoundPieces, IterationSpool
+from rocketmq_tiered.maintenance.kept_tables import KeptTables
+from rocketmq_tiered.maintenance.opened_sources import (
+    COPIED_RAW_BYTES_MIN,
+    WANTED_DTYPE,
+    Chunks,
+    OpenedSources,
+    Taking,
+)
+from rocketmq_tiered.maintenance.prefetched_reads import PrefetchedReads
+from rocketmq_tiered.maintenance.source_tables import Parents, SourceTables, queue_hashes
+from tiered.archive.key_section_reader import key_bytes_guess
+from tiered.errors import CorruptionError
+from tiered.formats.segment import RowTable
+from tiered.formats.segment_index import KeySection, SegmentIndex
+from tiered.formats.segment_layout import check_tail_length
+from tiered.model.tables import Table, concatenated, picked
+from tiered.object_store.interface import ObjectStore
+
+MIB = 1024 * 1024
+READ_BYTES_MAX = 16 * MIB
+"""Limit of one GET; a larger block is read by one GET too."""
+HOLE_BYTES_MAX = MIB
+"""Unneeded bytes between two ranges that one GET reads too."""
+WHOLE_BYTES_MAX = MIB
+"""Sources up to this size are read by one GET as a whole."""
+IN_FLIGHT_BYTES = 24 * MIB
+"""Limit of reads in progress."""
+GROUP_BYTES_MAX, GROUP_SOURCES_MAX = MIB // 2, 16
+"""Small sources that are read one after the other and opened together."""
+BATCH_BYTES = 2 * MIB
+"""Messages of a source that are taken out of it together, unless a piece has more."""
+SPOOLED_BYTES_MAX = 3 * MIB // 2
+"""What the spool keeps in memory, and not more than an iteration has."""
+ROW_BYTES, PIECE_BYTES = 64, 64
+"""In the spool, beside messages."""
+
+
+class CompactionSources:
+    """The objects that a compaction reads. ``spooled``: a file of up to ``spool_bytes_max``. ``in_flight_bytes``: of
+    reads in progress, at most. ``kept``: tables of objects that later rounds need too."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        candidates: Candidates,
+        spooled: Path,
+        spool_bytes_max: int,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+        kept: KeptTables | None = None,
+    ) -> None:
+        self._kept = kept
+        self._in_flight_bytes = in_flight_bytes
+        self.read_bytes_max = min(READ_BYTES_MAX, in_flight_bytes // 2)  # one is used, one on its way
+        self._store = store
+        self._candidates = candidates
+        self._spool = IterationSpool(spooled)
+        self._spool_bytes_max = spool_bytes_max
+        self.reads = PrefetchedReads(READERS_MAX)
+        self._lock = threading.Lock()
+        self.parents = Parents(candidates.queues)
+        self._queue_hashes = queue_hashes(candidates.queues)
+        self._group_bytes_max = min(GROUP_BYTES_MAX, in_flight_bytes // READERS_MAX)
+        self.gets = 0
+        self.bytes_read = 0
+
+    def close(self) -> None:
+        """Cancel reads that have not begun, and close the file. Idempotent."""
+        self.reads.close()
+        self._spool.close()
+
+    def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundPieces]:
+        """For each iteration the pieces that have rows, by their number among all pieces of its parts."""
+        windows, is_packed = windows_of(self._candidates, iterations, self._spool_bytes_max)
+        while windows:
+            window = windows.pop(0)
+            count = len(window)
+            self._spool.clear(is_packed=is_packed)
+            self._distribute(window)
+            for number in range(count):
+                yield self._spool.take(number)
+
+    def _distribute(self, window: list[Table]) -> None:
+        """Read the sources of all iterations of ``window``, each once. It is emptied: sources take its memory."""
+        wanted = _by_object(self._candidates, window)
+        groups = _groups_of(self._candidates, wanted, self._group_bytes_max)
+        largest = max((group.size_bytes for group in groups), default=1)
+        readers = self._in_flight_bytes // min(self.read_bytes_max, max(1, largest)) - 1
+        kept = None  # one iteration is in memory anyway
+        if len(window) > 1:
+            kept = min(
+                SPOOLED_BYTES_MAX,
+                self._in_flight_bytes // 4,
+                max(int((one["end"] - one["begin"]).sum()) for one in window),
+            )
+        window.clear()
+        for source in self._ahead(groups, max(1, min(READERS_MAX, readers))):
+            for found in self._found(source):
+                self._spool.add(found, kept)
+
+    def _ahead(self, groups: Sequence[_Group], readers: int) -> Iterator[_Source]:
+        """All sources in order, of which up to so many groups wait in memory. Threads only read: decoding in them would
+        make all of them wait for the interpreter's lock."""
+        ends: deque[tuple[_Group, Future[list[bytes]]]] = deque()
+        opened: deque[_Source] = deque()
+        for group in groups:
+            ends.append((group, self.reads.submit(self._ends, group.objects)))
+            if len(ends) + len(opened) > readers:
+                yield from self._next(ends, opened)
+        while ends or opened:
+            yield from self._next(ends, opened)
+
+    def _next(
+        self, ends: deque[tuple[_Group, Future[list[bytes]]]], opened: deque[_Source]
+    ) -> Iterator[_Source]:
+        """The first of ``opened``; half of the others are opened before."""
+        while ends and len(opened) <= len(ends):
+            group, last_bytes = ends.popleft()
+            opened.append(self._opened(group, last_bytes.result()))
+        yield opened.popleft()
+
+    def open(self, number: int) -> tuple[SegmentIndex, KeySection]:
+        """Index and keys of an object."""
+        return self._decoded(number, memoryview(self._last_bytes(number)))
+
+    def _key(self, number: int) -> str:
+        return self._candidates.object_keys[int(self._candidates.objects["key"][number])]
+
+    def _ends(self, numbers: Sequence[int]) -> list[bytes]:
+        """The last bytes of each object, or none of one whose tables are kept."""
+        kept = self._kept if self._kept is not None else ()
+        return [b"" if self._key(number) in kept else self._last_bytes(number) for number in numbers]
+
+    def _last_bytes(self, number: int) -> bytes:
+        """The end of an object with its tail and, nearly always, its keys; all of a small one."""
+        key, row = self._key(number), self._candidates.objects[number]
+        size, tail = int(row["size_bytes"]), int(row["tail_bytes"])
+        check_tail_length(key, size, tail)
+        length = size if size <= WHOLE_BYTES_MAX else min(size, tail + key_bytes_guess(int(row["rows"])))
+        return self.get(key, size - length, length)
+
+    def _decoded(self, number: int, end: memoryview) -> tuple[SegmentIndex, KeySection]:
+        """``end``: the last bytes of an object."""
+        key, size = self._key(number), int(self._candidates.objects["size_bytes"][number])
+        index, known = SegmentIndex(key, size, bytes(end)), size - len(end)
+        offset, stored_bytes = index.key_span
+        stored = (
+            end[offset - known : offset - known + stored_bytes]
+            if offset >= known
+            else self.get(key, offset, stored_bytes)
+        )
+        return index, index.decode_keys(stored)
+
+    def _tables(self, number: int, wanted: Table, end: memoryview) -> SourceTables:
+        """Those of all ``wanted`` pieces of an object: kept ones if ``end`` has no bytes."""
+        key, kept = self._key(number), self._kept
+        if len(end):
+            index, keys = self._decoded(number, end)
+            tables = SourceTables.of(index, keys, self.parents)
+            is_alone = int(self._candidates.objects["size_bytes"][number]) > self._group_bytes_max
+            if kept is None or not is_alone or self._candidates.share[number] == 1:
+                return tables
+            kept.keep(tables, index.key_count)
+            if key not in kept:
+                return tables
+            del index, keys, tables  # a part is enough, and takes less memory
+        assert kept is not None
+        ordinals = self._candidates.runs["ordinal"][wanted["run"]]
+        return kept.load(key, int(ordinals.min()), int(ordinals.max()) + 1)
+
+    def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> RowTable:
+        """All rows of a run of the candidates."""
+        wanted = np.zeros(1, WANTED_DTYPE)
+        wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
+        opened = OpenedSources([SourceTables.of(index, keys, self.parents)])
+        places = opened.places_of(self._candidates, self._queue_hashes, wanted)
+        found = opened.found(places, Chunks.without_bytes(1))
+        return found.row_table(np.array([0, 1]))
+
+    def get(self, key: str, offset: int, length: int) -> bytes:
+        """One GET, counted."""
+        data = self._store.get_range(key, offset, length)
+        with self._lock:
+            self.gets += 1
+            self.bytes_read += length
+        return data
+
+    # -- sources -----------------------------------------
+
+    def _opened(self, group: _Group, last_bytes: Sequence[bytes]) -> _Source:
+        """Objects, of which the first bytes that are needed are being read."""
+        ends, sizes = [memoryview(one) for one in last_bytes], self._candidates.objects["size_bytes"]
+        opened = OpenedSources(
+            [self._tables(number, group.wanted, end) for number, end in zip(group.objects, ends, strict=True)]
+        )
+        places = opened.places_of(self._candidates, self._queue_hashes, group.wanted)
+        stored = [
+            _ObjectBytes(self, self._key(number), int(sizes[number]), end, ranges)
+            for number, end, ranges in zip(group.objects, ends, opened.ranges_of(places), strict=True)
+        ]
+        return _Source(opened, places, stored)
+
+    def _found(self, source: _Source) -> Iterator[FoundPieces]:
+        """What was wanted of a source, some megabytes at a time."""
+        opened, places, stored = source
+        taking = Taking(opened, stored)
+        sizes = places["end"] - places["begin"]
+        batch = (np.cumsum(sizes) - sizes) // BATCH_BYTES
+        bounds = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(places)]
+        for first, last in pairwise(bounds):
+            if last > first:
+                mine = places[first:last]
+                yield opened.found(mine, taking.chunks(mine))
+
+
+class _Group(NamedTuple):
+    """A large object or small ones, and the pieces (WANTED_DTYPE) that are wanted, object by object."""
+
+    objects: list[int]
+    wanted: Table
+    size_bytes: int
+
+
+class _Source(NamedTuple):
+    """Open objects, the places (PLACE_DTYPE) that are wanted of them, and their bytes."""
+
+    opened: OpenedSources
+    places: Table
+    stored: list[_ObjectBytes]
+
+
+class _ObjectBytes:
+    """Bytes of an object from ``end`` and from GETs of all blocks, of which ``wanted`` has (offset, length); the first
+    one begins now. They are used in ascending order."""
+
+    def __init__(
+        self,
+        sources: CompactionSources,
+        key: str,
+        size_bytes: int,
+        end: memoryview,
+        wanted: list[tuple[int, int]],
+    ) -> None:
+        self._sources, self._key = sources, key
+        self._first: Future[bytes] | None = None
+        known = size_bytes - len(end)
+        if not wanted or wanted[0][0] >= known:
+            self._left: deque[tuple[int, int]] = deque()
+            self._begin, self._data = known, end
+        else:
+            self._left = deque(joined_ranges(wanted, sources.read_bytes_max))
+            self._begin, self._data = 0, memoryview(b"")
+            self._first = sources.reads.submit(sources.get, self._key, *self._left[0])
+
+    def _read(self) -> None:
+        self._data = memoryview(b"")  # not beside the next ones
+        self._begin, length = self._left.popleft()
+        first, self._first = self._first, None
+        data = first.result() if first is not None else self._sources.get(self._key, self._begin, length)
+        self._data = memoryview(data)
+
+    def at(self, offset: int, length: int) -> memoryview:
+        """Bytes of one block."""
+        while self._left and offset + length > self._begin + len(self._data):
+            self._read()
+        if not self._begin <= offset <= offset + length <= self._begin + len(self._data):
+            raise CorruptionError(f"{self._key}: [{offset}, {offset + length}) was not read")
+        return self._data[offset - self._begin : offset - self._begin + length]
+
+
+def windows_of(
+    candidates: Candidates, iterations: Sequence[list[OutputPart]], spool_bytes_max: int
+) -> tuple[list[list[Table]], bool]:
+    """Pieces of consecutive iterations that fit on the disk, and whether they are compressed there: only if all of
+    them do not fit as they are."""
+    objects, runs = candidates.objects, candidates.runs
+    ratio = np.minimum(1.0, objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1))
+    steps: list[Table] = []
+    decoded, packed = [], []
+    for iteration in iterations:
+        pieces = concatenated((part.pieces for part in iteration), PIECE_DTYPE)
+        run = picked(runs, pieces["run"])
+        length = pieces["end"] - pieces["begin"]
+        stored = length * ratio[run["object"]]
+        rows = run["rows"] * (length / np.maximum(length_of(run), 1))
+        tables = float((rows * ROW_BYTES + PIECE_BYTES).sum())
+        # At both ends of a piece, blocks may be decoded.
+        decoded.append(float(np.minimum(length, stored + 2 * COPIED_RAW_BYTES_MIN).sum()) + tables)
+        packed.append(float(stored.sum()) + tables)
+        steps.append(pieces)
+    is_packed = sum(decoded) > spool_bytes_max
+    windows: list[list[Table]] = []
+    used = 0.0
+    for pieces, size in zip(steps, packed if is_packed else decoded, strict=True):
+        if not windows or used + size > spool_bytes_max:
+            windows.append([])
+            used = 0.0
+        windows[-1].append(pieces)
+        used += size
+    return windows, is_packed
+
+
+def _by_object(candidates: Candidates, window: Sequence[Table]) -> Table:
+    """Pieces of all iterations (WANTED_DTYPE) in the order of their objects."""
+    pieces = np.zeros(sum(map(len, window)), WANTED_DTYPE)
+    at = 0
+    for number, mine in enumerate(window):
+        rows = pieces[at : at + len(mine)]
+        for name in PIECE_DTYPE.names or ():
+            rows[name] = mine[name]
+        rows["iteration"], rows["ordinal"] = number, np.arange(len(mine))
+        at += len(mine)
+    return picked(pieces, np.argsort(candidates.runs["object"][pieces["run"]], kind="stable"))
+
+
+def _groups_of(candidates: Candidates, pieces: Table, group_bytes_max: int) -> list[_Group]:
+    """``pieces`` of large objects, and of neighbouring small ones."""
+    numbers, first = np.unique(candidates.runs["object"][pieces["run"]], return_index=True)
+    sizes = candidates.objects["size_bytes"][numbers].tolist()
+    ends = [*first[1:].tolist(), len(pieces)]
+    groups: list[_Group] = []
+    objects: list[int] = []
+    begin = used = 0
+    for at, (number, size) in enumerate(zip(numbers.tolist(), sizes, strict=True)):
+        objects.append(number)
+        used += size
+        is_last = at + 1 == len(sizes)
+        if is_last or len(objects) == GROUP_SOURCES_MAX or used + sizes[at + 1] > group_bytes_max:
+            groups.append(_Group(objects, pieces[begin : ends[at]], used))
+            objects, begin, used = [], ends[at], 0
+    return groups
+
+
+def joined_ranges(
+    ranges: list[tuple[int, int]], read_bytes_max: int = READ_BYTES_MAX
+) -> list[tuple[int, int]]:
+    """(offset, length) of GETs that cover ``ranges``: neighbours in one, up to ``read_bytes_max``."""
+    found: list[list[int]] = []
+    for offset, length in sorted(ranges):
+        end = offset + length
+        is_near = bool(found) and offset - found[-1][1] <= HOLE_BYTES_MAX
+        if is_near and (end <= found[-1][1] or end - found[-1][0] <= read_bytes_max):
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([offset, end])
+    return [(begin, end - begin) for begin, end in found]

@@ -1,0 +1,419 @@
+"""A pass of expiry over an archive: reads the catalog, plans new floors, and commits them.
+
+One maintenance commit raises the floors, makes objects without a living run pending deletions, in a list of their own,
+and drops pages and index files of which nothing is alive. When another commit was faster, the changes are checked
+again against the newest state, without a second pass. What expires is decided in expire_plan.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketmq_tiered.maintenance.expire_plan import (
+    PARENT_DTYPE,
+    CommitTimes,
+    ExpiryPlan,
+    ExpiryPlanner,
+    ExpiryQueues,
+)
+from rocketmq_tiered.maintenance.gc import require_same_clock
+from tiered.archive.segment_reader import SegmentCache
+from tiered.catalog.catalog_reader import read_commit
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import NO_PAGES, CommitDraft, CommitKind, PageChange
+from tiered.catalog.deletions import (
+    DeletionChange,
+    DeletionList,
+    PendingDeletion,
+    Reason,
+    encode_list,
+    list_of,
+)
+from tiered.catalog.floors import is_expired
+from tiered.catalog.garbage import KeySet, digests, settled_version
+from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange
+from tiered.catalog.page_merge import merged_pages, sequences_of
+from tiered.catalog.pages import Page, RunIndex, sorted_page
+from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.errors import UsageError
+from tiered.formats.container import CATALOG_MAJOR
+from tiered.formats.keys import catalog_key, page_key
+from tiered.model.tables import OBJECT_DTYPE, Table
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.own_name import put_own
+from tiered.settings.topic_rules import TopicRule
+
+MERGED_RUNS = 32_768
+HELD_BYTES = 64 << 20
+"""What is needed of a page after all of them were read; pages beyond are read twice. About 2 million runs."""
+LIST_ENTRIES_MAX = 65_536
+"""Objects in one list of pending deletions: gc reads one list at a time."""
+_HELD_DTYPE = np.dtype([
+    ("row", "<u4"), ("object", "<u4"), ("end_queue_offset", "<i8"), ("byte_count", "<i8"), ("version", "<i8"),
+])  # fmt: skip
+"""A run whose queue is number ``row`` of the state."""
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """All messages of a topic expire: of one generation, or of all."""
+
+    topic: str
+    generation: int | None = None
+
+
+@dataclass
+class ExpiryPass:
+    """What a pass found. ``objects``, keys in order, have no living run afterwards, ``object_bytes`` in all.
+    ``shared_bytes`` are of expired messages in objects that stay, before compression. ``is_committed``: the floors are
+    in force."""
+
+    plan: ExpiryPlan
+    objects: NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S1"))
+    """Not strings: there may be a million."""
+    object_bytes: int = 0
+    shared_bytes: int = 0
+    is_committed: bool = False
+    dead_pages: list[str] = field(default_factory=list)
+    """Pages of the catalog without a living run."""
+    oldest_version: int = 0
+    """The oldest version that added a living run."""
+
+
+def plan_pass(
+    store: ObjectStore,
+    state: CatalogState,
+    rule_of: Callable[[str], TopicRule],
+    *,
+    clock: Callable[[], int],
+    erase: Erasure | None = None,
+) -> ExpiryPass:
+    """What expires now. Reads every page of the catalog once, twice beyond HELD_BYTES, and tails of objects with LMQ
+    runs that may expire.
+
+    Raises UsageError when the owner writes an older format, the clock is off, or the topic of ``erase`` is unknown.
+    """
+    if state.major < CATALOG_MAJOR:
+        raise UsageError(
+            "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
+        )
+    now_ms = require_same_clock(store, clock())
+    queues = _queues(state, rule_of, erase)
+    planner = ExpiryPlanner(queues, _commit_times(store, state, queues, now_ms), now_ms)
+    index = RunIndex(store)
+    pages = _Pages(state, index)
+    for page in pages.in_order():
+        rows = state.directory.rows(page.queues, len(state.table))
+        runs = page.chunk.runs.copy()
+        runs["queue"] = rows[runs["queue"]]
+        for piece in _by_row(runs):
+            planner.add(piece)
+    found = ExpiryPass(planner.plan(_Parents(store, state, index)), oldest_version=state.version)
+    del planner, queues  # their memory is needed for keys of objects
+    _find_remains(state, pages, found)
+    return found
+
+
+def commit_pass(
+    store: ObjectStore, state: CatalogState, found: ExpiryPass, *, clock: Callable[[], int]
+) -> CatalogState:
+    """Commit the floors of a pass over ``state``, unless another pass was faster. Raises UsageError when the log was
+    truncated since."""
+    if not len(found.plan.floors):
+        return state
+    nonce = random.SystemRandom().getrandbits(40)
+    writer = CatalogWriter(
+        store, cluster=state.cluster, broker=state.broker, instance=f"expire-{nonce:010x}", kind="maintenance",
+        clock_ms=clock,
+    ).begin_at(state)  # fmt: skip
+    deletions = _listed(store, state, found, f"{nonce:010x}", clock())
+
+    def build(newest: CatalogState) -> CommitDraft | None:
+        if newest.cursor.history != state.cursor.history or newest.log_histories != state.log_histories:
+            raise UsageError("the log was truncated during the pass", hint="run `tiered expire` again")
+        found.is_committed = _is_current(store, state, newest, found.plan.floors)
+        if not found.is_committed:
+            return None
+        floors = found.plan.floors.copy()
+        left = {page.key for page in newest.pages}
+        gone = [key for key in found.dead_pages if key in left]
+        queues = [state.key_of(int(row)) for row in floors["queue"]]
+        floors["queue"] = np.arange(len(floors))
+        index = [
+            ref.key
+            for ref in newest.indexes
+            if ref.to_version < found.oldest_version and ref in state.indexes
+        ]
+        return CommitDraft(
+            CommitKind.MAINTENANCE,
+            queues=queues,
+            floors=floors,
+            deletions=deletions,
+            pages=PageChange(removed=gone) if gone else NO_PAGES,
+            index=IndexChange(removed=index)
+            if index and len(index) < len(newest.indexes)
+            else NO_INDEX_CHANGE,
+            reason=Reason.EXPIRED,
+            created_ms=clock(),
+        )
+
+    return writer.maintain(build)
+
+
+# -- planning -------------------------------------------------------------------------------------------------
+
+
+def _queues(state: CatalogState, rule_of: Callable[[str], TopicRule], erase: Erasure | None) -> ExpiryQueues:
+    rules: list[TopicRule] = []
+    numbers: dict[str, int] = {}
+    topic = np.zeros(state.queue_count, np.int64)
+    erased = np.zeros(state.queue_count, bool)
+    for row, key in enumerate(state.directory.keys[: state.queue_count]):
+        if key.topic not in numbers:
+            numbers[key.topic] = len(rules)
+            rule = rule_of(key.topic)
+            rules.append(rule if erase is None else replace(rule, ttl_ms=None, max_bytes=None))
+        topic[row] = numbers[key.topic]
+        if erase is not None and key.topic == erase.topic:
+            erased[row] = erase.generation in (None, key.generation)
+    if erase is not None and not erased.any():
+        raise UsageError(f"topic {erase.topic} is not in the archive", hint="check the name with `tiered ls`")
+    floor = state.table["min_queue_offset"].astype(np.int64)
+    return ExpiryQueues(rules, topic, floor, erased)
+
+
+def _commit_times(store: ObjectStore, state: CatalogState, queues: ExpiryQueues, now_ms: int) -> CommitTimes:
+    """The bucket's time of the newest commit that is older than each time that messages stay after their upload."""
+    found: dict[int, int] = {}
+    for archived_ms in sorted(set(queues.min_archived_ms.tolist()), reverse=True):
+        version = settled_version(store, state.version, now_ms - archived_ms)
+        if version:
+            info = next(iter(store.list(catalog_key(version), limit=1)))
+            found[version] = info.modified_ms
+    versions = sorted(found)
+    times = [found[version] for version in versions]
+    return CommitTimes(np.array(versions, np.int64), np.array(times, np.int64))
+
+
+def _by_row(runs: Table) -> list[Table]:
+    """Sorted by the queue's row: pages are sorted by the queue's name. Offsets of a queue stay in order."""
+    return [runs[np.argsort(runs["queue"], kind="stable")]] if len(runs) else []
+
+
+@dataclass(frozen=True)
+class _Parents:
+    """Reads which queues the runs of LMQ entries refer to, from the tails of their objects."""
+
+    store: ObjectStore
+    state: CatalogState
+    index: RunIndex
+
+    def __call__(self, runs: Table) -> Table:
+        segments = SegmentCache(self.store)
+        found: list[tuple[int, int, int]] = []
+        for number, run in enumerate(runs):
+            offset = int(run["base_queue_offset"])
+            chunk = self._chunk(int(run["queue"]), offset)
+            (at,) = np.flatnonzero(chunk.runs["base_queue_offset"] == offset)
+            place = chunk.objects[chunk.runs["object"][at]]
+            reader = segments.open(
+                chunk.object_keys[int(place["key"])],
+                size_bytes=int(place["size_bytes"]),
+                tail_bytes=int(place["tail_bytes"]),
+            )
+            rows = reader.row_columns(int(chunk.runs["ordinal"][at]))
+            for parent in np.unique(rows.parent).tolist():
+                last = int(rows.parent_queue_offset[rows.parent == parent].max())
+                row = self.state.row_of(reader.queues[parent])
+                found.append((number, -1 if row is None else row, last + 1))
+        return np.array(found, PARENT_DTYPE)
+
+    def _chunk(self, row: int, offset: int) -> RunChunk:
+        window = self.index.window(self.state, self.state.key_of(row), offset)
+        return self.state.memory_chunk_of(row) if window is None else window[1]
+
+
+# -- what is left without a living run ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _HeldPage:
+    """Living runs (_HELD_DTYPE) of the page ``key``, empty if they are in no page yet, and the size, digest and key of
+    each of its objects."""
+
+    key: str
+    runs: Table
+    object_bytes: NDArray[np.int64]
+    digests: NDArray[np.uint64]
+    object_keys: NDArray[np.bytes_]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory size."""
+        arrays = self.runs, self.object_bytes, self.digests, self.object_keys
+        return sum(array.nbytes for array in arrays)
+
+
+class _Pages:
+    """The pages of a state, each read once if their runs fit into HELD_BYTES."""
+
+    def __init__(self, state: CatalogState, index: RunIndex) -> None:
+        self._state, self._index = state, index
+        self._held: dict[str, _HeldPage] = {}
+        self._held_bytes = 0
+
+    def in_order(self) -> Iterable[Page]:
+        """All living runs by (queue, base offset)."""
+        streams: list[Iterator[Page]] = [
+            map(self._read, sequence) for sequence in sequences_of(self._state.pages)
+        ]
+        if self._state.memory_runs:
+            memory = sorted_page(self._state.directory.keys, self._state.memory)
+            streams.append(iter((_without_objects(memory),)))
+        return merged_pages(streams, MERGED_RUNS)
+
+    def all(self) -> Iterator[_HeldPage]:
+        """Each page in turn, after ``in_order``, and the runs that are in none. Call once."""
+        for ref in self._state.pages:
+            found = self._held.pop(ref.key, None)
+            yield self._page(ref.key, self._living(ref)) if found is None else found
+        if self._state.memory_runs:
+            keys = self._state.directory.keys[: self._state.queue_count]
+            yield self._page("", Page(keys, self._state.memory))
+
+    def _read(self, ref: PageRef) -> Page:
+        page = self._living(ref)
+        if self._held_bytes < HELD_BYTES:
+            self._held[ref.key] = held = self._page(ref.key, page)
+            self._held_bytes += held.nbytes
+        return _without_objects(page)
+
+    def _living(self, ref: PageRef) -> Page:
+        return self._index.living(self._state, self._index.read_page(ref))
+
+    def _page(self, key: str, page: Page) -> _HeldPage:
+        rows, chunk = self._state.directory.rows(page.queues, len(self._state.table)), page.chunk
+        runs = np.empty(len(chunk.runs), _HELD_DTYPE)
+        runs["row"] = rows[chunk.runs["queue"]]
+        for name in ("object", "end_queue_offset", "byte_count", "version"):
+            runs[name] = chunk.runs[name]
+        at = chunk.objects["key"]
+        return _HeldPage(
+            key,
+            runs,
+            chunk.objects["size_bytes"].copy(),
+            digests(chunk.object_keys)[at],
+            np.array(chunk.object_keys, np.bytes_)[at],
+        )
+
+
+def _without_objects(page: Page) -> Page:
+    """The same runs, all of one object without a name: merging keys of objects takes most of a pass's memory."""
+    runs = page.chunk.runs.copy()
+    runs["object"] = 0
+    return replace(
+        page, chunk=replace(page.chunk, runs=runs, objects=np.zeros(1, OBJECT_DTYPE), object_keys=("",))
+    )
+
+
+def _find_remains(state: CatalogState, pages: _Pages, found: ExpiryPass) -> None:
+    """Objects, pages and versions of which nothing is alive, and what stays because it shares an object."""
+    if not len(found.plan.floors):
+        return
+    minimum = state.table["min_queue_offset"].astype(np.int64)
+    minimum[found.plan.floors["queue"]] = found.plan.floors["min_queue_offset"]
+    living: list[NDArray[np.uint64]] = []
+    expired = _Expired()
+    for page in pages.all():
+        runs = page.runs
+        dead = is_expired(runs, minimum[runs["row"]])
+        if dead.all():
+            found.dead_pages += [page.key] if page.key else []
+        else:
+            found.oldest_version = min(found.oldest_version, int(runs["version"][~dead].min()))
+        living.append(page.digests[np.unique(runs["object"][~dead])])
+        expired.add(page, runs[dead])
+    expired.sort_out(KeySet.of_digests(living), found)
+
+
+class _Expired:
+    """Objects with expired runs, as columns: there may be millions, and one may be in several pages."""
+
+    def __init__(self) -> None:
+        self._keys: list[NDArray[np.bytes_]] = []
+        self._digests: list[NDArray[np.uint64]] = []
+        self._object_bytes: list[NDArray[np.int64]] = []
+        self._message_bytes: list[NDArray[np.int64]] = []
+
+    def add(self, page: _HeldPage, runs: Table) -> None:
+        """Add the objects of expired ``runs`` of one page."""
+        numbers = np.unique(runs["object"])
+        sizes = np.bincount(runs["object"], runs["byte_count"], minlength=len(page.object_bytes))
+        self._keys.append(page.object_keys[numbers])
+        self._digests.append(page.digests[numbers])
+        self._object_bytes.append(page.object_bytes[numbers])
+        self._message_bytes.append(sizes[numbers].astype(np.int64))
+
+    def sort_out(self, living: KeySet, found: ExpiryPass) -> None:
+        """Fill in the objects of ``found`` that are not ``living``, and the bytes that stay in others."""
+        if not self._keys:
+            return
+        digests = np.concatenate(self._digests)
+        self._digests.clear()
+        order = np.argsort(digests, kind="stable").astype(np.uint32)
+        digests = digests[order]
+        starts = np.flatnonzero(np.append(True, digests[1:] != digests[:-1]))
+        stays = living.holds(digests[starts])
+        message_bytes = np.add.reduceat(np.concatenate(self._message_bytes)[order], starts)
+        found.shared_bytes = int(message_bytes[stays].sum())
+        gone = order[starts[~stays]]
+        found.object_bytes = int(np.concatenate(self._object_bytes)[gone].sum())
+        is_gone = np.zeros(len(order), bool)
+        is_gone[gone] = True
+        del digests, order, starts, stays, message_bytes
+        self._object_bytes.clear()
+        self._message_bytes.clear()
+        found.objects = np.empty(len(gone), max(keys.dtype for keys in self._keys))
+        begin = filled = 0
+        self._keys.reverse()
+        while self._keys:  # no two copies of all keys at once
+            part = self._keys.pop()
+            keys = part[is_gone[begin : begin + len(part)]]
+            found.objects[filled : filled + len(keys)] = keys
+            begin, filled = begin + len(part), filled + len(keys)
+        found.objects.sort()
+
+
+# -- committing -----------------------------------------------------------------------------------------------
+
+
+def _listed(
+    store: ObjectStore, state: CatalogState, found: ExpiryPass, nonce: str, now_ms: int
+) -> DeletionChange:
+    pending = PendingDeletion(now_ms, state.version + 1, Reason.EXPIRED)
+    added: list[DeletionList] = []
+    for first in range(0, len(found.objects), LIST_ENTRIES_MAX):
+        keys = found.objects[first : first + LIST_ENTRIES_MAX].tolist()
+        entries = dict.fromkeys(map(bytes.decode, keys), pending)
+        data = encode_list(entries)
+        key = page_key("deletions", state.version, state.epoch, f"{nonce}{len(added):02x}")
+        put_own(store, key, [data], timeout_s=60.0)
+        added.append(list_of(key, entries, len(data)))
+    return DeletionChange(added=added)
+
+
+def _is_current(store: ObjectStore, state: CatalogState, newest: CatalogState, floors: Table) -> bool:
+    """Whether no other pass has changed the minimum of a queue, and no compaction has joined runs."""
+    for version in range(state.version + 1, newest.version + 1):
+        if read_commit(store, version).draft.reason == Reason.COMPACTED:
+            return False
+    for floor in floors:
+        now = newest.queue(state.key_of(int(floor["queue"])))
+        if now is None or now["min_queue_offset"] != state.table["min_queue_offset"][floor["queue"]]:
+            return False
+    return True

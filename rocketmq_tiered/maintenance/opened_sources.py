@@ -1,0 +1,270 @@
+"""What is taken out of opened sources of a compaction: rows, keys, stored blocks and records of pieces of runs.
+
+A block that only one piece uses stays as it is stored. Any other one is decoded, one at a time, and its records are
+distributed over the pieces. Small objects are opened together, and all work is on the tables of all of them: a call for
+each would cost more than its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
+from typing import Any, NamedTuple, Protocol
+
+import fastcrc
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from rocketmq_tiered.maintenance.compaction_plan import PIECE_DTYPE, Candidates
+from rocketmq_tiered.maintenance.iteration_spool import CHUNK_DTYPE, FOUND_DTYPE, ROW_DTYPE, FoundPieces
+from rocketmq_tiered.maintenance.source_tables import SOURCE_RUN_DTYPE, SourceRows, SourceTables
+from tiered.errors import CorruptionError
+from tiered.formats.segment import SHARED_BLOCK_BYTES
+from tiered.formats.segment_index import CATALOG_RUN_FIELDS, SegmentBounds, expand_block
+from tiered.formats.segment_layout import BLOCK_DTYPE
+from tiered.model.tables import RunKind, Table, begins, concatenated, picked, positions
+
+COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
+"""Smaller blocks are packed again, except at an object's end: an object of many small blocks is slow to read."""
+
+WANTED_DTYPE = np.dtype([*PIECE_DTYPE.descr, ("iteration", "<i4"), ("ordinal", "<i8")])
+"""A piece, its iteration, and its number there."""
+PLACE_DTYPE = np.dtype([
+    *WANTED_DTYPE.descr,
+    ("in_sources", "<i8"),  # ordinal of the run
+    ("first_row", "<i8"), ("end_row", "<i8"),  # in the run
+    ("first_block", "<i8"), ("end_block", "<i8"),  # in the sources; equal for an LMQ
+    ("raw_begin", "<i8"), ("raw_end", "<i8"),  # in the raw bytes of the sources
+])  # fmt: skip
+"""Where the rows and blocks of a piece are."""
+
+
+class BlockBytes(Protocol):
+    """Stored bytes of an object."""
+
+    def at(self, offset: int, length: int) -> memoryview:
+        """Those of one block."""
+
+
+class OpenedSources:
+    """Objects as one: their runs, blocks and rows, one object behind the other. Several objects are whole ones."""
+
+    def __init__(self, sources: Sequence[SourceTables]) -> None:
+        self._sources = sources
+        self._first_run = begins(np.array([len(source.runs) for source in sources]))
+        self._first_block = begins(np.array([len(source.blocks) for source in sources]))
+        if len(sources) == 1:
+            (source,) = sources
+            self.runs, self.blocks, self._offsets = source.runs, source.blocks, source.block_offsets
+            self.first_row, self.bounds = source.first_row, source.bounds
+        else:
+            self.runs = concatenated((source.runs for source in sources), SOURCE_RUN_DTYPE)
+            self.blocks = concatenated((source.blocks for source in sources), BLOCK_DTYPE)
+            self._offsets = np.concatenate([source.block_offsets for source in sources])
+            self.first_row = begins(self.runs["rows"])
+            self.bounds = SegmentBounds.of(self.runs, self.blocks)
+        self._row_bounds = self.first_row[self._first_run].tolist()
+
+    def where(self, blocks: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """Object and offset of each of ``blocks``."""
+        numbers = np.searchsorted(self._first_block, blocks, side="right") - 1
+        return zip(numbers.tolist(), self._offsets[blocks].tolist(), strict=True)
+
+    def name_of(self, source: int, offset: int) -> str:
+        """A block in messages."""
+        return f"{self._sources[source].key}: block at {offset}"
+
+    def _checked_runs(
+        self, candidates: Candidates, hashes: NDArray[np.uint64], wanted: Table
+    ) -> NDArray[np.int64]:
+        """The runs of ``wanted`` (WANTED_DTYPE, object by object), on which catalog and objects must agree."""
+        rows = picked(candidates.runs, wanted["run"])
+        place = np.cumsum(np.diff(rows["object"].astype(np.int64), prepend=rows["object"][0]) != 0)
+        ordinals = rows["ordinal"].astype(np.int64)
+        found: NDArray[np.int64] = ordinals - np.array([source.first_run for source in self._sources])[place]
+        beyond = np.flatnonzero(found >= np.diff(self._first_run)[place])
+        if len(beyond):
+            first = int(beyond[0])
+            raise CorruptionError(f"{self._sources[place[first]].key}: has no run {int(ordinals[first])}")
+        found += self._first_run[place]
+        own = picked(self.runs, found)
+        differs = own["queue"] != hashes[rows["queue"]]
+        for name in CATALOG_RUN_FIELDS:
+            differs |= own[name] != rows[name]
+        wrong = np.flatnonzero(differs).tolist()
+        if wrong:
+            key, queue = self._sources[place[wrong[0]]].key, candidates.queues[int(rows["queue"][wrong[0]])]
+            raise CorruptionError(f"{key}: run {int(ordinals[wrong[0]])} is not the catalog's of {queue}")
+        return found
+
+    def places_of(self, candidates: Candidates, hashes: NDArray[np.uint64], wanted: Table) -> Table:
+        """Where pieces that have rows are (PLACE_DTYPE), in the order of the objects. Blocks that begin inside a piece
+        belong to it, and to the first one of a run also a block that begins before. ``hashes``: of the candidates'
+        queues. Raises CorruptionError."""
+        run = self._checked_runs(candidates, hashes, wanted)
+        found = np.zeros(len(wanted), PLACE_DTYPE)
+        for name in WANTED_DTYPE.names or ():
+            found[name] = wanted[name]
+        begin, end = wanted["begin"], wanted["end"]
+        found["in_sources"] = run
+        bounds = self.bounds
+        rows = self.runs["rows"][run].astype(np.int64)
+        is_lmq = self.runs["kind"][run] == RunKind.LMQ
+        run_rows, run_raw, run_end = bounds.run_rows[run], bounds.run_raw[run], bounds.run_raw[run + 1]
+        first_block, end_block = bounds.blocks_of_runs(run)
+        is_first, is_last = begin == 0, end >= self.runs["byte_count"][run]
+        cuts = np.searchsorted(bounds.block_raw, run_raw + np.stack([begin, end]))
+        first, last = np.clip(cuts, first_block, end_block)
+        first, last = np.where(is_first, first_block, first), np.where(is_last, end_block, last)
+
+        def row_of(block: NDArray[Any]) -> NDArray[Any]:
+            inside = np.maximum(0, bounds.block_rows[block] - run_rows)
+            row: NDArray[Any] = np.where(block >= end_block, rows, inside)
+            return row
+
+        found["first_row"] = np.where(is_lmq, begin, np.where(is_first, 0, row_of(first)))
+        found["end_row"] = np.where(is_lmq, np.minimum(end, rows), row_of(last))
+        found["first_block"], found["end_block"] = np.where(is_lmq, 0, first), np.where(is_lmq, 0, last)
+        found["raw_begin"] = np.where(is_first | is_lmq, run_raw, bounds.block_raw[first])
+        found["raw_end"] = np.where(last >= end_block, run_end, bounds.block_raw[last])
+        found = picked(found, found["end_row"] > found["first_row"])
+        return picked(found, np.lexsort((found["first_row"], found["in_sources"])))
+
+    def ranges_of(self, places: Table) -> list[list[tuple[int, int]]]:
+        """(offset, length) of each block of ``places``, in the order of each object."""
+        steps = np.zeros(len(self.blocks) + 1, np.int64)
+        np.add.at(steps, places["first_block"], 1)
+        np.subtract.at(steps, places["end_block"], 1)
+        blocks = np.flatnonzero(np.cumsum(steps)[:-1])
+        ranges = zip(
+            self._offsets[blocks].tolist(), self.blocks["stored_bytes"][blocks].tolist(), strict=True
+        )
+        bounds = np.searchsorted(blocks, self._first_block).tolist()
+        return [list(islice(ranges, end - begin)) for begin, end in pairwise(bounds)]
+
+    def _offset_at(self, run: int, row: int) -> int:
+        """The queue offset of a row of ``run``."""
+        base = int(self.runs["base_queue_offset"][run])
+        if row == 0 or int(self.runs["kind"][run]) != RunKind.BATCH:
+            return base + row
+        first = int(self.first_row[run])
+        return base + int(self._rows(first, first + row).table["inner_num"].sum(dtype=np.int64))
+
+    def found(self, places: Table, chunks: Chunks) -> FoundPieces:
+        """``chunks`` with the rows and keys of their ``places``, as copies."""
+        counts = places["end_row"] - places["first_row"]
+        row_begins = self.first_row[places["in_sources"]] + places["first_row"]
+        first, last = int(row_begins[0]), int(row_begins[-1] + counts[-1])
+        rows, hashes = self._rows(first, last)
+        if last - first != int(counts.sum()):
+            which = positions(row_begins - first, counts)
+            ends = np.cumsum(rows["key_count"], dtype=np.int64)[which]
+            rows = picked(rows, which)
+            hashes = hashes[positions(ends - rows["key_count"], rows["key_count"])]
+        found = np.zeros(len(places), FOUND_DTYPE)
+        for name in ("iteration", "ordinal"):
+            found[name] = places[name]
+        found["rows"], found["chunks"], found["blocks"] = counts, chunks.of_piece, chunks.blocks_of_piece
+        found["hashes"] = np.add.reduceat(rows["key_count"], np.cumsum(counts) - counts, dtype=np.int64)
+        found["begin_byte"] = places["raw_begin"] - self.bounds.run_raw[places["in_sources"]]
+        found["base_queue_offset"] = self.runs["base_queue_offset"][places["in_sources"]]
+        for at in np.flatnonzero(places["first_row"]).tolist():
+            found["base_queue_offset"][at] = self._offset_at(
+                int(places["in_sources"][at]), int(places["first_row"][at])
+            )
+        return FoundPieces(
+            pieces=found, rows=rows, hashes=hashes,
+            chunks=chunks.table, blocks=chunks.blocks, data=chunks.data,
+        )  # fmt: skip
+
+    def _rows(self, first: int, end: int) -> SourceRows:
+        """Rows [first, end) of all objects."""
+        if len(self._sources) == 1:
+            return self._sources[0].rows(first, end)
+        parts = [
+            source.rows(max(first, begin) - begin, min(end, last) - begin)
+            for source, (begin, last) in zip(self._sources, pairwise(self._row_bounds), strict=True)
+            if begin < end and last > first
+        ]
+        return SourceRows(
+            concatenated((part.table for part in parts), ROW_DTYPE),
+            np.concatenate([part.hashes for part in parts]),
+        )
+
+
+class Chunks(NamedTuple):
+    """Chunks (CHUNK_DTYPE) of pieces, stored blocks and bytes; and how many each piece has."""
+
+    table: Table
+    blocks: Table
+    data: Sequence[bytes | memoryview]
+    of_piece: NDArray[np.int64]
+    blocks_of_piece: NDArray[np.int64]
+
+    @classmethod
+    def without_bytes(cls, pieces: int) -> Chunks:
+        """Of pieces of which only rows are wanted."""
+        none = np.zeros(pieces, np.int64)
+        return cls(np.zeros(0, CHUNK_DTYPE), np.zeros(0, BLOCK_DTYPE), [], none, none)
+
+
+class Taking:
+    """Takes the chunks of pieces, in the order of the objects, out of their bytes."""
+
+    def __init__(self, opened: OpenedSources, stored: Sequence[BlockBytes]) -> None:
+        self._opened = opened
+        self._stored = stored
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._decoded = -1
+        self._raw: bytes | memoryview = b""
+        self._is_large = opened.blocks["raw_bytes"] >= COPIED_RAW_BYTES_MIN
+
+    def chunks(self, places: Table) -> Chunks:
+        """Stored blocks and records of ``places``: a chunk for each block of each of them."""
+        counts = places["end_block"] - places["first_block"]
+        of = np.repeat(np.arange(len(places)), counts)
+        block = positions(places["first_block"], counts)
+        bounds, blocks = self._opened.bounds, self._opened.blocks
+        rows, raw = bounds.block_rows, bounds.block_raw
+        run_rows = bounds.run_rows[places["in_sources"]]
+        first_row, end_row = (run_rows + places["first_row"])[of], (run_rows + places["end_row"])[of]
+        begin, end = rows[block], rows[block + 1]
+        is_own = self._is_large[block] & (begin >= first_row) & (end <= end_row)
+        raw_begin = np.maximum(places["raw_begin"][of], raw[block]) - raw[block]
+        raw_end = np.minimum(places["raw_end"][of], raw[block + 1]) - raw[block]
+        table = np.zeros(len(block), CHUNK_DTYPE)
+        table["rows"] = np.minimum(end_row, end) - np.maximum(first_row, begin)
+        table["blocks"] = is_own
+        table["size_bytes"] = np.where(is_own, blocks["stored_bytes"][block], raw_end - raw_begin)
+        places_of = self._opened.where(block)
+        which = zip(
+            block.tolist(), places_of, is_own.tolist(), raw_begin.tolist(), raw_end.tolist(), strict=True
+        )
+        data: list[bytes | memoryview] = []
+        for number, where, is_stored, first, last in which:
+            if is_stored:
+                data.append(self._checked(number, *where))
+                continue
+            if number != self._decoded:
+                self._decode(number, *where)
+            data.append(self._raw[first:last])
+        before, ends = np.cumsum([0, *is_own]), np.cumsum(counts)
+        return Chunks(
+            table, picked(blocks, block[is_own]), data, counts, before[ends] - before[ends - counts]
+        )
+
+    def _checked(self, block: int, source: int, offset: int) -> bytes:
+        """A block as stored; its CRC32C is checked."""
+        row = self._opened.blocks[block]
+        stored = bytes(self._stored[source].at(offset, int(row["stored_bytes"])))
+        if fastcrc.crc32.iscsi(stored) != int(row["crc32c"]):
+            raise CorruptionError(f"{self._opened.name_of(source, offset)} fails its CRC32C")
+        return stored
+
+    def _decode(self, block: int, source: int, offset: int) -> None:
+        """All records of a block, until the next one."""
+        row = self._opened.blocks[block]
+        stored = self._stored[source].at(offset, int(row["stored_bytes"]))
+        self._raw = expand_block(stored, row, self._decompressor, self._opened.name_of(source, offset))
+        self._decoded = block

@@ -1,0 +1,33 @@
+"""Checks that the packages installed with this one are found under their names.
+
+A module of the user's called ``fetcher.py`` would otherwise fail deep inside, with a missing attribute.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+NAMES = ("tiered", "uploader", "fetcher")
+
+
+def check_own_packages() -> None:
+    """Raise ImportError if another file comes before one of the packages on ``sys.path``."""
+    root = Path(__file__).parents[1]
+    for name in NAMES:
+        found = _origin(name)
+        if found is None:
+            raise ImportError(f"package {name} is missing: install rocketmq-tiered again")
+        if Path(found) != root / name / "__init__.py":
+            raise ImportError(
+                f"{found} hides package {name} of rocketmq-tiered: rename it", name=name, path=found
+            )
+
+
+def _origin(name: str) -> str | None:
+    """The file that ``import name`` loads, or has loaded."""
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__file__", None)
+    spec = find_spec(name)
+    return spec.origin if spec is not None else None

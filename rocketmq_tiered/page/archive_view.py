@@ -1,0 +1,256 @@
+"""The archive as the page reads it: opened once, read by threads of its own, kept for some seconds.
+
+In a process that serves clients it is the archive that they are served from. Else it is opened when a page is read for
+the first time, with small caches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fetcher.access import ArchiveAccess, open_access
+from fetcher.io.waiting import run_sync
+from fetcher.queries.queue_listing import QueueListing
+from rocketmq_tiered.maintenance.archive_use import ArchiveUse, PartSizes, measure
+from rocketmq_tiered.maintenance.cost import MonthCost, RequestCounts, TopicCost, month_cost, topic_costs
+from rocketmq_tiered.maintenance.prices import Prices
+from rocketmq_tiered.page.topic_summary import TopicNumbers, TopicSummary, summarize
+from rocketmq_tiered.page.worker_value import Reading, WorkerValue
+from rocketmq_tiered.process.archive_rules import rules_in
+from tiered.catalog.state import CatalogState
+from tiered.errors import ObjectTooLargeError, TieredError, UnavailableError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_HIDDEN
+from tiered.object_store.interface import ObjectInfo, ObjectStore
+from tiered.object_store.request_metrics import StoreMetrics
+from tiered.settings.sections import Settings
+from tiered.settings.topic_rules import TopicRule
+
+logger = logging.getLogger(__name__)
+
+CATALOG_KEPT_S = 5.0
+COST_KEPT_S, COST_KEPT_MAX_S = 60.0, 3600.0
+"""How long a cost is kept: for each thousand objects (one request of a listing), and at most."""
+ADOPTED_S = 60.0
+"""How long after a commit of this process the catalog is not read from the store."""
+FIRST_WAIT_S, NEWER_WAIT_S = 1.0, 0.3
+SHORT_WAIT_S = 0.2
+"""Of a page that is shown without the archive first."""
+OBJECTS_MAX = 1_000_000
+OLDEST_MAX = 50_000
+OLDEST_WAIT_S, OLDEST_WORK_S = 0.3, 5.0
+SMALL_CACHE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Contents:
+    """One version of the catalog, with its topics and the rule of each."""
+
+    state: CatalogState
+    topics: TopicSummary
+    rules: Callable[[str], TopicRule]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the archive stores, from a listing at ``measured_s`` (since the epoch), and its cost a month. ``is_priced``:
+    not a directory."""
+
+    use: ArchiveUse
+    month: MonthCost
+    prices: Prices
+    topics: dict[str, TopicCost]
+    measured_s: float
+    is_priced: bool
+
+
+class ArchiveView:
+    """See the module. Thread-safe. ``shared``: the archive that clients are served from, once it is open. ``metrics``:
+    of the requests of this process since ``started_s``, a monotonic time."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        names: tuple[str, str],
+        shared: Callable[[], ArchiveAccess | None],
+        metrics: StoreMetrics | None = None,
+    ) -> None:
+        self._settings, self._names, self._shared, self._metrics = settings, names, shared, metrics
+        self._started_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._own: ArchiveAccess | None = None
+        self._adopted: tuple[float, CatalogState] | None = None
+        self._numbers = TopicNumbers()
+        self._last: Contents | None = None
+        self._oldest: dict[QueueKey, tuple[int, int | None]] = {}
+        self._is_searching = threading.Lock()
+        self._rules: tuple[object, Callable[[str], TopicRule]] | None = None
+        self._is_closed = False
+        self._contents = WorkerValue("catalog", self._read_contents, lambda _: CATALOG_KEPT_S)
+        self._cost = WorkerValue("cost", self._measure_cost, _kept_s)
+
+    def adopt(self, state: CatalogState) -> None:
+        """This process has committed ``state``."""
+        self._adopted = time.monotonic(), state
+        if self._own is not None:
+            self._own.catalog.adopt(state)
+
+    def contents(self, first_wait_s: float = FIRST_WAIT_S) -> Reading[Contents]:
+        """The catalog, some seconds old at most while the object store can be read. Waits for the first one so long."""
+        return self._contents.get(first_wait_s, NEWER_WAIT_S)
+
+    def cost(self, first_wait_s: float = FIRST_WAIT_S) -> Reading[Cost]:
+        """What is stored and its cost, up to an hour old: it takes a listing of the archive."""
+        return self._cost.get(first_wait_s)
+
+    def access(self) -> ArchiveAccess:
+        """The archive. Raises what opening it raises."""
+        shared = self._shared()
+        if shared is not None:
+            return shared
+        with self._lock:
+            if self._is_closed:
+                raise UnavailableError("this process is stopping")
+            if self._own is None:
+                cluster, broker = self._names
+                settings = _small(self._settings())
+                self._own = open_access(
+                    settings.archive.url, cluster=cluster, broker=broker, settings=settings
+                )
+                if self._adopted is not None:
+                    self._own.catalog.adopt(self._adopted[1])
+            return self._own
+
+    def queues(self, topic: str) -> list[QueueListing]:
+        """The shown queues of a topic, at the version read last."""
+        return self.access().queues(topic, hidden=False)
+
+    def oldest_ms(self, contents: Contents, topics: Sequence[str]) -> dict[str, int | None]:
+        """When the first message of each topic was stored, as far as it is known: others follow at later calls."""
+        wanted = {topic: self._shown_queues(contents.state, topic) for topic in topics}
+        missing = [found for queues in wanted.values() for found in queues if not self._knows(*found)]
+        if missing and self._is_searching.acquire(blocking=False):
+            searched = threading.Event()
+            threading.Thread(
+                target=self._find_oldest, args=(missing, searched), name="page-oldest", daemon=True
+            ).start()
+            searched.wait(OLDEST_WAIT_S)
+        found: dict[str, int | None] = {}
+        for topic, queues in wanted.items():
+            known = [self._oldest.get(key) for key, _ in queues]
+            times = [one[1] for one in known if one is not None and one[1] is not None]
+            if None not in known:
+                found[topic] = min(times, default=None)
+        return found
+
+    def close(self) -> None:
+        """Close the archive that was opened here, without waiting for the object store."""
+        with self._lock:
+            self._is_closed = True
+            own, self._own = self._own, None
+        if own is not None:
+            closing = threading.Thread(target=own.close, name="page-close", daemon=True)
+            closing.start()
+            closing.join(2.0)
+
+    # -- made by threads ----------------------------------------------------------------------------------------
+
+    def _read_contents(self) -> Contents:
+        access, adopted = self.access(), self._adopted
+        if adopted is None or time.monotonic() - adopted[0] > ADOPTED_S:
+            run_sync(access.catalog.recent())
+        state, last = access.state, self._last
+        rules = self._rules_at(access.store, state)
+        if last is None or last.state is not state or last.rules is not rules:
+            last = self._last = Contents(state, summarize(state, self._numbers), rules)
+        return last
+
+    def _rules_at(self, store: ObjectStore, state: CatalogState) -> Callable[[str], TopicRule]:
+        """The rules of topics; the archived topic table is read again only if there is a new one."""
+        settings = self._settings()
+        of = dict(state.state_objects), settings
+        if self._rules is None or self._rules[0] != of:
+            self._rules = of, rules_in(store, state, settings)
+        return self._rules[1]
+
+    def _measure_cost(self) -> Cost:
+        access = self.access()
+        settings = self._settings().object_store
+        parts = PartSizes(settings.multipart_threshold_bytes, settings.multipart_part_bytes)
+        use = measure(_listing(access.store), access.store.clock_ms(), parts)
+        prices = Prices()
+        messages = summarize(access.state, TopicNumbers()).message_bytes()
+        topics = {cost.topic: cost for cost in topic_costs(use, messages, prices)}
+        month, is_priced = month_cost(use, prices, self._counts()), not access.store.url.startswith("file:")
+        return Cost(use, month, prices, topics, time.time(), is_priced)
+
+    def _counts(self) -> RequestCounts | None:
+        if self._metrics is None:
+            return None
+        found = self._metrics.snapshot()
+        requests = {name: float(stats.requests) for name, stats in found.items()}
+        uploaded = sum(stats.bytes for name, stats in found.items() if name in ("put", "compose"))
+        downloaded = sum(stats.bytes for name, stats in found.items() if name.startswith("get"))
+        return RequestCounts(time.monotonic() - self._started_s, requests, uploaded, downloaded)
+
+    # -- the oldest message -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _shown_queues(state: CatalogState, topic: str) -> list[tuple[QueueKey, int]]:
+        """Queues of ``topic`` with their minimum offsets."""
+        rows = state.directory.rows_of_topic(topic, state.queue_count)
+        return [
+            (state.key_of(row), int(state.table["min_queue_offset"][row]))
+            for row in rows
+            if not int(state.table["flags"][row]) & QUEUE_HIDDEN
+        ]
+
+    def _knows(self, key: QueueKey, min_offset: int) -> bool:
+        found = self._oldest.get(key)
+        return found is not None and found[0] == min_offset
+
+    def _find_oldest(self, queues: Sequence[tuple[QueueKey, int]], searched: threading.Event) -> None:
+        until_s = time.monotonic() + OLDEST_WORK_S
+        try:
+            access = self.access()
+            for key, min_offset in itertools.takewhile(lambda _: time.monotonic() < until_s, queues):
+                self._oldest[key] = min_offset, run_sync(access.while_open(access.earliest_time(key)))
+        except (TieredError, RuntimeError) as error:
+            logger.debug("the oldest messages are not known: %s", error)
+        finally:
+            if len(self._oldest) > OLDEST_MAX:
+                self._oldest.clear()
+            self._is_searching.release()
+            searched.set()
+
+
+def _kept_s(cost: Cost) -> float:
+    return min(COST_KEPT_MAX_S, COST_KEPT_S * (1 + cost.use.stored_objects // 1000))
+
+
+def _listing(store: ObjectStore) -> Iterator[ObjectInfo]:
+    for number, info in enumerate(store.list("")):
+        if number == OBJECTS_MAX:
+            raise ObjectTooLargeError(
+                f"the archive has more than {OBJECTS_MAX:,} objects", hint="tiered cost lists them all"
+            )
+        yield info
+
+
+def _small(settings: Settings) -> Settings:
+    """Settings with small caches, for an archive that only the page reads."""
+    fetch = replace(
+        settings.fetch,
+        cache_bytes=min(settings.fetch.cache_bytes, SMALL_CACHE_BYTES),
+        index_cache_bytes=min(settings.fetch.index_cache_bytes, SMALL_CACHE_BYTES),
+        query_cache_bytes=min(settings.fetch.query_cache_bytes, SMALL_CACHE_BYTES),
+        disk_cache_path="",
+        user_requests=4,
+        prefetch_requests=1,
+    )
+    return replace(settings, fetch=fetch, prefetch=replace(settings.prefetch, enabled=False))

@@ -1,0 +1,134 @@
+"""Renders what clients read: consumer groups, prefetch windows, caches. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fetcher.blocks.source_statistics import SourceStatistics
+from fetcher.prefetch.prefetcher import PrefetchCounters, WindowStatus
+from rocketmq_tiered.page.figures import bytes_text, count_text, share_text
+from rocketmq_tiered.page.html import Child, Html, facts, section, table, tag
+from rocketmq_tiered.page.overview import card
+from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
+from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
+from tiered.console import counted
+
+GROUPS_SHOWN, WINDOWS_SHOWN = 200, 100
+
+
+@dataclass(frozen=True)
+class ReadFigures:
+    """Reads of the archive that clients are served from. ``budget_bytes``: for all of them."""
+
+    windows: Sequence[WindowStatus]
+    prefetch: PrefetchCounters
+    statistics: SourceStatistics
+    budget_bytes: int
+    readers: int
+
+
+def render_clients(
+    relays: Sequence[RelayStatus], served: ArchiveStatus | None, figures: ReadFigures | None
+) -> Html:
+    """The page. ``served``: archive mode; ``figures`` None: the archive is not open yet."""
+    parts = [_relay(relay) for relay in relays]
+    if served is not None:
+        rows = [(name, count_text(members)) for name, members in served.groups]
+        parts.append(
+            _groups(
+                "served", "Consumer groups", ["Group", "Members"], rows, facts([
+                    ("Connections", count_text(served.connections)),
+                    ("Offsets", "committed here" if served.owns_groups else "another server owns the groups"),
+                ]),
+            )
+        )  # fmt: skip
+    if figures is not None:
+        parts += [_windows(figures), _cache(figures)]
+    else:
+        parts.append(tag("p", "The archive is not open for clients yet.", class_="notice"))
+    return tag("div", parts, class_="grid")
+
+
+def _relay(relay: RelayStatus) -> Html:
+    pairs: list[tuple[str, Child]] = [
+        ("Address", relay.address),
+        ("Connections", count_text(relay.connections)),
+        ("Archive", "open for clients" if relay.is_archive_open else "not open yet"),
+    ]
+    name = "proxy"
+    if isinstance(relay, ProxyStatus):
+        pairs.append(("Connections to the broker", count_text(relay.broker_connections)))
+    if isinstance(relay, SlaveStatus):
+        name = "slave"
+        redirects = {True: "yes", False: "no", None: "unknown"}[relay.redirects]
+        pairs += [
+            ("Broker id", str(relay.broker_id)),
+            ("Master", "available" if relay.is_master_available else relay.master_failure or "not available"),
+            ("Master redirects slow consumers", redirects),
+            *((f"Name server {address}", state) for address, state in relay.name_servers),
+        ]
+    rows = [
+        (group.name, count_text(group.members), count_text(group.behind_messages), count_text(group.archive_pulls),
+         count_text(group.broker_pulls),
+         share_text(group.archive_pulls, group.archive_pulls + group.broker_pulls))
+        for group in relay.groups
+    ]  # fmt: skip
+    header = ["Group", "Members", "Behind", "Archive pulls", "Broker pulls", "From the archive"]
+    return _groups(name, f"Consumer groups in {name} mode", header, rows, facts(pairs))
+
+
+def _groups(
+    name: str, title: str, header: Sequence[str], rows: Sequence[Sequence[Child]], head: Child
+) -> Html:
+    shown = table(title, header, rows[:GROUPS_SHOWN], range(1, len(header))) if rows else None
+    empty = None if rows else tag("p", "No group has members here.", class_="note")
+    more = len(rows) - GROUPS_SHOWN
+    return section(name, title, head, shown, empty, note=f"{more:,} more" if more > 0 else None)
+
+
+def _windows(figures: ReadFigures) -> Html:
+    rows = [
+        (window.group, window.topic, window.queue_id, count_text(window.position), count_text(window.size),
+         count_text(window.fetched), bytes_text(window.unread_bytes))
+        for window in figures.windows[:WINDOWS_SHOWN]
+    ]  # fmt: skip
+    header = ["Group", "Topic", "Queue", "Position", "Window, messages", "Ahead, messages", "Ahead, bytes"]
+    shown = table("Prefetch windows", header, rows, range(2, 7)) if rows else None
+    empty = None if rows else tag("p", "No reader is ahead of its pulls now.", class_="note")
+    counters = figures.prefetch
+    totals = facts([
+        ("Readers", count_text(figures.readers)),
+        ("Prefetches", f"{count_text(counters.fetches)}, {bytes_text(counters.fetched_bytes)}"),
+        ("Expired unread", bytes_text(counters.expired_bytes)),
+        ("Evicted unread", f"{count_text(counters.evicted)} times"),
+        ("Failed", count_text(counters.failures)),
+    ])  # fmt: skip
+    more = len(figures.windows) - WINDOWS_SHOWN
+    return section(
+        "windows", "Prefetch windows", shown, empty, totals, note=f"{more:,} more" if more > 0 else None
+    )
+
+
+def _cache(figures: ReadFigures) -> Html:
+    found = figures.statistics
+    corrupt = found.corrupt_fetched + found.corrupt_memory + found.corrupt_disk
+    disk = found.disk_hits + found.disk_misses
+    return section(
+        "cache", "Cache",
+        tag("div", [
+            card("Hits", share_text(found.hits, found.hits + found.misses),
+                 f"{count_text(found.hits)} of {count_text(found.hits + found.misses)}"),
+            card("Cached blocks", bytes_text(found.cached_bytes), f"{bytes_text(found.index_bytes)} of object tails"),
+            card("Memory of reads", bytes_text(found.charged_bytes),
+                 f"of {bytes_text(figures.budget_bytes)}, highest {bytes_text(found.peak_bytes)}"),
+            card("Read from the store", bytes_text(found.bytes_fetched), counted(found.requests, "request")),
+        ], class_="cards"),
+        facts([
+            ("Fetched twice", bytes_text(found.bytes_fetched_twice)),
+            ("Pulls that waited", count_text(found.waits)),
+            ("Refused for lack of memory", count_text(found.memory_refused)),
+            ("Disk cache hits", share_text(found.disk_hits, disk) if disk else "no disk cache used"),
+            ("Failed checksums", tag("span", count_text(corrupt), class_="bad") if corrupt else "0"),
+        ]),
+    )  # fmt: skip

@@ -1,0 +1,293 @@
+"""Answers requests for pages: routes, who may see what, and how many at a time. Reads only."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.message import Message as Headers
+from urllib.parse import parse_qsl
+
+from fetcher.access import ArchiveAccess
+from fetcher.rows.message import Message
+from rocketmq_tiered.page.access_token import CHALLENGE, AccessToken, read_token
+from rocketmq_tiered.page.archive_view import SHORT_WAIT_S, ArchiveView
+from rocketmq_tiered.page.clients import ReadFigures, render_clients
+from rocketmq_tiered.page.current_settings import CurrentSettings
+from rocketmq_tiered.page.figures import date_text
+from rocketmq_tiered.page.frame import (
+    HTML_TYPE,
+    SECURITY_HEADERS,
+    STATIC_TYPES,
+    document,
+    notice,
+    static_file,
+)
+from rocketmq_tiered.page.history import History, Measurement, Sampler
+from rocketmq_tiered.page.html import Child, Html
+from rocketmq_tiered.page.message_search import Search, find_messages, parse_search
+from rocketmq_tiered.page.messages import render_messages
+from rocketmq_tiered.page.overview import Overview, render_overview, unread
+from rocketmq_tiered.page.settings_table import render_settings
+from rocketmq_tiered.page.topics import (
+    TOPICS_A_PAGE,
+    ShownTopic,
+    page_number,
+    parse_choice,
+    render_queues,
+    render_topics,
+)
+from rocketmq_tiered.process.admin import TEXT, PageAnswer
+from rocketmq_tiered.process.findings import of_catalog, of_report
+from rocketmq_tiered.process.report import QueueReport, StatusReport
+from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
+from rocketmq_tiered.server.listen.own_address import is_loopback
+from rocketmq_tiered.server.proxy.relay_status import RelayStatus
+from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageError
+
+logger = logging.getLogger(__name__)
+
+PAGES_AT_ONCE, PAGES_WAITING, SEARCHES_AT_ONCE = 4, 4, 2
+"""Pages in progress and waiting are fewer than the admin server's connections, so that /health is answered while they
+wait for the object store."""
+WAIT_S = 10.0
+TARGET_CHARS_MAX = 8192
+FIELDS_MAX = 20
+_STATIC = "/page/"
+_BUSY = "all pages wait for the object store: try again"
+
+
+@dataclass(frozen=True)
+class Process:
+    """What the pages show of their process. ``report`` and ``relays``: of `tiered run`; ``served``: of `tiered serve`.
+    ``shows_clients``: whether it may serve clients. ``has_accounts``: whether clients need an account now."""
+
+    title: str
+    archive: str
+    health: Callable[[], tuple[bool, str]]
+    readiness: Callable[[], tuple[bool, str]]
+    report: Callable[[], StatusReport | None] = lambda: None
+    relays: Callable[[], Sequence[RelayStatus]] = tuple
+    served: Callable[[], ArchiveStatus | None] = lambda: None
+    serving: Callable[[], ArchiveAccess | None] = lambda: None
+    shows_clients: bool = False
+    has_accounts: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A page's title, content and code."""
+
+    title: str
+    content: Child
+    code: int = 200
+
+
+class AdminPages:
+    """See Pages. Thread-safe. Starts to measure at once. Raises UsageError for an unusable token file."""
+
+    def __init__(self, process: Process, settings: CurrentSettings, archive: ArchiveView) -> None:
+        admin = settings.settings.admin
+        token = read_token(admin.token_file)
+        self._token = AccessToken(token) if token else None
+        self._is_open = is_loopback(admin.host)
+        self._process, self._settings, self._archive = process, settings, archive
+        self._started_ms = time.time_ns() // 1_000_000
+        self._admitted = threading.BoundedSemaphore(PAGES_AT_ONCE + PAGES_WAITING)
+        self._rendering = threading.BoundedSemaphore(PAGES_AT_ONCE)
+        self._searching = threading.BoundedSemaphore(SEARCHES_AT_ONCE)
+        self._history = History()
+        self._sampler = Sampler(self._history, self._measured)
+        self._routes: dict[str, tuple[str, Callable[[Mapping[str, str]], _Page]]] = {
+            "/": ("Overview", self._overview),
+            "/topics": ("Topics", self._topics),
+            "/queues": ("", self._queues),
+            "/messages": ("Messages", self._messages),
+            "/clients": ("Clients", self._clients),
+            "/settings": ("Settings", self._settings_page),
+        }
+        if not process.shows_clients:
+            del self._routes["/clients"]
+
+    def close(self) -> None:
+        """Stop measuring, and close the archive."""
+        self._sampler.close()
+        self._archive.close()
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def answer(self, target: str, headers: Headers, client: str) -> PageAnswer | None:
+        """See admin.Pages."""
+        path, _, query = target.partition("?")
+        name = path.removeprefix(_STATIC)
+        if path not in self._routes and not (path.startswith(_STATIC) and name in STATIC_TYPES):
+            return None
+        refusal = self._refusal(headers, client)
+        if refusal is not None:
+            return refusal
+        if path.startswith(_STATIC):
+            return PageAnswer(200, STATIC_TYPES[name], static_file(name), SECURITY_HEADERS)
+        if len(target) > TARGET_CHARS_MAX:
+            return _text(414, "the address is too long")
+        try:
+            fields = dict(parse_qsl(query, max_num_fields=FIELDS_MAX))
+        except ValueError:
+            return _text(400, f"more than {FIELDS_MAX} fields")
+        if not self._admitted.acquire(blocking=False):
+            return _text(503, _BUSY)
+        try:
+            if not self._rendering.acquire(timeout=WAIT_S):
+                return _text(503, _BUSY)
+            try:
+                return self._rendered(path, fields)
+            finally:
+                self._rendering.release()
+        finally:
+            self._admitted.release()
+
+    def _refusal(self, headers: Headers, client: str) -> PageAnswer | None:
+        """The refusal of requests without the token, and of those that other sites' pages make."""
+        if headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
+            return _text(403, "pages of other sites may not read this one")
+        if self._token is not None:
+            if self._token.is_in(headers.get("Authorization"), client):
+                return None
+            answer = _text(
+                401, "this page needs the token in admin.token_file as password, with any user name"
+            )
+            return answer._replace(headers={**answer.headers, "WWW-Authenticate": CHALLENGE})
+        if not self._is_open:
+            return _text(403, "this page needs a token on an address beyond loopback: set admin.token_file")
+        return None
+
+    def _rendered(self, path: str, fields: Mapping[str, str]) -> PageAnswer:
+        page = self._routes[path][1](fields)
+        process = self._process
+        links = [(place, text) for place, (text, _) in self._routes.items() if text]
+        here = "/topics" if path == "/queues" else path
+        body = document(page.title, process.title, process.archive, links, here, page.content)
+        return PageAnswer(page.code, HTML_TYPE, body, SECURITY_HEADERS)
+
+    # -- pages --------------------------------------------------------------------------------------------------
+
+    def _measured(self) -> Measurement:
+        process, found = self._process, dict[str, float | None]()
+        report = process.report()
+        if report is not None:
+            names = ("lag_messages", "lag_bytes", "lag_seconds", "messages")
+            found = {name: getattr(report, name) for name in names}
+        served = process.served()
+        if served is not None:
+            found["connections"] = served.connections
+        return found
+
+    def _overview(self, _fields: Mapping[str, str]) -> _Page:
+        process = self._process
+        report, served = process.report(), process.served()
+        (is_alive, alive), (is_ready, why) = process.health(), process.readiness()
+        state = report.state if report is not None else why.partition(",")[0].partition(":")[0]
+        if not is_alive:
+            state, why = "not working", alive
+        contents = self._archive.contents(SHORT_WAIT_S)
+        cost = self._archive.cost(0.0 if contents.is_pending else SHORT_WAIT_S)
+        findings = [] if report is None else of_report(report)
+        if report is None and contents.value is not None:
+            grace_ms = self._settings.settings.gc.grace_ms
+            findings = of_catalog(contents.value.state, int(time.time() * 1000), grace_ms)
+        facts: list[tuple[str, Child]] = [("Started", date_text(self._started_ms))]
+        if report is not None:
+            facts += [("Writer", report.writer or "none"), ("Epoch", f"{report.epoch:,}")]
+        shown = Overview(
+            state, why.removeprefix(f"{state}: ").partition("\n")[0], is_alive and is_ready, report, served, contents,
+            cost, findings, self._history.points, facts,
+        )  # fmt: skip
+        return _Page("Overview", render_overview(shown))
+
+    def _topics(self, fields: Mapping[str, str]) -> _Page:
+        choice, found = parse_choice(fields), self._archive.contents()
+        contents = found.value
+        if contents is None:
+            return _Page("Topics", unread(found))
+        chosen = contents.topics.chosen(choice.pattern, choice.order)
+        first = choice.page * TOPICS_A_PAGE
+        rows = [contents.topics.row(i) for i in chosen[first : first + TOPICS_A_PAGE]]
+        cost = self._archive.cost().value
+        oldest = self._archive.oldest_ms(contents, [row.topic for row in rows])
+        lag: dict[str, int] = {}
+        for queue in self._lag():
+            lag[queue.topic] = lag.get(queue.topic, 0) + queue.lag_messages
+        shown = [
+            ShownTopic(
+                row, contents.rules(row.topic), oldest.get(row.topic),
+                None if cost is None else cost.topics.get(row.topic), lag.get(row.topic, 0),
+            )
+            for row in rows
+        ]  # fmt: skip
+        return _Page("Topics", render_topics(choice, shown, len(chosen), unread(found)))
+
+    def _queues(self, fields: Mapping[str, str]) -> _Page:
+        topic, found = fields.get("topic", ""), self._archive.contents()
+        if found.value is None:
+            return _Page("Queues", unread(found))
+        lag = {queue.queue_id: queue for queue in self._lag() if queue.topic == topic}
+        queues = self._archive.queues(topic)
+        page = render_queues(topic, queues, lag, page_number(fields.get("page", "")), unread(found))
+        return _Page(topic or "Queues", page, 200 if queues else 404)
+
+    def _lag(self) -> Sequence[QueueReport]:
+        report = self._process.report()
+        return () if report is None else report.queues
+
+    def _messages(self, fields: Mapping[str, str]) -> _Page:
+        if self._token is None and self._process.has_accounts():
+            text = (
+                "Clients need an account here, so messages are shown only with a token: set admin.token_file."
+            )
+            return _Page("Messages", notice(text, is_problem=False), 403)
+        contents = self._archive.contents().value
+        search, code, problem = Search(), 200, Html()
+        found: list[Message] = []
+        try:
+            search = parse_search(fields)
+            if search.is_given:
+                found = self._find(search)
+        except TieredError as error:
+            is_missing = isinstance(error, NotFoundError)
+            problem, code = notice(str(error), is_problem=not is_missing), _code_of(error)
+        topics = () if contents is None else contents.topics.names
+        form = fields.get("form", "text")
+        return _Page("Messages", render_messages(search, topics, found, problem, form), code)
+
+    def _find(self, search: Search) -> list[Message]:
+        if not self._searching.acquire(timeout=WAIT_S):
+            raise UnavailableError("other searches are running", hint="try again")
+        try:
+            return find_messages(self._archive.access(), search)
+        finally:
+            self._searching.release()
+
+    def _clients(self, _fields: Mapping[str, str]) -> _Page:
+        process, access = self._process, self._process.serving()
+        figures = None
+        if access is not None:
+            prefetcher, readers = access.fetcher.prefetcher, access.fetcher.readers
+            figures = ReadFigures(
+                prefetcher.windows(), prefetcher.counters, access.source.statistics(),
+                access.budget.total_bytes, len(readers),
+            )  # fmt: skip
+        return _Page("Clients", render_clients(process.relays(), process.served(), figures))
+
+    def _settings_page(self, _fields: Mapping[str, str]) -> _Page:
+        return _Page("Settings", render_settings(self._settings.loaded))
+
+
+def _code_of(error: TieredError) -> int:
+    if isinstance(error, NotFoundError):
+        return 404
+    return 400 if isinstance(error, UsageError) else 503
+
+
+def _text(code: int, text: str) -> PageAnswer:
+    return PageAnswer(code, TEXT, f"{text}\n".encode(), SECURITY_HEADERS)

@@ -1,0 +1,142 @@
+"""What an operator should look at although the process archives or serves: what, and the next step. Pure.
+
+Status, /ready, the metric `attention`, the log and the admin page name the same findings. The state is no finding:
+run_state.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocketmq_tiered.process.report import StatusReport
+from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
+from tiered.broker_store.bound import BoundReason
+from tiered.catalog.state import CatalogState
+from tiered.console import counted, duration_text
+
+MARGIN_BAD_SHARE = 6
+"""Of a short margin: an hour where files are kept for half a day or longer."""
+GARBAGE_LATE_MS = 86_400_000
+"""How long after its grace period garbage counts as late."""
+ABOUT = (
+    "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "compaction", "pins", "index",
+    "settings", "name-servers", "master", "plain-accounts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``what`` is wrong, and the next ``step``. ``about``: one of ABOUT."""
+
+    about: str
+    what: str
+    step: str
+    is_bad: bool = False
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        return f"{self.what}. Next: {self.step}"
+
+
+def of_report(report: StatusReport) -> list[Finding]:
+    """Of `tiered run`."""
+    found = [*_of_the_broker(report), *_of_the_archive(report)]
+    if report.pin_note:
+        step = "set pins.directory, or free space"
+        found.append(Finding("pins", f"files are not pinned: {report.pin_note}", step))
+    if report.settings_problem:
+        what = f"changed settings are not in effect: {report.settings_problem}"
+        found.append(Finding("settings", what, "correct the settings, and send SIGHUP again"))
+    for relay in (report.proxy, report.slave):
+        found += [] if relay is None else of_relay(relay)
+    return found
+
+
+def _of_the_broker(report: StatusReport) -> list[Finding]:
+    found = []
+    if report.bound_reason == BoundReason.DEAD.value:
+        step = "start the broker; its log is archived to the end, and archiving continues with it"
+        found.append(Finding("broker-down", "the broker does not run", step))
+    margin_s = report.retention_margin_seconds
+    if margin_s is not None and margin_s < report.short_retention_margin_seconds:
+        found.append(Finding(
+            "retention-margin",
+            f"in {duration_text(margin_s)} the broker deletes messages that are not archived",
+            "find out why uploads are slow or stopped, and raise the broker's fileReservedTime or free space there",
+            is_bad=margin_s < report.short_retention_margin_seconds / MARGIN_BAD_SHARE,
+        ))  # fmt: skip
+    return found
+
+
+def _of_the_archive(report: StatusReport) -> list[Finding]:
+    found = []
+    if report.gaps:
+        found.append(_gaps(report.gaps))
+    if report.diverged_objects:
+        found.append(Finding(
+            "diverged-log",
+            "the broker's log was truncated or replaced; objects with messages that it lost, to be deleted: "
+            f"{report.diverged_objects:,}",
+            "tiered ls ARCHIVE_URL --diverged lists them, tiered gc --keep-log-history N keeps them",
+        ))  # fmt: skip
+    if report.expire_stopped:
+        found.append(Finding(
+            "expiry", "nothing expires: the pass exceeds retention.max_share",
+            "check the rules with tiered expire ARCHIVE_URL; if they are right, add --apply --yes",
+        ))  # fmt: skip
+    if report.gc_problem:
+        step = (
+            "allow deletes, or run tiered gc --every with an account that may delete and set gc.every_ms to 0"
+        )
+        found.append(Finding("garbage", f"garbage is not deleted: {report.gc_problem}", step))
+    elif report.garbage_overdue_seconds > GARBAGE_LATE_MS / 1000:
+        found.append(_late_garbage(report.garbage_overdue_seconds))
+    if report.compaction is not None and report.compaction.problem:
+        what = f"small objects are not joined: {report.compaction.problem}"
+        step = "correct it, or set compaction.every_ms to 0; until then reading costs more requests"
+        found.append(Finding("compaction", what, step))
+    if report.index_problem:
+        step = (
+            "run tiered doctor ARCHIVE_URL; queries by key read the messages themselves until it is updated"
+        )
+        found.append(Finding("index", f"the message index is not updated: {report.index_problem}", step))
+    elif report.unindexed_objects:
+        what = f"not in the message index: {counted(report.unindexed_objects, 'damaged object')}"
+        found.append(Finding("index", what, "tiered verify ARCHIVE_URL names them"))
+    return found
+
+
+def of_catalog(state: CatalogState, now_ms: int, gc_grace_ms: int) -> list[Finding]:
+    """Of an archive, for a process without a report."""
+    found = [_gaps(len(state.gaps))] if len(state.gaps) else []
+    oldest_ms = state.oldest_garbage_ms
+    if oldest_ms is not None and now_ms - oldest_ms > gc_grace_ms + GARBAGE_LATE_MS:
+        found.append(_late_garbage((now_ms - oldest_ms - gc_grace_ms) / 1000))
+    return found
+
+
+def _gaps(count: int) -> Finding:
+    what = f"{counted(count, 'gap')}: messages that the broker deleted or lost before they were archived"
+    return Finding("gaps", what, "tiered ls ARCHIVE_URL lists them with their reasons")
+
+
+def _late_garbage(late_s: float) -> Finding:
+    what = f"garbage is not deleted: the oldest is {duration_text(late_s)} past its grace period"
+    return Finding("garbage", what, "tiered gc ARCHIVE_URL --apply, with an account that may delete")
+
+
+def of_relay(relay: RelayStatus) -> list[Finding]:
+    """Of proxy or slave mode."""
+    found = []
+    if relay.has_plain_accounts:
+        what = "clients sign requests on connections without TLS"
+        found.append(Finding("plain-accounts", what, "set serve.tls_certificate"))
+    if isinstance(relay, ProxyStatus) and relay.name_server_problem:
+        what = f"no name server answers, so that clients find no route: {relay.name_server_problem}"
+        found.append(Finding("name-servers", what, "start one, or set broker.name_servers"))
+    if isinstance(relay, SlaveStatus) and not relay.is_master_available:
+        why = f": {relay.master_failure}" if relay.master_failure else ""
+        what = f"the master is not available{why}"
+        found.append(Finding("master", what, "check that the broker runs, and broker.address"))
+    return found

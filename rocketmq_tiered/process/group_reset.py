@@ -1,0 +1,272 @@
+"""Plans and executes the reset of a consumer group's offsets, at a running server or in an archive.
+
+A server is `tiered serve`, `tiered run` or a broker: they share one protocol. Connected members receive the reset (code
+222); without members, offsets are committed (code 15). In an archive the groups' snapshot is written, which requires
+that no server owns it. Sources: RequestCode, AdminBrokerProcessor.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from fetcher.archive import Archive
+from fetcher.queries.time_search import Boundary
+from rocketmq_tiered.server.backend.served_archive import BrokerTables
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
+from tiered.formats import fastjson
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import Credentials
+from tiered.remoting.tls import ClientTls
+
+
+class NotMovedError(TieredError):
+    """A server did not set the requested offsets."""
+
+
+class StartKind(Enum):
+    """Kinds of reset targets."""
+
+    EARLIEST = "earliest"
+    TIME = "time"
+    OFFSET = "offset"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A reset target. ``value``: milliseconds since the epoch, or a queue offset."""
+
+    kind: StartKind
+    value: int = 0
+
+    def within(self, minimum: int, maximum: int, by_time: int) -> int:
+        """The target offset within a queue's bounds; ``by_time``: the offset of the time."""
+        if self.kind is StartKind.EARLIEST:
+            return minimum
+        wanted = by_time if self.kind is StartKind.TIME else self.value
+        return min(max(wanted, minimum), maximum)
+
+
+@dataclass(frozen=True)
+class QueueMove:
+    """``before``: the group's offset, None without one. ``after``: its new offset."""
+
+    broker: str
+    queue_id: int
+    before: int | None
+    after: int
+    minimum: int
+    maximum: int
+
+
+class ArchiveGroups:
+    """Offsets in an archive without a server."""
+
+    def __init__(self, archive: Archive, log: GroupLog, lease_ms: int) -> None:
+        self._archive, self._log, self._lease_ms = archive, log, lease_ms
+
+    def knows(self, group: str) -> bool:
+        """Whether the group has offsets here, or had a configuration or offsets at the broker."""
+        tables = BrokerTables(self._archive.access.store)
+        tables.refresh(self._archive.access.state)
+        return (
+            any(group == name for name, _ in self._log.offsets)
+            or group in tables.table("subscription_groups")
+            or group in tables.consumed().topics
+        )
+
+    def plan(self, group: str, topic: str, start: Start) -> list[QueueMove]:
+        """The moves of ``move``. Raises NotFoundError for an unknown topic."""
+        known = self._log.read().get((group, topic), {})
+        found = []
+        for listing in self._archive.queues(topic):
+            queue = self._archive.queue(*listing.key[:2], generation=listing.generation)
+            by_time = queue.offset_by_time(start.value, Boundary.LOWER) if start.kind is StartKind.TIME else 0
+            after = start.within(queue.min_offset, queue.max_offset, by_time)
+            before = known.get(self._log.number(topic, queue.queue_id))
+            place = self._archive.access.broker, queue.queue_id, before
+            found.append(QueueMove(*place, after, queue.min_offset, queue.max_offset))
+        if not found:
+            raise NotFoundError(
+                f"{self._archive.title} has no topic {topic}", hint="tiered ls lists the topics"
+            )
+        return found
+
+    def move(self, group: str, topic: str, moves: list[QueueMove]) -> list[QueueMove]:
+        """Write the moves. Raises FencedError while a server owns the groups."""
+        self._log.claim(self._lease_ms)
+        offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
+        numbers = {self._log.number(topic, move.queue_id): move.after for move in moves}
+        offsets.setdefault((group, topic), {}).update(numbers)
+        self._log.write(offsets, released=True)
+        return moves
+
+
+class ServerGroups:
+    """Offsets at a running server, whose name-server requests go to ``address``. ``credentials`` sign requests; ``tls``
+    is for the server and its brokers."""
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        self._timeout_s, self._credentials, self._tls = timeout_s, credentials, tls
+        self._names = self._client(address)
+        self._brokers: dict[str, BrokerClient] = {}
+
+    def _client(self, address: str) -> BrokerClient:
+        return BrokerClient(address, self._timeout_s, self._credentials, self._tls)
+
+    def close(self) -> None:
+        """Disconnect."""
+        for client in (self._names, *self._brokers.values()):
+            client.close()
+
+    def knows(self, group: str) -> bool:
+        """Whether the group has members or, in any topic, offsets at the brokers of the plan."""
+        return any(
+            _is_online(client, group)
+            or _document(client, _request(client, RequestCode.GET_CONSUME_STATS, consumerGroup=group)).get(
+                "offsetTable"
+            )
+            for client in self._brokers.values()
+        )
+
+    def plan(self, group: str, topic: str, start: Start) -> list[QueueMove]:
+        """The moves of ``move``. Raises NotFoundError for an unknown topic, UnavailableError."""
+        route = _document(self._names, _request(self._names, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic))
+        addresses = {
+            str(data["brokerName"]): str(data["brokerAddrs"]["0"])
+            for data in route.get("brokerDatas") or []
+            if "0" in (data.get("brokerAddrs") or {})
+        }
+        found = []
+        for data in route.get("queueDatas") or []:
+            broker = str(data["brokerName"])
+            if broker not in addresses:
+                raise UnavailableError(f"broker {broker} has no master", hint="retry once it is up")
+            self._brokers.setdefault(broker, self._client(addresses[broker]))
+            found += [
+                self._plan_queue(broker, group, topic, queue_id, start)
+                for queue_id in range(int(data["readQueueNums"]))
+            ]
+        return found
+
+    def _plan_queue(self, broker: str, group: str, topic: str, queue_id: int, start: Start) -> QueueMove:
+        client, queue = self._brokers[broker], {"topic": topic, "queueId": queue_id}
+        minimum = max(0, _number(client, RequestCode.GET_MIN_OFFSET, **queue))
+        maximum = max(minimum, _number(client, RequestCode.GET_MAX_OFFSET, **queue))
+        by_time = 0
+        if start.kind is StartKind.TIME:
+            time = {"timestamp": start.value, "boundaryType": "LOWER"}
+            by_time = _number(client, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, **queue, **time)
+        after = start.within(minimum, maximum, by_time)
+        return QueueMove(
+            broker, queue_id, self._committed(broker, group, topic, queue_id), after, minimum, maximum
+        )
+
+    def _committed(self, broker: str, group: str, topic: str, queue_id: int) -> int | None:
+        fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
+        answer = _call(self._brokers[broker], RequestCode.QUERY_CONSUMER_OFFSET, **fields)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return int(_checked(answer, RequestCode.QUERY_CONSUMER_OFFSET).ext_fields["offset"])
+
+    def move(self, group: str, topic: str, start: Start, moves: list[QueueMove]) -> list[QueueMove]:
+        """Execute the moves; returns the offsets afterwards. Raises NotMovedError if they differ."""
+        found = []
+        for broker, client in self._brokers.items():
+            own = [move for move in moves if move.broker == broker]
+            if _is_online(client, group):
+                found += self._reset(client, group, topic, start, own)
+            else:
+                found += self._commit(client, broker, group, topic, own)
+        missed = [move for move, got in zip(moves, found, strict=True) if move.after != got.after]
+        if missed:
+            first = missed[0]
+            raise NotMovedError(
+                f"{len(missed)} queues of {group} were not reset, such as {first.broker} queue {first.queue_id} "
+                f"to {first.after}",
+                hint="stop the group's consumers and retry",
+            )
+        return found
+
+    def _commit(
+        self, client: BrokerClient, broker: str, group: str, topic: str, moves: list[QueueMove]
+    ) -> list[QueueMove]:
+        found = []
+        for move in moves:
+            fields = {"consumerGroup": group, "topic": topic, "queueId": move.queue_id}
+            _request(client, RequestCode.UPDATE_CONSUMER_OFFSET, **fields, commitOffset=move.after)
+            now = self._committed(broker, group, topic, move.queue_id)
+            found.append(replace(move, after=-1 if now is None else now))
+        return found
+
+    def _reset(
+        self, client: BrokerClient, group: str, topic: str, start: Start, moves: list[QueueMove]
+    ) -> list[QueueMove]:
+        """All queues at once, since a client restarts ten seconds after each reset; then the remaining ones one by
+        one: a broker takes an offset for a single queue only."""
+        is_offset = start.kind is StartKind.OFFSET
+        moved = _reset_at(
+            client, group, topic, timestamp=0 if is_offset else start.value, queueId=-1,
+            offset=start.value if is_offset else -1,
+        )  # fmt: skip
+        for move in moves:
+            if moved.get(move.queue_id) != move.after:
+                moved |= _reset_at(
+                    client, group, topic, timestamp=0, queueId=move.queue_id, offset=move.after
+                )
+        return [replace(move, after=moved.get(move.queue_id, -1)) for move in moves]
+
+
+def _reset_at(client: BrokerClient, group: str, topic: str, **fields: object) -> dict[int, int]:
+    """Queue id -> new offset; empty if the server refuses."""
+    code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+    answer = _call(client, code, topic=topic, group=group, isForce="true", **fields)
+    if answer.code == ResponseCode.SYSTEM_ERROR:
+        return {}  # such as an offset below the broker's minimum
+    table = _document(client, _checked(answer, code)).get("offsetTable") or {}  # its keys are queues
+    return {int(json.loads(queue)["queueId"]): int(offset) for queue, offset in table.items()}
+
+
+def _is_online(client: BrokerClient, group: str) -> bool:
+    answer = _call(client, RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup=group)
+    return answer.code == ResponseCode.SUCCESS
+
+
+def _call(client: BrokerClient, code: RequestCode, **fields: object) -> RemotingCommand:
+    return client.call(code, {name: str(value) for name, value in fields.items()})
+
+
+def _request(client: BrokerClient, code: RequestCode, **fields: object) -> RemotingCommand:
+    return _checked(_call(client, code, **fields), code)
+
+
+def _checked(answer: RemotingCommand, code: RequestCode) -> RemotingCommand:
+    if answer.code == ResponseCode.SUCCESS:
+        return answer
+    remark = answer.remark or f"code {answer.code}"
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        raise NotFoundError(remark)
+    raise UnavailableError(f"{code.name} failed: {remark}")
+
+
+def _number(client: BrokerClient, code: RequestCode, **fields: object) -> int:
+    return int(_request(client, code, **fields).ext_fields["offset"])
+
+
+def _document(client: BrokerClient, answer: RemotingCommand) -> dict[str, Any]:
+    try:
+        found = fastjson.loads(answer.body)
+    except CorruptionError as error:
+        raise UnavailableError(f"unreadable response of {client!r}: {error}") from error
+    return found if isinstance(found, dict) else {}

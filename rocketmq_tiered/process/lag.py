@@ -1,0 +1,239 @@
+"""Measures the lag of each queue: messages, bytes and the age of the oldest message that is not archived.
+
+Counts from the dispatch offset to a physical end by scanning the commitlog, which costs less than a search in each of
+many consume queues. These are searched where the scan meets damage. The scan is bounded: the messages of a longer lag
+are estimated from its first 64 MiB.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketmq_tiered.process.report import QueueReport
+from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
+from tiered.broker_store.damage import stored_size
+from tiered.broker_store.residency import PAGE_BYTES
+from tiered.errors import AccessDeniedError, UnreadableError
+from tiered.kernels.queue_table import QueueTable
+from tiered.model.queue import TopicFilter
+from tiered.model.tables import Table
+from uploader.lmq_dispatch import resolved_lmq_rows
+from uploader.log_batch import LogBatch
+from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
+
+SCAN_BYTES_MAX = 64 * 1024 * 1024
+CHUNK_BYTES = 8 * 1024 * 1024
+_BORN_V6 = 0x10
+_SYS_FLAG = struct.Struct(">i")
+_TIMESTAMP = struct.Struct(">q")
+_SYS_FLAG_AT = 36
+_BORN_HOST_AT = 48
+
+
+@dataclass
+class QueueLag:
+    """The lag of one queue. ``oldest_ms``: store timestamp of its first message that is not archived."""
+
+    messages: int = 0
+    bytes: int = 0
+    oldest_ms: int = 0
+
+
+@dataclass
+class Lag:
+    """The lag of all queues."""
+
+    queues: dict[tuple[str, int], QueueLag] = field(default_factory=dict)
+    """What was counted: of an estimated lag, its first part."""
+    end_phys: int = 0
+    """Physical end of the last record."""
+    estimated_from: float = 1.0
+    """Share of the bytes that was counted; below 1 ``messages`` is an estimate."""
+
+    @property
+    def messages(self) -> int | None:
+        """The sum of all queues; None if nothing could be counted of a long lag."""
+        counted = sum(queue.messages for queue in self.queues.values())
+        return round(counted / self.estimated_from) if self.estimated_from else None
+
+    def oldest_ms(self) -> int | None:
+        """Store timestamp of the oldest message that is not archived; None without lag."""
+        return min((queue.oldest_ms for queue in self.queues.values() if queue.oldest_ms), default=None)
+
+    def age_s(self, now_ms: int) -> float:
+        """Age of the oldest message that is not archived; 0 without lag."""
+        oldest_ms = self.oldest_ms()
+        return 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000)
+
+    def reports(self, now_ms: int) -> tuple[QueueReport, ...]:
+        """One report per queue with lag, by name; estimates, if the total is one."""
+        share = self.estimated_from
+        return tuple(
+            QueueReport(
+                topic, queue_id, round(lag.messages / share), round(lag.bytes / share),
+                max(0.0, (now_ms - lag.oldest_ms) / 1000),
+            )
+            for (topic, queue_id), lag in sorted(self.queues.items())
+        )  # fmt: skip
+
+    def add(self, topic: str, queue_id: int, counted: QueueLag) -> None:
+        """Add to the lag of one queue; earlier calls are for earlier records."""
+        lag = self.queues.setdefault((topic, queue_id), QueueLag())
+        lag.messages += counted.messages
+        lag.bytes += counted.bytes
+        lag.oldest_ms = lag.oldest_ms or counted.oldest_ms
+
+
+def measure_lag(
+    log: CommitLog,
+    find_index: Callable[[], ConsumeQueueIndex | None],
+    topic_filter: TopicFilter,
+    committed_phys: int,
+    end_phys: int,
+) -> Lag:
+    """Count [committed_phys, end_phys) per queue. ``find_index`` is called where consume queues are needed; its None:
+    none is visible."""
+    if committed_phys >= end_phys:
+        return Lag(end_phys=committed_phys)
+    if end_phys - committed_phys > SCAN_BYTES_MAX:
+        end_phys = written_end(log, committed_phys, end_phys)
+    if end_phys - committed_phys > SCAN_BYTES_MAX:
+        return _estimated_lag(log, topic_filter, committed_phys, end_phys)
+    lag = Lag(end_phys=committed_phys)
+    with suppress(UnreadableError, AccessDeniedError):
+        _count_scanned(lag, log, topic_filter, committed_phys, end_phys)
+        if lag.end_phys >= end_phys:
+            return lag
+    # The consume queues pass what is damaged or missing.
+    return lag_by_queues(log, find_index(), topic_filter, committed_phys, end_phys)
+
+
+def _estimated_lag(log: CommitLog, topic_filter: TopicFilter, committed_phys: int, end_phys: int) -> Lag:
+    lag = Lag(end_phys=committed_phys)
+    with suppress(UnreadableError, AccessDeniedError):
+        _count_scanned(lag, log, topic_filter, committed_phys, committed_phys + SCAN_BYTES_MAX)
+    lag.estimated_from = (lag.end_phys - committed_phys) / (end_phys - committed_phys)
+    lag.end_phys = end_phys
+    return lag
+
+
+def lag_by_queues(
+    log: CommitLog,
+    index: ConsumeQueueIndex | None,
+    topic_filter: TopicFilter,
+    committed_phys: int,
+    end_phys: int,
+) -> Lag:
+    """Count [committed_phys, end_phys) by the consume queues as far as they reach, the rest by a scan."""
+    lag, shown_phys = Lag(end_phys=committed_phys), committed_phys
+    if (
+        index is not None
+        and (reach := min(index.frontier_phys(at_least=end_phys), end_phys)) > committed_phys
+    ):
+        try:
+            _count_units(lag, index.units_between(committed_phys, reach), log, topic_filter)
+            shown_phys = lag.end_phys = reach
+        except (UnreadableError, AccessDeniedError):
+            lag = Lag(end_phys=committed_phys)  # unreadable queue: scan the log instead
+    _count_scanned(lag, log, topic_filter, shown_phys, end_phys)
+    return lag
+
+
+def written_end(log: CommitLog, begin_phys: int, end_phys: int) -> int:
+    """About where zeros follow to ``end_phys``: files have their full size before they are written. A page of zeros
+    inside a record can make it too small."""
+    low, high = begin_phys // PAGE_BYTES, -(-end_phys // PAGE_BYTES)  # the end is above low, at most at high
+    if _is_written(log, high - 1):
+        return end_phys
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _is_written(log, middle) else (low, middle)
+    return min(max(begin_phys, high * PAGE_BYTES), end_phys)
+
+
+def _is_written(log: CommitLog, page: int) -> bool:
+    try:
+        return any(log.read(page * PAGE_BYTES, PAGE_BYTES))
+    except (UnreadableError, AccessDeniedError):
+        return True  # it has been there
+
+
+def _count_units(
+    lag: Lag, units_by_queue: Mapping[tuple[str, int], Table], log: CommitLog, topic_filter: TopicFilter
+) -> None:
+    for (topic, queue_id), units in units_by_queue.items():
+        if len(units) and topic_filter.admits(topic):
+            counted = QueueLag(
+                int(units["inner_num"].sum()),
+                int(units["size"].sum(dtype=np.int64)),
+                store_timestamp_at(log, int(units["phys"][0])) or 0,
+            )
+            lag.add(topic, queue_id, counted)
+
+
+def _count_scanned(
+    lag: Lag, log: CommitLog, topic_filter: TopicFilter, begin_phys: int, end_phys: int
+) -> None:
+    table = QueueTable()
+    # A stale checksum of a copied message is accepted; other damage ends the count without a search.
+    feed = LogFeed(
+        log, table, topic_filter, delay_levels_ms=None,
+        next_record=lambda _phys, _limit: None, accepted_size=partial(stored_size, log),
+    )  # fmt: skip
+    bound = FeedBound(end_phys, end_phys - 1)
+    batch = LogBatch(min(CHUNK_BYTES, end_phys - begin_phys))
+    phys = begin_phys
+    while phys < end_phys:
+        batch.reset(phys, 0)
+        outcome = FeedOutcome.MORE
+        while outcome is FeedOutcome.MORE and batch.room:
+            outcome = feed.advance(batch, bound, CHUNK_BYTES)
+        if outcome is FeedOutcome.OVERSIZE:
+            batch = LogBatch(feed.oversize_bytes)
+            continue
+        _count_rows(lag, batch, table)
+        lag.end_phys = batch.to_phys
+        if outcome is FeedOutcome.CAUGHT_UP or batch.to_phys == phys:
+            return
+        phys = batch.to_phys
+
+
+def _count_rows(lag: Lag, batch: LogBatch, table: QueueTable) -> None:
+    columns = batch.columns
+    rows, (lmq, _) = columns.rows, resolved_lmq_rows(columns, {})
+    parent = columns.lmq_row[lmq]
+    queue = np.concatenate([columns.queue[:rows], columns.lmq_queue[lmq]])
+    inner = np.concatenate([columns.inner_num[:rows], np.ones(len(lmq), np.int32)])
+    size = np.concatenate([columns.size[:rows], columns.size[parent]])
+    stamp = np.concatenate([columns.store_timestamp[:rows], columns.store_timestamp[parent]])
+    present, first, group = np.unique(queue, return_index=True, return_inverse=True)
+    messages, sizes = _totals(group, inner, len(present)), _totals(group, size, len(present))
+    for i, ordinal in enumerate(present.tolist()):
+        if table.admitted[ordinal] == 1:
+            counted = QueueLag(int(messages[i]), int(sizes[i]), int(stamp[first[i]]))
+            lag.add(table.topic(ordinal), int(table.queue_id[ordinal]), counted)
+
+
+def _totals(group: NDArray[Any], values: NDArray[Any], groups: int) -> NDArray[Any]:
+    total = np.zeros(groups, np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+def store_timestamp_at(log: CommitLog, phys: int) -> int | None:
+    """Store timestamp (ms) of the record at ``phys``; None without one."""
+    if log.record_size_at(phys) is None:
+        return None
+    header = log.read(phys, _BORN_HOST_AT + 20 + _TIMESTAMP.size)
+    (sys_flag,) = _SYS_FLAG.unpack_from(header, _SYS_FLAG_AT)
+    (timestamp_ms,) = _TIMESTAMP.unpack_from(header, _BORN_HOST_AT + (20 if sys_flag & _BORN_V6 else 8))
+    return int(timestamp_ms)

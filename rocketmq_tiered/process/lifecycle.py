@@ -1,0 +1,398 @@
+"""The lifecycle of `tiered run`: start the uploader, restart it after an outage, reload, drain, stop.
+
+Owns the main loop, signals, and the reaction to each kind of failure. All waiting is on one event queue: an idle
+process costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Protocol
+
+from rocketmq_tiered.process.event_queue import EventQueue
+from rocketmq_tiered.process.findings import Finding, of_report
+from rocketmq_tiered.process.report import StatusReport
+from rocketmq_tiered.process.run_state import (
+    ARCHIVING,
+    STARTING,
+    TROUBLE,
+    Condition,
+    RetryPlan,
+    RunState,
+    after_failure,
+    while_running,
+)
+from rocketmq_tiered.process.sighup import was_received
+from tiered.errors import FencedError, TieredError
+from tiered.kernels.jit import compiling
+from tiered.settings.load import FIELDS, LoadedSettings, changed_keys, value_of
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
+
+EXIT_NOT_DRAINED = 4
+OBSERVE_S = 5.0
+"""Within this time a changed state is logged."""
+OBSERVE_START_S = 0.5
+"""The same while a start is not finished."""
+SETTLED_S = 60.0
+"""After a job has run this long, the next outage starts with the shortest wait."""
+
+
+class Job(Protocol):
+    """A job of the service: the uploader."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop`` is set, then drain; raises failures."""
+        ...
+
+    def report(self) -> StatusReport:
+        """The present status; callable from any thread, also before and after the run."""
+        ...
+
+
+JobFactory = Callable[[Settings], Job]
+
+
+class Event(Enum):
+    """Events of the main loop."""
+
+    STOP = "stop"
+    RELOAD = "reload"
+    JOB_ENDED = "job ended"
+    TIMEOUT = "timeout"
+
+
+def with_values_of(before: Settings, after: Settings, keys: Sequence[str]) -> Settings:
+    """``after`` with the values of ``keys`` from ``before``. Pure."""
+    for key in keys:
+        section, _, name = key.partition(".")
+        kept = replace(getattr(after, section), **{name: value_of(before, key)})
+        after = replace(after, **{section: kept})
+    return after
+
+
+class Service:
+    """Runs jobs built by ``factory`` until a stop. ``extended``: a report with what other parts of the process add."""
+
+    def __init__(
+        self,
+        loaded: LoadedSettings,
+        *,
+        factory: JobFactory,
+        reload: Callable[[], LoadedSettings],
+        on_reload: Callable[[Settings], None] = lambda _settings: None,
+        extended: Callable[[StatusReport], StatusReport] = lambda report: report,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = loaded.settings
+        self._factory = factory
+        self._load = reload
+        self._on_reload = on_reload
+        self._extended = extended
+        self._settings_problem = ""
+        self._findings: dict[str, Finding] = {}
+        """As logged last, by what they are about."""
+        self._monotonic_s = monotonic_s
+        self._jitter = jitter
+        self._events: EventQueue[tuple[Event, int]] = EventQueue()
+        self._condition = Condition(RunState.STARTING, "reading settings")
+        """In effect unless the uploader has claimed its archive."""
+        self._is_running = False
+        self._has_owned = False
+        self._standby_report: StatusReport | None = None
+        self._logged = self._condition
+        self._logged_s = monotonic_s()
+        self._failures = 0
+        self._failed_why = ""
+        """The cause of the last failure."""
+        self._retry_at_s: float | None = None
+        self._started_s = 0.0
+        self._job: Job | None = None
+        self._job_error: BaseException | None = None
+        self._job_stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._jobs_started = 0
+        self._restart_when_ended = False
+        self._late_at_s: float | None = None
+        """When a job that drains for a reload will be late; None once logged."""
+        self._is_built = False
+        """Whether the current job was built."""
+        self._proven: Settings | None = None
+        """The settings of the last job that was built."""
+
+    @property
+    def condition(self) -> Condition:
+        """The present state and its cause; callable from any thread."""
+        return self._observed()[0]
+
+    def handle_signals(self) -> None:
+        """SIGTERM and SIGINT drain; SIGHUP reloads, also one received before. Main thread only."""
+        self._events.wake_on_signals()
+        signal.signal(signal.SIGTERM, lambda *_: self.post(Event.STOP))
+        signal.signal(signal.SIGINT, lambda *_: self.post(Event.STOP))
+        replaced = signal.signal(signal.SIGHUP, lambda *_: self.post(Event.RELOAD))
+        if was_received(replaced):
+            self.post(Event.RELOAD)
+
+    def post(self, event: Event) -> None:
+        """Wake the main loop; safe from any thread and from signal handlers."""
+        self._events.put((event, 0))
+
+    def serve(self) -> int:
+        """The main loop; returns the exit code."""
+        self._start_job()
+        while True:
+            event, job_number = self._next_event()
+            if event is Event.STOP:
+                return self._drain()
+            if event is Event.RELOAD:
+                self._reload()
+            elif event is Event.TIMEOUT:
+                self._due()
+            elif job_number == self._jobs_started and (code := self._job_ended()) is not None:
+                return code
+
+    def close(self) -> None:
+        """Stop listening to signals, after ``serve``."""
+        self._events.close()
+
+    def report(self) -> StatusReport:
+        """The uploader's report with the service's state; only the state before the first uploader."""
+        condition, report = self._observed()
+        return self._extended(
+            replace(
+                report or StatusReport(),
+                state=condition.text,
+                why=condition.why,
+                step=condition.step,
+                settings_problem=self._settings_problem,
+            )
+        )
+
+    def health(self) -> tuple[bool, str]:
+        """Alive: an uploader runs, or a restart of it is planned."""
+        condition = self.condition
+        return condition.state is not RunState.STOPPED, f"{condition.text}: {condition.why}"
+
+    def readiness(self) -> tuple[bool, str]:
+        """Ready: the uploader archives. One that the object store or a silent broker stops is not ready. The text has
+        the findings too, a line each."""
+        condition = self.condition
+        lines = [condition.line, *(found.text for found in of_report(self.report()))]
+        return condition.state in ARCHIVING, "\n".join(lines)
+
+    def _observed(self) -> tuple[Condition, StatusReport | None]:
+        job, now = self._job, self._condition
+        if now.state in STARTING and (kernel := compiling()):
+            now = Condition(RunState.STARTING, f"compiling {kernel}")
+        report = None if job is None else job.report()
+        if report is None:
+            return now, None
+        if self._is_running and self._is_built:
+            now = while_running(report, now, self._settings.offload.batch_age_ms)
+        if now.state in (RunState.STANDBY, RunState.FENCED) and report.lag_bytes is None:
+            return now, self._standby_report or report  # a new job has not measured the lag yet
+        self._standby_report = report
+        return now, report
+
+    def _next_event(self) -> tuple[Event, int]:
+        self._log_changes()
+        due_at_s = self._late_at_s if self._retry_at_s is None else self._retry_at_s
+        wait_s = OBSERVE_START_S if self._logged.state in STARTING else OBSERVE_S
+        if due_at_s is not None:
+            wait_s = min(wait_s, max(0.0, due_at_s - self._monotonic_s()))
+        return self._events.get(wait_s) or (Event.TIMEOUT, 0)
+
+    def _due(self) -> None:
+        now_s = self._monotonic_s()
+        if self._retry_at_s is not None:
+            if now_s >= self._retry_at_s:
+                self._start_job()
+        elif self._late_at_s is not None and now_s >= self._late_at_s:
+            self._late_at_s = None
+            logger.error("the uploader has not drained in time: new settings apply once it has")
+
+    def _start_job(self) -> None:
+        self._retry_at_s = self._late_at_s = None
+        self._started_s = self._monotonic_s()
+        self._job_error = None
+        self._is_built = False
+        self._job_stop = threading.Event()
+        self._restart_when_ended = False
+        self._jobs_started += 1
+        if self._condition.state not in TROUBLE | {RunState.STANDBY}:
+            self._condition = Condition(RunState.CONNECTING, "opening the broker's store and the archive")
+        self._is_running = True
+        self._thread = threading.Thread(
+            target=self._run_job,
+            args=(self._settings, self._job_stop, self._jobs_started),
+            name="uploader",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def _run_job(self, settings: Settings, stop: threading.Event, number: int) -> None:
+        try:
+            job = self._factory(settings)
+            self._job, self._proven, self._is_built = job, settings, True
+            job.run(stop)
+        except BaseException as error:  # the main loop decides and logs
+            self._job_error = error
+        self._events.put((Event.JOB_ENDED, number))
+
+    def _job_ended(self) -> int | None:
+        if self._thread is None:
+            return None
+        self._thread.join()
+        self._thread = None
+        error = self._job_error
+        condition, report = self._observed()
+        self._has_owned = self._has_owned or (report is not None and report.epoch > 0)
+        self._is_running = False
+        if condition.state in ARCHIVING:
+            self._condition = Condition(RunState.CONNECTING, "starting again")
+        if self._restart_when_ended:
+            self._start_job()
+            return None
+        if error is None:
+            self._enter(Condition(RunState.STOPPED, "the uploader has ended"))
+            return 0
+        if self._rolls_back(error):
+            return None
+        if self._monotonic_s() - self._started_s >= SETTLED_S:
+            self._failures = 0
+        self._failures += 1
+        lasts, self._failed_why = str(error) == self._failed_why, str(error)
+        plan = after_failure(
+            error, self._settings, self._failures, self._jitter(), has_owned=self._has_owned, lasts=lasts
+        )
+        self._log_failure(error, plan)
+        self._enter(plan.condition)
+        if plan.exit_code is not None:
+            return plan.exit_code
+        self._retry_at_s = self._monotonic_s() + plan.delay_s
+        return None
+
+    def _rolls_back(self, error: BaseException) -> bool:
+        """Whether the previous settings were restored, because no job can be built with the reloaded ones. Failures
+        that may pass are retried with the reloaded ones."""
+        before = self._proven
+        if self._is_built or before is None or before is self._settings:
+            return False
+        if after_failure(error, before, 1, 0.0).exit_code is None:
+            return False
+        logger.error("reloaded settings are unusable: previous settings restored", exc_info=error)
+        self._settings_problem = str(error)
+        self._apply(before)
+        self._start_job()
+        return True
+
+    def _apply(self, settings: Settings) -> None:
+        logging.getLogger().setLevel(settings.process.log_level.upper())
+        self._settings = settings
+        self._on_reload(settings)
+
+    def _log_failure(self, error: BaseException, plan: RetryPlan) -> None:
+        """Failures that a retry may cure are logged as states."""
+        if plan.exit_code is not None:
+            level = logging.ERROR if isinstance(error, TieredError) else logging.CRITICAL
+            logger.log(level, "the uploader stopped", exc_info=error, extra={"failures": self._failures})
+
+    def _reload(self) -> None:
+        try:
+            after = self._load().settings
+        except TieredError as error:
+            logger.error("settings not reloaded: previous settings stay", exc_info=error)
+            self._settings_problem = str(error)
+            return
+        self._settings_problem = ""
+        changed = changed_keys(self._settings, after)
+        late = [key for key in changed if FIELDS[key].rule.restart]
+        if late:
+            logger.warning("restart needed to apply settings", extra={"keys": late})
+        if len(changed) == len(late):
+            logger.info("settings reloaded: nothing to apply")
+            return
+        after = with_values_of(self._settings, after, late)
+        logger.info("settings reloaded", extra={"keys": [key for key in changed if key not in late]})
+        if all(key in late or FIELDS[key].rule.live for key in changed):
+            if self._proven is self._settings:
+                self._proven = after
+            self._apply(after)
+            return
+        self._apply(after)
+        self._restart_job()
+
+    def _restart_job(self) -> None:
+        """Start a new job once this one has drained. The main loop does not wait: SIGTERM may arrive."""
+        if self._thread is None:
+            self._start_job()
+            return
+        self._job_stop.set()
+        if not self._restart_when_ended:
+            self._restart_when_ended = True
+            self._late_at_s = self._monotonic_s() + self._settings.process.drain_timeout_ms / 1000
+
+    def _drain(self) -> int:
+        before = self.condition.state
+        self._enter(Condition(RunState.STOPPING, "finishing uploads in flight"))
+        was_running = self._thread is not None
+        drained = self._stop_job()
+        why = "drained" if drained else "stopped before all uploads in flight were finished"
+        self._enter(Condition(RunState.STOPPED, why))
+        is_standby = before in (RunState.STANDBY, RunState.FENCED) and isinstance(
+            self._job_error, FencedError
+        )
+        if drained and was_running and isinstance(self._job_error, TieredError) and not is_standby:
+            logger.error("the uploader failed while draining", exc_info=self._job_error)
+            return self._job_error.exit_code
+        return 0 if drained else EXIT_NOT_DRAINED
+
+    def _stop_job(self) -> bool:
+        """Let the job drain; False if it takes too long."""
+        if self._thread is None:
+            return True
+        self._job_stop.set()
+        self._thread.join(self._settings.process.drain_timeout_ms / 1000)
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
+
+    def _enter(self, condition: Condition) -> None:
+        self._condition, self._is_running = condition, False
+        self._log_changes()
+
+    def _log_changes(self) -> None:
+        """One line for each entered state, and for each finding that appears or ends."""
+        self._log_state()
+        found = {finding.about: finding for finding in of_report(self.report())}
+        for about, finding in found.items():
+            if about not in self._findings:
+                level = logging.ERROR if finding.is_bad else logging.WARNING
+                logger.log(level, "attention: %s", finding.what, extra={"about": about, "next": finding.step})
+        for about in self._findings.keys() - found.keys():
+            logger.info("attention ended: %s", self._findings[about].what, extra={"about": about})
+        self._findings = found
+
+    def _log_state(self) -> None:
+        now, before = self.condition, self._logged
+        if now.text == before.text:
+            return
+        now_s = self._monotonic_s()
+        details = {"why": now.why} | ({"next": now.step} if now.step else {})
+        if before.state in TROUBLE:
+            details |= {"before": before.text, "after": f"{now_s - self._logged_s:.0f} s"}
+        logger.log(
+            logging.ERROR if now.state in TROUBLE else logging.INFO, "state %s", now.text, extra=details
+        )
+        self._logged, self._logged_s = now, now_s

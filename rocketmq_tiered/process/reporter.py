@@ -1,0 +1,200 @@
+"""Makes the status report of an uploader: its status, plus lag and retention margin from the broker's files.
+
+Reads its own BrokerStore, because the uploader's is not thread-safe. A report is reused for REPORT_EVERY_S, and longer
+where it costs much: each one reads the log that is not archived, and beyond damage thousands of consume queues. Such a
+report is made by a thread of its own, and until it is there the last one is returned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from rocketmq_tiered.process.archive_growth import GrowthMeter, with_growth
+from rocketmq_tiered.process.lag import measure_lag
+from rocketmq_tiered.process.report import StatusReport, seconds_since
+from rocketmq_tiered.process.retention_margin import LogGrowth, retention_margin_s
+from tiered.broker_store.bound import BoundReason
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
+from tiered.broker_store.pins import PinStatus
+from tiered.broker_store.retention import short_margin_s
+from tiered.broker_store.store import BrokerStore
+from tiered.catalog.state import CatalogState
+from tiered.errors import TieredError
+from tiered.model.queue import TopicFilter
+from uploader.offload import OffloadStatus
+
+REPORT_EVERY_S = 1.0
+COSTLY_S = 0.05
+"""From this processor time on a report is made by a thread of its own."""
+COST_SHARE = 4.0
+"""A report is reused for so many times the processor time that it took: reports take a fifth of a core at most."""
+
+
+class Reporter:
+    """Makes reports of one uploader. Thread-safe. Closes ``view``. ``head``: the report before there is a status."""
+
+    def __init__(
+        self,
+        head: StatusReport,
+        view: BrokerStore,
+        topic_filter: TopicFilter,
+        *,
+        gc_grace_ms: int = 0,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        cpu_s: Callable[[], float] = time.thread_time,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._head = head
+        self._view = view
+        self._filter = topic_filter
+        self._gc_grace_ms = gc_grace_ms
+        self._monotonic_s, self._cpu_s = monotonic_s, cpu_s
+        self._wall_ms = wall_ms
+        self._lock = threading.Lock()
+        self._last = head
+        self._cost_s = 0.0
+        self._measured_s: float | None = None
+        """When the figures of the last report were measured; None: none were."""
+        self._due_s: float | None = None
+        """When the last report is too old; None: none was made."""
+        self._growth = LogGrowth()
+        self._meter = GrowthMeter(monotonic_s())
+        self._is_closed = False
+
+    def report(self, status: Callable[[], OffloadStatus | None]) -> StatusReport:
+        """A report of ``status()``; the last one while that is recent, another is made, or the reporter is closed."""
+        self._renew(status)
+        age_s = 0.0 if self._measured_s is None else self._monotonic_s() - self._measured_s
+        return self._last if age_s <= REPORT_EVERY_S else replace(self._last, measured_seconds=age_s)
+
+    def _renew(self, status: Callable[[], OffloadStatus | None]) -> None:
+        if not self._lock.acquire(blocking=self._due_s is None):
+            return
+        if self._is_closed or (self._due_s is not None and self._monotonic_s() < self._due_s):
+            self._lock.release()
+        elif self._cost_s < COSTLY_S:
+            self._make(status)
+        else:  # it has the lock until it is done
+            try:
+                threading.Thread(target=self._make, args=(status,), name="report", daemon=True).start()
+            except RuntimeError:  # no thread can be started
+                self._make(status)
+
+    def _make(self, status: Callable[[], OffloadStatus | None]) -> None:
+        """Make a report, and release the lock."""
+        cost_s, self._cost_s = 0.0, 0.0  # after a failure the next call makes it, and raises
+        try:
+            found, began_s = status(), self._cpu_s()
+            if found is not None:
+                measured_s = self._monotonic_s()
+                self._last = self._fresh(found)
+                self._measured_s = measured_s
+                cost_s = self._cpu_s() - began_s
+                self._due_s = self._monotonic_s() + max(REPORT_EVERY_S, COST_SHARE * cost_s)
+            self._cost_s = cost_s
+        finally:
+            self._lock.release()
+
+    def stand_by(self, state: CatalogState, log_end_phys: int | None) -> StatusReport:
+        """A report of the lag behind the archive of another writer, whose state is ``state``."""
+        with self._lock:
+            head = replace(
+                self._head,
+                committed_phys=state.cursor.phys,
+                gaps=len(state.gaps),
+                pending_deletions=state.pending_deletion_count,
+                oldest_pending_deletion_seconds=seconds_since(
+                    state.oldest_pending_deletion_ms, self._wall_ms()
+                ),
+                garbage_overdue_seconds=self._overdue_s(state.oldest_garbage_ms),
+                diverged_objects=state.diverged_count,
+            )
+            try:
+                self._view.commit_log.refresh()
+                end_phys = self._view.commit_log.max_file_end if log_end_phys is None else log_end_phys
+                self._last = self._with_lag(head, end_phys)
+            except (TieredError, OSError) as error:
+                self._last = replace(head, last_error=str(error))
+            self._measured_s = self._monotonic_s()
+            return self._last
+
+    def close(self) -> None:
+        """Stop reading; the last report stays."""
+        with self._lock:
+            self._is_closed = True
+            self._view.close()
+
+    def _overdue_s(self, garbage_ms: int | None) -> float:
+        return seconds_since(None if garbage_ms is None else garbage_ms + self._gc_grace_ms, self._wall_ms())
+
+    def _fresh(self, status: OffloadStatus) -> StatusReport:
+        pins = status.pins if status.pins is not None else PinStatus()
+        report = replace(
+            self._head,
+            epoch=status.epoch,
+            committed_phys=status.committed_phys,
+            bound_phys=status.bound_phys,
+            bound_reason=status.bound_reason,
+            gaps=status.gaps,
+            new_gaps=status.counters.gaps,
+            errors=status.counters.attempts_abandoned,
+            last_error=status.last_error,
+            budget_used_bytes=status.memory_used_bytes,
+            budget_limit_bytes=status.memory_budget_bytes,
+            pins=len(pins.pins),
+            pin_note=pins.problem,
+            messages=status.counters.messages,
+            bytes=status.counters.raw_bytes,
+            unindexed_objects=status.unindexed_objects,
+            index_files_rebuilt=status.index_files_rebuilt,
+            index_problem=status.index_problem,
+            store_problem=status.store_problem,
+            pending_deletions=status.pending_deletions,
+            oldest_pending_deletion_seconds=seconds_since(status.oldest_pending_deletion_ms, self._wall_ms()),
+            garbage_overdue_seconds=self._overdue_s(status.oldest_garbage_ms),
+            diverged_objects=status.diverged_objects,
+        )
+        if status.catalog is not None:
+            now_s = self._monotonic_s()
+            growth = self._meter.measure(now_s, status.catalog, status.commits, status.catalog_bytes)
+            report = with_growth(report, growth)
+        if not status.bound_reason:
+            return replace(report, bound_phys=None)  # no bound yet
+        try:
+            return self._with_lag(report, status.written_phys)
+        except (TieredError, OSError) as error:
+            # Without a readable store the lag is unknown.
+            return replace(report, last_error=str(error))
+
+    def _with_lag(self, report: StatusReport, written_phys: int) -> StatusReport:
+        log = self._view.commit_log
+        log.refresh()
+        # Beyond the bound too: what a silent broker excludes is lag as well.
+        committed_phys, bound_phys = report.committed_phys, report.bound_phys
+        lag = measure_lag(log, self._fresh_index, self._filter, committed_phys, written_phys)
+        end_phys = lag.end_phys
+        if bound_phys is not None and report.bound_reason == BoundReason.DEAD.value:
+            bound_phys = min(bound_phys, max(end_phys, committed_phys))  # it ends where its files do
+        growth = self._growth.bytes_per_s(self._monotonic_s(), end_phys)
+        now_ms = self._wall_ms()
+        return replace(
+            report,
+            bound_phys=bound_phys,
+            lag_messages=lag.messages,
+            is_lag_estimated=lag.estimated_from < 1,
+            lag_bytes=max(0, end_phys - committed_phys),
+            lag_seconds=lag.age_s(now_ms),
+            retention_margin_seconds=retention_margin_s(self._view, committed_phys, end_phys, growth),
+            short_retention_margin_seconds=short_margin_s(self._view.conf or BrokerConf()),
+            queues=lag.reports(now_ms),
+        )
+
+    def _fresh_index(self) -> ConsumeQueueIndex | None:
+        index = self._view.consume_queues()
+        if index is not None:
+            index.refresh()
+        return index

@@ -1,0 +1,323 @@
+"""One uploader of the process: built from settings, run once, then closed. The process starts it in lifecycle.py."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from rocketmq_tiered.process.archive_marker import ArchiveMarker
+from rocketmq_tiered.process.broker_offsets import BrokerOffsetsClient
+from rocketmq_tiered.process.broker_side import (
+    TlsCache,
+    address_of,
+    credentials_of,
+    names_of,
+    open_store_of,
+    read_conf,
+    store_path,
+    topic_filter_of,
+)
+from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
+from rocketmq_tiered.process.compaction_schedule import CompactionSchedule, Load
+from rocketmq_tiered.process.expiry import expire
+from rocketmq_tiered.process.gc_schedule import GcSchedule
+from rocketmq_tiered.process.report import StatusReport
+from rocketmq_tiered.process.reporter import Reporter
+from rocketmq_tiered.process.standby_watch import StandbyWatch
+from tiered.broker_store.bound import BoundReason
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.pins import PinKeeper, PinLimits
+from tiered.catalog.state import CatalogState
+from tiered.console import RECORD_ATTRIBUTES
+from tiered.errors import UsageError
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.create_race import require_exclusive_creates
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.request_metrics import StoreMetrics
+from tiered.object_store.store_options import StoreOptions
+from tiered.settings.sections import Settings
+from tiered.settings.topic_rules import TopicRules
+from uploader.offload import (
+    Environment,
+    ObjectOptions,
+    Offloader,
+    OffloadIdentity,
+    OffloadResult,
+    OffloadStatus,
+)
+
+logger = logging.getLogger(__name__)
+
+LOSSES = frozenset({"gap recorded", "commitlog missing: its messages are lost to the archive"})
+BROKER_HINT = "check the broker, its listenPort, and broker.address or --broker-conf"
+
+
+class ProcessPins:
+    """The pins of one process, passed from job to job: their descriptors keep files open."""
+
+    def __init__(self) -> None:
+        self.keeper: PinKeeper | None = None
+        """The pins of the current job."""
+
+    def hand_over(self, keeper: PinKeeper | None) -> PinKeeper | None:
+        """``keeper`` of a new job, with the pins of the previous one; None: pins are disabled."""
+        if self.keeper is not None and keeper is not None:
+            keeper.inherit(self.keeper)
+        elif self.keeper is not None:
+            self.keeper.close()
+        self.keeper = keeper
+        return keeper
+
+    def close(self) -> None:
+        """Release descriptors at the end of the process."""
+        self.hand_over(None)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The writer: a stable instance id, and "run" or "backfill". ``state_dir`` None: no pins and no archive marker."""
+
+    instance: str
+    kind: str
+    take_over: bool
+    state_dir: Path | None = None
+    committed: Callable[[CatalogState], None] = lambda state: None
+    """See uploader.offload.Environment."""
+    pins: ProcessPins = field(default_factory=ProcessPins)
+    tls: TlsCache = field(default_factory=TlsCache)
+    new_archive: bool = False
+    """Whether an archive may begin though this instance has archived to another one."""
+    standby: StandbyWatch | None = None
+    """None: never takes over without ``take_over``."""
+    reads: Callable[[], int] = lambda: 0
+    """Reads by clients of this process so far."""
+
+
+class UploaderJob:
+    """Builds an uploader and its stores, runs it once, and closes them."""
+
+    def __init__(self, settings: Settings, writer: Writer, metrics: StoreMetrics) -> None:
+        if not settings.archive.url:
+            raise UsageError("archive.url is not set", hint="give --url file:///… or s3://…")
+        with ExitStack() as opened:
+            self._build(settings, writer, metrics, opened)
+            self._opened = opened.pop_all()
+
+    def _build(self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack) -> None:
+        conf = read_conf(settings)
+        timeout_s = settings.broker.request_timeout_ms / 1000
+        tls = writer.tls.of(settings)
+        pins = writer.pins.hand_over(_pin_keeper(settings, conf, writer))
+        pinned = pins.files if pins is not None else None
+        store = opened.enter_context(open_store_of(settings, conf, pinned))
+        names: BrokerNames = names_of(settings, store)
+        voice = BrokerOffsetsClient(
+            address_of(settings, conf),
+            timeout_s,
+            credentials_of(settings),
+            tls,
+            name=conf.broker if conf is not None else "",
+        )
+        opened.callback(voice.close)
+        self._voice = voice
+        topic_filter = topic_filter_of(settings, conf, names.cluster, names.broker)
+        archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
+        opened.callback(archive.close)
+        self.names = names
+        self._log = store.commit_log
+        self.offloader = Offloader(
+            store,
+            archive,
+            OffloadIdentity(names.cluster, names.broker, writer.instance, writer.kind),
+            settings.offload,
+            topic_filter=topic_filter,
+            offsets_source=voice.ask,
+            silence=lambda: voice.silence,
+            take_over=writer.take_over,
+            supersedes_max_bytes=_supersedes_max_bytes(settings, writer),
+            pins=pins,
+            environment=_with_standby(_environment(writer, archive, names), writer, self._has_standby_lag),
+            options=ObjectOptions(settings.index, TopicRules.of(settings)),
+        )
+        own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
+        self._gc = GcSchedule(own, settings.gc, writer.instance, expire=partial(expire, settings))
+        self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
+        self._compaction = self._compaction_of(settings, writer, metrics, opened)
+        head = StatusReport(
+            archive_url=settings.archive.url,
+            cluster=names.cluster,
+            broker=names.broker,
+            writer=writer.instance,
+            gc_interval_seconds=self._gc.interval_ms / 1000,
+        )
+        view = open_store_of(settings, conf, pinned)
+        self._reporter = Reporter(head, view, topic_filter, gc_grace_ms=settings.gc.grace_ms)
+        opened.callback(self._reporter.close)
+
+    def _compaction_of(
+        self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack
+    ) -> CompactionSchedule | None:
+        """In a process and over connections of its own, and with a limit of its own: its large requests delay no
+        upload."""
+        in_memory = settings.archive.url.startswith("memory:")
+        if writer.state_dir is None or not settings.compaction.every_ms or in_memory:
+            return None
+        unlimited = StoreOptions(replace(settings.object_store, upload_bytes_per_s=0))
+        archive = open_store(settings.archive.url, unlimited, metrics=metrics)
+        opened.callback(archive.close)
+        own = PrefixedStore(archive, archive_prefix(self.names.cluster, self.names.broker))
+        spool = writer.state_dir / "compaction"
+        place = ChildStore(own.url, unlimited, settings.compaction, settings.process.log_level)
+        schedule = CompactionSchedule(
+            own, self.offloader.catalog_writer, settings, spool, self._load,
+            writing=lambda share: writing_in_child(place, share, metrics),
+        )  # fmt: skip
+        opened.callback(schedule.stop)
+        return schedule
+
+    def _load(self) -> Load:
+        status = self.offloader.status()
+        if status is None:
+            return Load(store_problem="starting")
+        lag_bytes = status.bound_phys - status.committed_phys
+        return Load(lag_bytes, self._batch_bytes, status.store_problem, self._reads())
+
+    def run(self, stop: threading.Event) -> None:
+        """Follow the broker until ``stop``."""
+        self._gc.start()
+        if self._compaction is not None:
+            self._compaction.start(stop)
+        try:
+            self.offload(stop, follow=True)
+        finally:
+            self._gc.stop()
+
+    def offload(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
+        """Run the uploader, then close all stores. Raises what Offloader.run raises."""
+        with self._opened:
+            return self.offloader.run(stop, follow=follow)
+
+    def _has_standby_lag(self, state: CatalogState, log_end_phys: int | None) -> bool:
+        """Report the lag behind another writer's archive. Whether the master's log has messages that are not archived;
+        False if this is not the master's, or the broker does not answer."""
+        report = self._reporter.stand_by(state, log_end_phys)
+        return log_end_phys is not None and self._voice.is_master and bool(report.queues)
+
+    def expected_end_phys(self, status: OffloadStatus) -> int:
+        """The estimated end of a backfill, without preallocated files."""
+        return max(status.committed_phys, min(status.bound_phys, self._log.data_end_phys()))
+
+    def close(self) -> None:
+        """Close without a run."""
+        self._opened.close()
+
+    def report(self) -> StatusReport:
+        """The full report; from any thread, also before and after the run."""
+        report = replace(
+            self._reporter.report(self.offloader.status),
+            last_gc_ms=self._gc.last_gc_ms,
+            last_expire_ms=self._gc.last_expire_ms,
+            expire_stopped=self._gc.expire_stopped,
+            gc_problem=self._gc.problem,
+            compaction=None if self._compaction is None else self._compaction.report,
+        )
+        if report.bound_reason != BoundReason.FROZEN.value:
+            return report
+        problem = self._voice.silence or "it reports no offsets"
+        return replace(report, broker_address=self._voice.address, broker_problem=f"{problem}; {BROKER_HINT}")
+
+
+def _supersedes_max_bytes(settings: Settings, writer: Writer) -> float:
+    if settings.archive.replace_log:
+        return math.inf
+    return settings.archive.truncate_max_bytes if writer.kind == "run" else 0
+
+
+def _with_standby(
+    environment: Environment, writer: Writer, has_lag: Callable[[CatalogState, int | None], bool]
+) -> Environment:
+    watch = writer.standby
+    if watch is None:
+        return environment
+
+    def may_take_over(state: CatalogState, log_end_phys: int | None) -> bool:
+        lags = has_lag(state, log_end_phys)
+        may = watch.lag_ms > 0 and watch.may_take_over(state, has_lag=lags, now_ms=time.monotonic() * 1000)
+        if may:
+            owner = state.owner
+            logger.warning(
+                "taking over: the archive has not advanced while the log grew",
+                extra={
+                    "owner": owner and owner.instance,
+                    "host": owner and owner.host,
+                    "lag_ms": watch.lag_ms,
+                },
+            )
+        return may
+
+    def committed(state: CatalogState) -> None:
+        watch.archived()
+        environment.committed(state)
+
+    return replace(environment, may_take_over=may_take_over, committed=committed)
+
+
+def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> Environment:
+    own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
+    environment = Environment(
+        log=_log, committed=writer.committed, refuse_empty=partial(require_exclusive_creates, own)
+    )
+    if writer.state_dir is None or archive.url.startswith("memory:"):
+        return environment
+    marker = ArchiveMarker(writer.state_dir, own.url)
+
+    def refuse_empty() -> None:
+        if not writer.new_archive:
+            marker.refuse_empty()
+        require_exclusive_creates(own)
+        logger.info("beginning a new archive", extra={"archive": own.url})
+
+    return replace(environment, archive_exists=marker.create, refuse_empty=refuse_empty)
+
+
+def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> PinKeeper | None:
+    """None if pins are disabled. Links of an earlier process are released: they occupy the broker's disk."""
+    if writer.state_dir is None:
+        return None
+    limits = PinLimits(settings.pins.create_below_ratio, settings.pins.release_above_ratio)
+    store = store_path(settings, conf)
+    usual = [writer.state_dir / "pins", store.with_name(f"{store.name}.tiered-pins")]
+    places, former = ([Path(settings.pins.directory)], usual) if settings.pins.directory else (usual, [])
+    broker = settings.archive.broker or (conf.broker if conf is not None else "")
+    owner = f"{broker} in {os.path.realpath(store)}"
+    keeper = PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner, former=former)
+    if keeper.problem:
+        logger.warning("continuing without the pins of an earlier process", extra={"problem": keeper.problem})
+    if settings.pins.enabled:
+        return keeper
+    try:
+        keeper.release_all()
+    except OSError as error:
+        logger.warning("pins not released", extra={"problem": str(error)})
+    return None
+
+
+def _log(message: str, fields: Mapping[str, object]) -> None:
+    level = logging.INFO
+    if "error" in fields:
+        level = logging.WARNING
+    if message in LOSSES:
+        level = logging.ERROR
+    extra = {f"{name}_" if name in RECORD_ATTRIBUTES else name: value for name, value in fields.items()}
+    logger.log(level, message, extra=extra)

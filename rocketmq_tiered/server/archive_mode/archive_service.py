@@ -1,0 +1,119 @@
+"""Archive mode: serves one archive on one port, without a broker. Wires handlers, group offsets and retries."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from rocketmq_tiered.server.backend.backend import Backend, TopicConfig
+from rocketmq_tiered.server.backend.lookup_handlers import LookupHandlers
+from rocketmq_tiered.server.backend.offset_handlers import OffsetHandlers
+from rocketmq_tiered.server.backend.pull_handlers import PullLimits, PullService
+from rocketmq_tiered.server.backend.route_handlers import RouteHandlers, RouteTable
+from rocketmq_tiered.server.groups.client_table import register_client_handlers
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.queue_locks import LockTable, register_lock_handlers
+from rocketmq_tiered.server.listen.options import server_options
+from rocketmq_tiered.server.listen.own_address import advertised_host, check_advertised, is_wildcard
+from rocketmq_tiered.server.listen.service import Service
+from rocketmq_tiered.server.pop.pop_assignment import AssignmentHandlers
+from rocketmq_tiered.server.pop.pop_handlers import PopHandlers
+from rocketmq_tiered.server.retries.proxy_topic import ProxyTopic
+from rocketmq_tiered.server.retries.retry_handlers import RetryHandlers
+from rocketmq_tiered.server.retries.retry_queue import RetryQueues
+from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
+from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
+from rocketmq_tiered.server.wire.request import HandlerTable
+from tiered.errors import TieredError
+from tiered.settings.sections import ServeSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ArchiveStatus:
+    """``groups``: (group, members), by name. ``owns_groups``: commits are accepted here."""
+
+    connections: int
+    groups: list[tuple[str, int]]
+    owns_groups: bool
+
+
+class ArchiveService(Service):
+    """Serves ``archive`` from ``start`` to ``close``, on the running event loop."""
+
+    def __init__(
+        self, archive: Backend, offsets: GroupOffsets, retries: RetryQueues, settings: ServeSettings
+    ) -> None:
+        super().__init__(settings, HandlerTable())
+        self._created: dict[str, TopicConfig] = {}
+        self._proxy_topic = ProxyTopic(self._created, lambda: time.time_ns() // 1_000_000)
+        self._archive = ArchiveWithRetries(archive, retries, self._proxy_topic)
+        self._locks = LockTable(time.monotonic)
+        self._expiring.append(self._locks.expire)
+        self.offsets, self.retries = offsets, retries
+
+    async def start(self) -> str:
+        """Listen and serve; returns the advertised address. Raises OSError when the port is taken, UsageError for an
+        address that clients cannot dial."""
+        settings = self._settings
+        options = server_options(settings, self.clients.names_group)
+        if settings.advertise:
+            check_advertised(settings.advertise, "serve")
+        host = "" if settings.advertise else advertised_host(options.host)
+        await self.offsets.claim()
+        try:
+            await self.retries.claim()
+        except TieredError as error:  # claimed again every second; reads do not need it
+            logger.error("retry messages are not available yet: %s", error)
+        bound_host, bound_port = await self._listen(options)
+        if not is_wildcard(bound_host):
+            host = bound_host
+        address = settings.advertise or f"{f'[{host}]' if ':' in host else host}:{bound_port}"
+        if not settings.advertise and is_wildcard(bound_host):
+            logger.warning(
+                "serve.advertise is not set: routes name this machine's address",
+                extra={"address": address, "bound": bound_host},
+            )
+        assert isinstance(options.authorizer, RulesAuthorizer)
+        self._register(RouteTable(self._archive, address, made=self._created), options.authorizer)
+        self._spawn(self.offsets.run())
+        self._spawn(self.retries.run())
+        return address
+
+    def status(self) -> ArchiveStatus:
+        """The current state. Callable from any thread."""
+        return ArchiveStatus(self._connection_count, self._group_sizes(), self.offsets.holds_lease)
+
+    def _register(self, routes: RouteTable, authorizer: RulesAuthorizer) -> None:
+        settings, table, archive = self._settings, self._table, self._archive
+        limits = PullLimits(
+            count_max=settings.pull_messages_max,
+            bytes_max=settings.pull_bytes_max,
+            stale_s=settings.refresh_ms / 1000 + 0.2,
+        )
+        RouteHandlers(routes).register(table)
+        register_client_handlers(table, self.clients)
+        register_lock_handlers(table, self._locks, lambda: self.offsets.holds_lease)
+        OffsetHandlers(archive, routes, self.clients, self.offsets).register(table)
+        PullService(archive, routes, self.clients, self.offsets, limits).register(table)
+        LookupHandlers(archive, routes).register(table)
+        RetryHandlers(archive, routes, self.retries, authorizer.refusal_of_message).register(table)
+        pop = PopHandlers(
+            archive,
+            routes,
+            self.offsets,
+            bytes_max=settings.pull_bytes_max,
+            unacked_bytes_max=self._memory.popped,
+        )
+        pop.register(table)
+        self._expiring.append(pop.expire)
+        AssignmentHandlers(routes, self.clients).register(table)
+        self._proxy_topic.register(table)
+
+    async def close(self, drain_s: float = 5.0) -> None:
+        """Close connections and write pending group offsets."""
+        await super().close(drain_s)
+        await self.retries.close()
+        await self.offsets.close()

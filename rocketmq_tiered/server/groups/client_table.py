@@ -1,0 +1,423 @@
+"""Members of consumer groups and their subscriptions, from heartbeats.
+
+A member belongs to the connection of its last heartbeat. It leaves when that connection closes, when it unregisters, or
+after two minutes without a heartbeat. All members are notified of a change, so that they rebalance.
+
+A subscription counts for pulls of the connection that sent it, whatever other members subscribe to. A client becomes a
+member once its account is accepted for the group and one of its topics; only accepted topics are listed.
+
+Sources: org.apache.rocketmq.broker.client.ConsumerManager, ClientManageProcessor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rocketmq_tiered.server.groups.change_notices import ChangeNotices
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import (
+    NAME_CHARS_MAX,
+    BadRequestError,
+    HandlerTable,
+    Peer,
+    Request,
+    Response,
+    json_response,
+)
+
+EXPIRY_S = 120.0
+HEARTBEAT_GROUPS_MAX = 512
+"""A client has a few. Each new one takes some ten microseconds."""
+BYTES_MAX = 64 * 1024 * 1024
+ENTRY_BYTES, CHAR_BYTES = 400, 4
+"""Memory estimate of a table entry with its objects, and of a character."""
+UNACCEPTED_PART = 4
+"""The part of the memory, one fourth, that clients may use before they are accepted."""
+TAG, SQL92 = "TAG", "SQL92"
+CONSUME_TYPES = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"
+MESSAGE_MODELS = "BROADCASTING", "CLUSTERING"
+CONSUME_FROM = (
+    "CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST", "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_TIMESTAMP",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """A group's filter of a topic. ``expression_type``: TAG or SQL92."""
+
+    topic: str
+    expression: str
+    expression_type: str = TAG
+    version: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory estimate."""
+        return ENTRY_BYTES + CHAR_BYTES * (len(self.topic) + len(self.expression))
+
+    def document(self) -> dict[str, Any]:
+        """SubscriptionData as Java writes it, without fields derived from the expression."""
+        tags = (
+            [] if self.expression in ("", "*") or self.expression_type != TAG else self.expression.split("||")
+        )
+        return {
+            "classFilterMode": False, "codeSet": [], "expressionType": self.expression_type,
+            "subString": self.expression, "subVersion": self.version,
+            "tagsSet": [tag.strip() for tag in tags if tag.strip()], "topic": self.topic,
+        }  # fmt: skip
+
+
+@dataclass
+class Member:
+    """One client of a group. ``subscriptions``: of accepted topics."""
+
+    client_id: str
+    peer: Peer
+    language: str
+    version: int
+    seen_s: float
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory estimate."""
+        return ENTRY_BYTES + CHAR_BYTES * len(self.client_id)
+
+
+@dataclass
+class Group:
+    """A consumer group, as described by its members."""
+
+    name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from: str = "CONSUME_FROM_LAST_OFFSET"
+    members: dict[str, Member] = field(default_factory=dict)
+    member_counts: Counter[int] = field(default_factory=Counter)
+    """Members by connection."""
+
+    def add(self, member: Member) -> None:
+        """Add a member, instead of one with the same id."""
+        if member.client_id in self.members:
+            self.remove(member.client_id)
+        self.members[member.client_id] = member
+        self.member_counts[member.peer.id] += 1
+
+    def remove(self, client_id: str) -> Member:
+        """Remove a member."""
+        member = self.members.pop(client_id)
+        self.member_counts[member.peer.id] -= 1
+        if not self.member_counts[member.peer.id]:
+            del self.member_counts[member.peer.id]
+        return member
+
+    @property
+    def subscriptions(self) -> dict[str, Subscription]:
+        """The newest of all members by topic, for display."""
+        found: dict[str, Subscription] = {}
+        for member in self.members.values():
+            for topic, subscription in member.subscriptions.items():
+                if topic not in found or found[topic].version < subscription.version:
+                    found[topic] = subscription
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Memory estimate, without members and subscriptions."""
+        return 3 * ENTRY_BYTES + CHAR_BYTES * len(self.name)
+
+
+class _Sent(NamedTuple):
+    """The subscriptions that one connection sent for a group."""
+
+    subscriptions: dict[str, Subscription]
+    nbytes: int
+    is_accepted: bool
+
+
+Accepts = Callable[[str, str], bool]
+"""Whether a client's account is accepted for (group, topic); with an empty topic: for the group with any, as lite pull
+consumers with assigned queues subscribe to none."""
+
+
+class ClientTable:
+    """All groups with members. Belongs to one event loop. ``now_s``: a monotonic clock. ``bytes_max`` bounds all names
+    together, because clients choose them freely."""
+
+    def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
+        self._now_s = now_s
+        self._bytes_max = bytes_max
+        self._groups: dict[str, Group] = {}
+        self._sent: dict[int, dict[str, _Sent]] = {}
+        """Keyed by connection id and group."""
+        self._last_left: dict[int, str] = {}
+        """The group that a client on a connection left last, by connection id."""
+        self._unaccepted_bytes = 0
+        self.held_bytes = 0
+        """Memory estimate."""
+        self._notify = ChangeNotices(self._peers).note
+        self._memberships: dict[int, set[tuple[str, str]]] = {}
+        """Connection -> (group, client id) of its members."""
+
+    def group(self, name: str) -> Group | None:
+        """The group, if it has members."""
+        return self._groups.get(name)
+
+    def groups(self) -> Iterator[Group]:
+        """All of them."""
+        return iter(list(self._groups.values()))
+
+    def has_member(self, group: str, peer: Peer) -> bool:
+        """Whether a member of ``group`` uses the connection of ``peer``."""
+        found = self._groups.get(group)
+        return found is not None and peer.id in found.member_counts
+
+    def names_group(self, group: str, peer: Peer) -> bool:
+        """Whether heartbeats on the connection of ``peer`` name ``group``, also before its account is accepted, or did
+        until the client left it: the last commits may follow."""
+        return group in self._sent.get(peer.id, _NOTHING) or self._last_left.get(peer.id) == group
+
+    def subscription(self, group: str, topic: str, connection_id: int) -> Subscription | None:
+        """The filter of ``topic`` that this connection sent for the group."""
+        sent = self._sent.get(connection_id, _NOTHING).get(group)
+        return None if sent is None else sent.subscriptions.get(topic)
+
+    def heartbeat(self, request: Request, accepts: Accepts | None = None) -> bool:
+        """Apply a heartbeat; returns whether members or subscriptions of a group changed. ``accepts`` None: the whole
+        heartbeat is accepted. Raises BadRequestError if it does not parse or exceeds ``bytes_max``."""
+        try:
+            return self._heartbeat(request, accepts)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise BadRequestError(f"body is not a heartbeat: {error}") from error
+
+    def _heartbeat(self, request: Request, accepts: Accepts | None) -> bool:
+        document = request.document()
+        client_id = _name(document.get("clientID", ""), "clientID")
+        without_subscriptions = bool(document.get("withoutSub", False))
+        changed = False
+        data_set = document.get("consumerDataSet") or []
+        if len(data_set) > HEARTBEAT_GROUPS_MAX:
+            raise BadRequestError(f"{len(data_set)} groups in one heartbeat, at most {HEARTBEAT_GROUPS_MAX}")
+        for data in data_set:
+            name = _name(data.get("groupName", ""), "groupName")
+            if not name:
+                continue
+            before = self._sent.get(request.peer.id, _NOTHING).get(name)
+            known = {} if before is None else before.subscriptions
+            subscriptions = known
+            if not without_subscriptions:
+                subscriptions = _merged(known, data.get("subscriptionDataSet") or [])
+            member = Member(
+                client_id, request.peer, request.command.language[:16], request.command.version, self._now_s(),
+                {topic: one for topic, one in subscriptions.items() if accepts is None or accepts(name, topic)},
+            )  # fmt: skip
+            group = self._groups.get(name) or Group(name)
+            consume_type = _named(data, "consumeType", group.consume_type, CONSUME_TYPES)
+            message_model = _named(data, "messageModel", group.message_model, MESSAGE_MODELS)
+            consume_from = _named(data, "consumeFromWhere", group.consume_from, CONSUME_FROM)
+            is_accepted = (
+                accepts is None or bool(member.subscriptions) or (not subscriptions and accepts(name, ""))
+            )
+            nbytes = ENTRY_BYTES + CHAR_BYTES * len(name) + _bytes_of(subscriptions)
+            sent = _Sent(subscriptions, nbytes, is_accepted)
+            self._reserve(group, member, before, sent)
+            self._sent.setdefault(request.peer.id, {})[name] = sent
+            changed |= subscriptions is not known
+            if not is_accepted:
+                continue
+            group.consume_type, group.message_model, group.consume_from = (
+                consume_type,
+                message_model,
+                consume_from,
+            )
+            earlier = group.members.get(client_id)
+            is_new = earlier is None
+            if earlier is None or earlier.peer is not member.peer:
+                if earlier is not None:
+                    self._end_membership(earlier, name)
+                self._memberships.setdefault(member.peer.id, set()).add((name, client_id))
+            changed |= is_new
+            group.add(member)
+            self._groups[name] = group
+            if is_new:
+                self._notify(group.name)
+        return changed
+
+    def _reserve(self, group: Group, member: Member, before: _Sent | None, sent: _Sent) -> None:
+        """Count new memory. Raises BadRequestError above the limit."""
+        more_bytes = sent.nbytes - (0 if before is None else before.nbytes)
+        unaccepted_bytes = self._unaccepted_bytes
+        if before is not None and not before.is_accepted:
+            unaccepted_bytes -= before.nbytes
+        if sent.is_accepted:
+            known = group.members.get(member.client_id)
+            more_bytes += member.nbytes - (0 if known is None else known.nbytes)
+            more_bytes += 0 if group.name in self._groups else group.nbytes
+        else:
+            unaccepted_bytes += sent.nbytes
+        is_over = more_bytes > 0 and self.held_bytes + more_bytes > self._bytes_max
+        if is_over or unaccepted_bytes > max(self._unaccepted_bytes, self._bytes_max // UNACCEPTED_PART):
+            raise BadRequestError(
+                f"names in heartbeats take {self.held_bytes} bytes, limit {self._bytes_max} (serve.memory_bytes)"
+            )
+        self.held_bytes += more_bytes
+        self._unaccepted_bytes = unaccepted_bytes
+
+    def leave(self, client_id: str, group_name: str, peer: Peer) -> None:
+        """A client leaves a group. A member with the same id on another connection stays."""
+        if group_name in self._sent.get(peer.id, _NOTHING):
+            self._last_left[peer.id] = group_name
+        group = self._groups.get(group_name)
+        member = None if group is None else group.members.get(client_id)
+        if group is not None and member is not None and member.peer is peer:
+            self._forget(group, client_id)
+            self._left(group)
+        elif not self.has_member(group_name, peer):
+            self._unsubscribe(peer.id, group_name)
+
+    def closed(self, peer: Peer) -> None:
+        """A connection closed: its members leave."""
+        self._last_left.pop(peer.id, None)
+        groups = {}
+        for name, client_id in list(self._memberships.get(peer.id, ())):
+            groups[name] = self._groups[name]
+            self._forget(groups[name], client_id)
+        for group in groups.values():
+            self._left(group)
+        for group_name in list(self._sent.get(peer.id, ())):
+            self._unsubscribe(peer.id, group_name)
+
+    def expire(self) -> None:
+        """Remove members without a heartbeat for EXPIRY_S."""
+        limit_s = self._now_s() - EXPIRY_S
+        for group in list(self._groups.values()):
+            gone = [name for name, member in group.members.items() if member.seen_s < limit_s]
+            for name in gone:
+                self._forget(group, name)
+            if gone:
+                self._left(group)
+
+    def _forget(self, group: Group, client_id: str) -> None:
+        member = group.remove(client_id)
+        self.held_bytes -= member.nbytes
+        if member.peer.id not in group.member_counts:
+            self._unsubscribe(member.peer.id, group.name)
+        self._end_membership(member, group.name)
+
+    def _unsubscribe(self, connection_id: int, group_name: str) -> None:
+        groups = self._sent.get(connection_id)
+        sent = None if groups is None else groups.pop(group_name, None)
+        if groups is None or sent is None:
+            return
+        if not groups:
+            del self._sent[connection_id]
+        self.held_bytes -= sent.nbytes
+        self._unaccepted_bytes -= 0 if sent.is_accepted else sent.nbytes
+
+    def _end_membership(self, member: Member, group_name: str) -> None:
+        memberships = self._memberships[member.peer.id]
+        memberships.discard((group_name, member.client_id))
+        if not memberships:
+            del self._memberships[member.peer.id]
+
+    def _left(self, group: Group) -> None:
+        if group.members:
+            self._notify(group.name)
+        else:
+            del self._groups[group.name]
+            self.held_bytes -= group.nbytes
+
+    def _peers(self, group_name: str) -> list[Peer]:
+        """Each once: a client may be several members."""
+        group = self._groups.get(group_name)
+        return (
+            []
+            if group is None
+            else list({member.peer.id: member.peer for member in group.members.values()}.values())
+        )
+
+
+_NOTHING: Mapping[str, _Sent] = {}
+
+
+def _name(value: Any, field_name: str) -> str:
+    name = str(value)
+    if len(name) > NAME_CHARS_MAX:
+        raise BadRequestError(f"{field_name} has {len(name)} characters, a name has at most {NAME_CHARS_MAX}")
+    return name
+
+
+def _named(data: dict[str, Any], field_name: str, default: str, names: Sequence[str]) -> str:
+    """The name of a Java enum member. C++ clients send its number."""
+    value = data.get(field_name, default)
+    if type(value) is int and 0 <= value < len(names):
+        return names[value]
+    return _name(value, field_name)
+
+
+def _merged(known: dict[str, Subscription], documents: list[dict[str, Any]]) -> dict[str, Subscription]:
+    """``known`` updated from a heartbeat; the same object if nothing changed."""
+    wanted: dict[str, Subscription] = {}
+    for document in documents:
+        expression_type = _name(document.get("expressionType") or TAG, "expressionType")
+        found = Subscription(
+            _name(document.get("topic", ""), "topic"),
+            str(document.get("subString") or ("*" if expression_type == TAG else "")),
+            expression_type,
+            int(document.get("subVersion") or 0),
+        )
+        before = known.get(found.topic)
+        wanted[found.topic] = before if before is not None and before.version > found.version else found
+    return known if wanted == known else wanted
+
+
+def _bytes_of(subscriptions: dict[str, Subscription]) -> int:
+    return sum(one.nbytes for one in subscriptions.values())
+
+
+def register_client_handlers(table: HandlerTable, clients: ClientTable) -> None:
+    """Heartbeats, unregistering, member lists."""
+
+    @table.register(RequestCode.HEART_BEAT)
+    async def heartbeat(request: Request) -> Response:
+        changed = clients.heartbeat(request)
+        ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if changed else "false"}
+        return Response(ext=ext)
+
+    @table.register(RequestCode.UNREGISTER_CLIENT)
+    async def unregister(request: Request) -> Response:
+        group = request.text("consumerGroup", "")
+        if group:
+            clients.leave(request.text("clientID"), group, request.peer)
+        return Response()
+
+    @table.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+    async def members(request: Request) -> Response:
+        group = clients.group(request.text("consumerGroup"))
+        if group is None:
+            return Response(ResponseCode.SYSTEM_ERROR, remark="the group has no consumers")
+        return json_response({"consumerIdList": sorted(group.members)})
+
+    @table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST)
+    async def connections(request: Request) -> Response:
+        name = request.text("consumerGroup")
+        group = clients.group(name)
+        if group is None:
+            return Response(ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{name}] not online")
+        return json_response({
+            "connectionSet": [
+                {
+                    "clientAddr": member.peer.address, "clientId": member.client_id,
+                    "language": member.language, "version": member.version,
+                }
+                for member in group.members.values()
+            ],
+            "subscriptionTable": {s.topic: s.document() for s in group.subscriptions.values()},
+            "consumeType": group.consume_type,
+            "messageModel": group.message_model,
+            "consumeFromWhere": group.consume_from,
+        })  # fmt: skip

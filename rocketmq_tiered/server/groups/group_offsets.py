@@ -1,0 +1,224 @@
+"""Group offsets on the event loop: read from memory, written in batches before commits are acknowledged.
+
+Commits during a write go into the next snapshot. After another server has taken over the groups, commits are refused
+and reads continue. Owns the table in memory, its limit and the batching; group_state.py owns snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from rocketmq_tiered.server.groups.group_state import GroupLog, Offsets, is_generation_of
+from rocketmq_tiered.server.wire.request import BadRequestError
+from tiered.errors import AccessDeniedError, FencedError, TieredError
+
+logger = logging.getLogger(__name__)
+
+FLUSH_EVERY_S = 0.2
+RETRY_S = 1.0
+CLOSE_S = 10.0
+BYTES_MAX = 64 * 1024 * 1024
+KEY_BYTES, QUEUE_BYTES, CHAR_BYTES = 500, 100, 4
+"""Memory estimate: a group's entry of a topic, a queue in it, a character."""
+CLAIM_RETRY_S = 5.0
+"""How often a server that does not own the groups tries to."""
+
+
+class GroupOffsets:
+    """Offsets of all groups. While another server owns them, commits are refused."""
+
+    def __init__(
+        self,
+        log: GroupLog,
+        *,
+        lease_ms: int,
+        take_over: bool = False,
+        bytes_max: int = BYTES_MAX,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``bytes_max``: of all offsets in memory. Above it new groups and queues are refused; clients choose names
+        freely. ``now_s``: a monotonic clock."""
+        self._log, self._now_s = log, now_s
+        self._renewed_s = -math.inf
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+        self._lease_ms = lease_ms
+        self._take_over = take_over
+        self._offsets: Offsets = {}
+        self._changed = asyncio.Event()
+        self._flushed: asyncio.Future[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        """A snapshot being written; shielded from cancellation."""
+        self.is_owner = False
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether no other server can own the groups: this one does, and renewed its lease within the lease time. While
+        the store does not answer, an owner does not notice that it was replaced."""
+        return self.is_owner and self._now_s() - self._renewed_s < self._lease_ms / 1000
+
+    async def claim(self) -> bool:
+        """Try to own the groups; returns whether this server owns them. Raises what the store raises."""
+        began_s = self._now_s()
+        try:
+            await asyncio.to_thread(self._log.claim, self._lease_ms, take_over=self._take_over)
+        except FencedError as error:
+            logger.warning("%s; consumers can read, commits are refused", error)
+        except AccessDeniedError as error:
+            logger.warning("group offsets cannot be written: %s", error)
+        else:
+            self.is_owner, self._take_over, self._renewed_s = True, False, began_s
+        self._offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
+        self._held_bytes = sum(
+            _key_bytes(*key) + QUEUE_BYTES * len(queues) for key, queues in self._offsets.items()
+        )
+        return self.is_owner
+
+    def find(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The group's last commit here, for the served generation of the queue. A group with an offset of an earlier
+        generation only starts at 0."""
+        found = self._offsets.get((group, topic), {}).get(self._log.number(topic, queue_id))
+        return 0 if found is None and self.is_new_generation(group, topic, queue_id) else found
+
+    def is_new_generation(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether the group has an offset of an earlier generation of the queue and none of the served one."""
+        queues, number = self._offsets.get((group, topic), {}), self._log.number(topic, queue_id)
+        is_later = number not in queues and number != queue_id
+        return is_later and any(is_generation_of(known, queue_id) for known in queues)
+
+    def is_earlier_generation(self, group: str, topic: str, queue_id: int, offset: int, end: int) -> bool:
+        """Whether a committed ``offset`` belongs to an earlier generation: past the ``end`` of the served one, of which
+        the group has no offset yet. Members keep committing their old offset every few seconds."""
+        return offset > end and self.is_new_generation(group, topic, queue_id)
+
+    def durable(self, group: str, topic: str, queue_id: int) -> int:
+        """The group's offset as last written, 0 without one: it survives a crash."""
+        return self._log.offsets.get((group, topic), {}).get(self._log.number(topic, queue_id), 0)
+
+    def topics_of(self, group: str) -> list[str]:
+        """Topics with an offset of ``group``."""
+        return sorted({topic for name, topic in self._offsets if name == group})
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups with an offset of ``topic``."""
+        return sorted({group for group, name in self._offsets if name == topic})
+
+    def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Record an offset, to be written soon. Ignored while another server owns the groups or at the memory limit: an
+        explicit commit reports that."""
+        number = self._log.number(topic, queue_id)
+        if self.is_owner and self._has_room(group, topic, number):
+            self._take(group, topic, number, offset)
+
+    def _take(self, group: str, topic: str, number: int, offset: int) -> None:
+        queues = self._offsets.get((group, topic))
+        if queues is None:
+            queues = self._offsets[group, topic] = {}
+            self._held_bytes += _key_bytes(group, topic)
+        before = queues.get(number)
+        if before != offset:
+            self._held_bytes += QUEUE_BYTES if before is None else 0
+            queues[number] = offset
+            self._changed.set()
+
+    def has_room(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether an offset of this queue fits."""
+        return self._has_room(group, topic, self._log.number(topic, queue_id))
+
+    def _has_room(self, group: str, topic: str, number: int) -> bool:
+        queues = self._offsets.get((group, topic))
+        if queues is not None and number in queues:
+            return True
+        more_bytes = QUEUE_BYTES + (_key_bytes(group, topic) if queues is None else 0)
+        return self._held_bytes + more_bytes <= self._bytes_max
+
+    async def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Record an offset and return once it is durable. Raises FencedError if another server owns the groups,
+        BadRequestError for a new group or queue at the memory limit."""
+        if not self.is_owner:
+            raise FencedError("consumer groups of this archive are served by another server")
+        number = self._log.number(topic, queue_id)
+        if (
+            self._offsets.get((group, topic), {}).get(number) == offset
+            and self._log.offsets.get((group, topic), {}).get(number) == offset
+            and self._flushed is None
+            and not self._changed.is_set()
+        ):
+            return
+        if not self._has_room(group, topic, number):
+            raise BadRequestError(
+                f"group offsets take {self._held_bytes} bytes, no new ones fit (serve.memory_bytes)"
+            )
+        self._take(group, topic, number, offset)
+        self._changed.set()
+        if self._flushed is None:
+            self._flushed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._flushed)
+
+    async def run(self) -> None:
+        """Write changes, renew the lease, and claim the groups if another server owns them; until cancelled."""
+        while True:
+            try:
+                wait_s = self._lease_ms / 3000
+                async with asyncio.timeout(wait_s if self.is_owner else min(wait_s, CLAIM_RETRY_S)):
+                    await self._changed.wait()
+                await asyncio.sleep(FLUSH_EVERY_S)
+            except TimeoutError:
+                pass  # nothing changed: the snapshot renews the lease
+            try:
+                if self.is_owner or await self.claim():
+                    await self._flush()
+                else:
+                    self._changed.clear()
+            except TieredError as error:
+                logger.warning("group offsets: %s", error)
+
+    async def _flush(self, *, released: bool = False) -> None:
+        waiters, self._flushed = self._flushed, None
+        self._changed.clear()
+        copied = {key: dict(queues) for key, queues in self._offsets.items()}
+        while True:
+            try:
+                await self._written(copied, released=released)
+                break
+            except FencedError as error:
+                logger.error("%s; commits are refused from now on", error)
+                self.is_owner = False
+                # Commits during this write are in no snapshot either.
+                later, self._flushed = self._flushed, None
+                for refused in (waiters, later):
+                    if refused is not None:
+                        refused.set_exception(error)
+                return
+            except TieredError as error:
+                logger.warning("group offsets not written yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+        if waiters is not None:
+            waiters.set_result(None)
+
+    async def _written(self, offsets: Offsets, *, released: bool) -> None:
+        began_s = self._now_s()
+        write = asyncio.to_thread(self._log.write, offsets, released=released)
+        self._writing = asyncio.create_task(write)
+        await asyncio.shield(self._writing)
+        self._renewed_s = began_s
+
+    async def close(self) -> None:
+        """Finish the write in progress, write pending offsets and release the groups. If the store does not answer for
+        CLOSE_S, the lease runs out instead."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                if self._writing is not None:
+                    await asyncio.wait({self._writing})
+                if self.is_owner:
+                    await self._flush(released=True)
+        except TimeoutError:
+            logger.error("unacknowledged group offsets not written: the object store does not answer")
+
+
+def _key_bytes(group: str, topic: str) -> int:
+    return KEY_BYTES + CHAR_BYTES * (len(group) + len(topic))

@@ -1,0 +1,138 @@
+"""Queue locks of orderly consumers: one client of a group per queue.
+
+A lock lasts 60 seconds from its last renewal and does not survive a restart, as at a broker; clients renew it every 20
+seconds. Only the owner of the groups grants locks, because servers of one archive do not share them.
+Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import (
+    NAME_CHARS_MAX,
+    BadRequestError,
+    HandlerTable,
+    Request,
+    Response,
+    json_response,
+)
+
+LOCK_S = 60.0
+BYTES_MAX = 16 * 1024 * 1024
+LOCK_BYTES = 400
+"""Measured memory of a lock, without names."""
+
+
+class MessageQueue(NamedTuple):
+    """A queue as clients name it."""
+
+    broker: str
+    topic: str
+    queue_id: int
+
+    def document(self) -> dict[str, Any]:
+        """As Java writes it."""
+        return {"brokerName": self.broker, "queueId": self.queue_id, "topic": self.topic}
+
+
+class _Lock(NamedTuple):
+    client_id: str
+    until_s: float
+    nbytes: int
+
+
+class LockTable:
+    """Locks by group and queue. ``now_s``: a monotonic clock."""
+
+    def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
+        self._now_s = now_s
+        self._bytes_max = bytes_max
+        self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self.held_bytes = 0
+        """Memory estimate."""
+
+    def lock(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
+        """Lock ``queues``; returns those the client holds. Raises BadRequestError at the memory limit."""
+        if not self._has_room(group, client_id, queues):
+            self.expire()
+            if not self._has_room(group, client_id, queues):
+                raise BadRequestError(
+                    f"{len(self._locks)} queues are locked, the limit is {self._bytes_max} bytes"
+                )
+        now_s = self._now_s()
+        held = []
+        for queue in queues:
+            found = self._locks.get((group, queue))
+            if found is None or found.client_id == client_id or found.until_s <= now_s:
+                self._forget(group, queue)
+                byte_count = _bytes_of(group, client_id, queue)
+                self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S, byte_count)
+                self.held_bytes += byte_count
+                held.append(queue)
+        return held
+
+    def _has_room(self, group: str, client_id: str, queues: list[MessageQueue]) -> bool:
+        more_bytes = 0
+        for queue in queues:
+            found = self._locks.get((group, queue))
+            more_bytes += _bytes_of(group, client_id, queue) - (0 if found is None else found.nbytes)
+        return more_bytes <= 0 or self.held_bytes + more_bytes <= self._bytes_max
+
+    def _forget(self, group: str, queue: MessageQueue) -> None:
+        found = self._locks.pop((group, queue), None)
+        self.held_bytes -= 0 if found is None else found.nbytes
+
+    def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
+        """Release those of ``queues`` that the client holds."""
+        for queue in queues:
+            found = self._locks.get((group, queue))
+            if found is not None and found.client_id == client_id:
+                self._forget(group, queue)
+
+    def expire(self) -> None:
+        """Remove expired locks."""
+        now_s = self._now_s()
+        self._locks = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
+        self.held_bytes = sum(lock.nbytes for lock in self._locks.values())
+
+
+def _bytes_of(group: str, client_id: str, queue: MessageQueue) -> int:
+    return LOCK_BYTES + sum(map(sys.getsizeof, (group, client_id, queue.broker, queue.topic)))
+
+
+def register_lock_handlers(table: HandlerTable, locks: LockTable, owns_groups: Callable[[], bool]) -> None:
+    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. ``owns_groups``: whether this server certainly owns the consumer groups."""
+
+    @table.register(RequestCode.LOCK_BATCH_MQ)
+    async def lock(request: Request) -> Response:
+        if not owns_groups():
+            remark = "this server does not own the consumer groups of this archive"
+            return Response(ResponseCode.NO_PERMISSION, remark=remark)
+        group, client_id, queues = _wanted(request)
+        held = locks.lock(group, client_id, queues)
+        return json_response({"lockOKMQSet": [queue.document() for queue in held]})
+
+    @table.register(RequestCode.UNLOCK_BATCH_MQ)
+    async def unlock(request: Request) -> Response:
+        locks.unlock(*_wanted(request))
+        return Response()
+
+
+def _wanted(request: Request) -> tuple[str, str, list[MessageQueue]]:
+    document = request.document()
+    try:
+        queues = [
+            MessageQueue(str(item["brokerName"]), str(item["topic"]), int(item["queueId"]))
+            for item in document.get("mqSet") or []
+        ]
+        group, client_id = str(document["consumerGroup"]), str(document["clientId"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequestError(f"body has no consumerGroup, clientId or valid mqSet: {error}") from error
+    names = group, client_id, *(name for queue in queues for name in queue[:2])
+    if max(map(len, names)) > NAME_CHARS_MAX:
+        raise BadRequestError(f"a name has more than {NAME_CHARS_MAX} characters")
+    return group, client_id, queues

@@ -1,0 +1,56 @@
+"""Compiles subscriptions' filters, TAG or SQL92, once for each expression."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from fetcher.rows.pull import PullRequest
+from fetcher.rows.tag_filter import ANY_TAG, EXPRESSION_CHARS_MAX, MessageFilter, tag_filter
+from fetcher.sql92.message_filter import Sql92Filter
+from rocketmq_tiered.server.groups.client_table import SQL92, TAG
+from rocketmq_tiered.server.wire.turns import Turns
+from tiered.errors import UsageError
+
+COMPILED_CHARS_MAX: Final = 256 * 1024
+FILTER_CHARS: Final = 32
+"""A filter weighs as much as so many characters more."""
+
+
+def filter_of(expression: str, expression_type: str) -> MessageFilter | None:
+    """None if every message matches. Raises UsageError for an expression that does not parse or is too long."""
+    if expression_type == SQL92 and expression != ANY_TAG:
+        return Sql92Filter(expression, ignore_rest=True)
+    if expression_type not in (TAG, SQL92):
+        raise UsageError(f"expression type {expression_type[:40]} is neither TAG nor SQL92")
+    return tag_filter(expression)
+
+
+class CompiledFilters:
+    """Filters by expression, those used last: expressions of ``chars_max`` together, since compiled they take fifty
+    times their text. Belongs to one event loop."""
+
+    def __init__(self, turns: Turns, chars_max: int = COMPILED_CHARS_MAX) -> None:
+        self._turns, self._chars_max = turns, chars_max
+        self._filters: OrderedDict[tuple[str, str], MessageFilter | None] = OrderedDict()
+        self.held_chars = 0
+
+    async def find(self, request: PullRequest) -> MessageFilter | None:
+        """The filter of a pull; compiled in a turn of its client. Raises UsageError."""
+        expression, kind = request.expression, request.expression_type
+        if kind == TAG and expression in ("", ANY_TAG):
+            return None
+        key = expression, kind
+        if key not in self._filters:
+            if len(expression) > EXPRESSION_CHARS_MAX:
+                return filter_of(expression, kind)  # raises: the text is not read
+            await asyncio.wrap_future(self._turns.turn(request.client))
+            if key not in self._filters:
+                self._filters[key] = filter_of(expression, kind)
+                self.held_chars += FILTER_CHARS + len(expression)
+        self._filters.move_to_end(key)
+        while self.held_chars > self._chars_max:
+            (oldest, _), _ = self._filters.popitem(last=False)
+            self.held_chars -= FILTER_CHARS + len(oldest)
+        return self._filters.get(key)

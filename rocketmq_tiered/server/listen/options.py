@@ -1,0 +1,89 @@
+"""Listener options from the settings: address, limits, TLS, access rules. Raises UsageError naming the setting."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from rocketmq_tiered.server.listen.memory_shares import MemoryShares
+from rocketmq_tiered.server.security.audit_events import AuditEvents
+from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
+from rocketmq_tiered.server.security.rules_file import RulesFile
+from rocketmq_tiered.server.wire.connection_limits import ConnectionLimits
+from rocketmq_tiered.server.wire.listener import ServerOptions
+from rocketmq_tiered.server.wire.request import Peer
+from tiered.errors import UsageError
+from tiered.model.address import host_and_port
+from tiered.remoting.tls import password_in
+from tiered.remoting.tls_context_cache import TlsContextCache
+from tiered.settings.sections import ServeSettings
+
+
+def server_options(
+    settings: ServeSettings, is_member: Callable[[str, Peer], bool] = lambda *_: True
+) -> ServerOptions:
+    """Options of the port. Reads the certificate and the access rules. ``is_member``: whether a group has a client."""
+    for key, complaint in settings.complaints():
+        raise UsageError(f"{key}: these settings would not protect clients as they say", hint=complaint)
+    host, port = parse_address(settings.bind, "serve.bind")
+    events = AuditEvents(is_member)
+    rules = RulesFile(Path(settings.acl_file), events.reloaded) if settings.acl_file else None
+    return ServerOptions(
+        host=host,
+        port=port,
+        connections_max=settings.connections_max,
+        limits=connection_limits(settings),
+        tls=kept_tls(settings, events.reloaded),
+        tls_only=settings.tls_only,
+        proxy_from=settings.proxy_networks(),
+        authorizer=RulesAuthorizer(rules, settings.audit_interval_ms / 1000, events=events),
+    )
+
+
+def connection_limits(settings: ServeSettings) -> ConnectionLimits:
+    """Limits of each connection, and of all together."""
+    memory = MemoryShares(settings.memory_bytes)
+    return ConnectionLimits(
+        unread_bytes_max=memory.unread_replies,
+        partial_bytes_max=memory.partial_frames,
+        large_bytes_max=memory.large_requests,
+    )
+
+
+def parse_address(text: str, key: str) -> tuple[str, int]:
+    """Host and port of ``host:port``. Raises UsageError naming the setting ``key``."""
+    found = host_and_port(text)
+    if found is None:
+        raise UsageError(f"{key} = {text} is not host:port", hint="for example 0.0.0.0:9876")
+    return found
+
+
+def kept_tls(
+    settings: ServeSettings, on_reload: Callable[[bool], None] = lambda _: None
+) -> Callable[[], ssl.SSLContext | None] | None:
+    """A function that returns the TLS context, reloaded after a certificate was renewed; None: no TLS. Raises as
+    ``tls_context``."""
+    paths = (
+        settings.tls_certificate, settings.tls_key, settings.tls_key_password_file, settings.tls_client_ca,
+    )  # fmt: skip
+    kept = TlsContextCache(paths, lambda: tls_context(settings), "clients", on_reload)
+    return kept.now if settings.tls_certificate else None
+
+
+def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
+    """The TLS context, or None. Raises UsageError if a file does not load."""
+    if not settings.tls_certificate:
+        return None
+    password = password_in(settings.tls_key_password_file, "serve.tls_key_password_file")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, password=password)
+        if settings.tls_client_ca:
+            context.load_verify_locations(settings.tls_client_ca)
+            is_required = settings.tls_client_required
+            context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"TLS certificate, key or CA cannot be loaded: {error}") from error
+    return context

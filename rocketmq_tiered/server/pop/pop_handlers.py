@@ -1,0 +1,200 @@
+"""POP requests (200050, 200051, 200151, 200053), which gRPC clients use through a RocketMQ 5 proxy.
+
+Group offsets are written soon after they move, as at a broker. Only the owner of the groups serves POP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Iterable
+
+from rocketmq_tiered.server.backend.backend import Backend
+from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.groups.bounded_gather import first_of
+from rocketmq_tiered.server.groups.client_table import TAG
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.pop.pop_delivery import UNACKED_MAX, PopBatch, PopDelivery, PopRequest
+from rocketmq_tiered.server.pop.pop_messages import handle_of, offset_fields
+from rocketmq_tiered.server.pop.pop_queues import BYTES_MAX as POP_BYTES_MAX
+from rocketmq_tiered.server.pop.pop_queues import GroupQueueKey, PopQueues
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Request, Response
+from tiered.errors import UsageError
+
+COUNT_MAX = 32
+HOLD_S_MAX = 25.0
+
+
+class PopHandlers:
+    """``bytes_max``: of one reply; ``unacked_bytes_max``: memory of unacknowledged messages. ``clock_ms``: wall
+    clock."""
+
+    def __init__(
+        self,
+        archive: Backend,
+        routes: RouteTable,
+        offsets: GroupOffsets,
+        *,
+        bytes_max: int = 4 * 1024 * 1024,
+        unacked_bytes_max: int = POP_BYTES_MAX,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._archive, self._routes, self._offsets = archive, routes, offsets
+        self._clock_ms = clock_ms
+        self._queues = PopQueues(archive, offsets, bytes_max=unacked_bytes_max)
+        self._delivery = PopDelivery(archive, self._queues, bytes_max, clock_ms)
+        self._first_queue = 0
+        self._freed = asyncio.Event()
+
+    def register(self, table: HandlerTable) -> None:
+        table.register(RequestCode.POP_MESSAGE)(self.pop)
+        table.register(RequestCode.ACK_MESSAGE)(self.acknowledge)
+        table.register(RequestCode.BATCH_ACK_MESSAGE)(self.acknowledge_many)
+        table.register(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)(self.hide)
+
+    # -- popping ----------------------------------------------------------------------------------------------
+
+    async def pop(self, request: Request) -> Response:
+        """POP_MESSAGE; waits up to the client's pollTime for messages."""
+        topic, queue_id = request.text("topic"), request.number("queueId", -1)
+        if (refusal := self._routes.group_refusal(request.text("consumerGroup"))) is not None:
+            return refusal
+        config = self._routes.find(topic)
+        if config is None:
+            return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
+        if queue_id >= max(config.read_queues, 1):
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"{topic} has no queue {queue_id}")
+        if not self._offsets.is_owner:
+            remark = "another server owns the consumer groups of this archive"
+            return Response(ResponseCode.NO_PERMISSION, remark=remark)
+        wanted = _pop_request(request)
+        queues = [queue_id] if queue_id >= 0 else self._rotate(config.read_queues)
+        ends_s = time.monotonic() + min(max(request.number("pollTime", 0), 0) / 1000, HOLD_S_MAX)
+        while True:
+            try:
+                answer = await self._delivery.batch(wanted, queues)
+            except UsageError as error:
+                return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+            left_s = ends_s - time.monotonic()
+            if answer.body or left_s <= 0:
+                return self._response(wanted, answer)
+            await self._changed(wanted, queues, left_s)
+
+    def _rotate(self, count: int) -> list[int]:
+        """All queues, starting with another one each time."""
+        self._first_queue += 1
+        return [(self._first_queue + number) % count for number in range(count)]
+
+    async def _changed(self, wanted: PopRequest, queues: list[int], left_s: float) -> None:
+        due = (
+            entry.state.next_visible_ms()
+            for queue_id in queues
+            if (entry := self._queues.find((wanted.group, wanted.topic, queue_id))) is not None
+        )
+        due_ms = min((visible_ms for visible_ms in due if visible_ms is not None), default=None)
+        if due_ms is not None:
+            left_s = min(left_s, max(0.01, (due_ms - self._clock_ms()) / 1000))
+        await first_of(self._archive.changed(left_s), self._freed.wait())
+
+    def _response(self, wanted: PopRequest, answer: PopBatch) -> Response:
+        ext = {
+            "popTime": str(self._popped_ms(wanted, answer)), "invisibleTime": str(wanted.invisible_ms), "reviveQid":
+            "0", "restNum": str(answer.rest), **offset_fields(answer.offsets),
+        }  # fmt: skip
+        code = ResponseCode.SUCCESS if answer.body else ResponseCode.POLLING_TIMEOUT
+        return Response(code, ext, answer.body)
+
+    def _popped_ms(self, wanted: PopRequest, answer: PopBatch) -> int:
+        """One pop time for all messages of a reply, as in their receipts."""
+        now_ms = self._clock_ms()
+        for queue_id, offsets in answer.offsets.items():
+            entry = self._queues.find((wanted.group, wanted.topic, queue_id))
+            unacked = entry.state.unacked if entry is not None else {}
+            for offset in offsets:
+                if offset in unacked:
+                    unacked[offset].popped_ms = now_ms
+        return now_ms
+
+    # -- acknowledging ----------------------------------------------------------------------------------------
+
+    async def acknowledge(self, request: Request) -> Response:
+        key = request.text("consumerGroup"), request.text("topic"), request.number("queueId")
+        return self._acknowledged(key, [request.number("offset")])
+
+    async def acknowledge_many(self, request: Request) -> Response:
+        """BATCH_ACK_MESSAGE: bit sets from a start offset."""
+        code = Response()
+        listed = request.document().get("acks") or []
+        if not isinstance(listed, list):
+            raise BadRequestError("acks is not a list")
+        for item in listed:
+            try:
+                start, bits = int(item["so"]), base64.b64decode(str(item["b"]), validate=True).rstrip(b"\0")
+                key = str(item["c"]), str(item["t"]), int(item["q"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise BadRequestError(f"acknowledgement does not parse: {error}") from error
+            found = self._acknowledged(key, self._named(key, start, bits))
+            code = code if found.code == ResponseCode.SUCCESS else found
+        return code
+
+    def _named(self, key: GroupQueueKey, start: int, bits: bytes) -> list[int]:
+        """Offsets in ``bits``, counted from ``start``; of a very large set only the last and unacknowledged ones."""
+        if not bits:
+            return []
+        entry = self._queues.find(key)
+        last = 8 * (len(bits) - 1) + bits[-1].bit_length() - 1
+        numbers: Iterable[int] = range(last)
+        if last > UNACKED_MAX:
+            unacked = entry.state.unacked if entry is not None else {}
+            numbers = (offset - start for offset in unacked if 0 <= offset - start < last)
+        return [start + n for n in (*numbers, last) if bits[n // 8] >> n % 8 & 1]
+
+    def _acknowledged(self, key: GroupQueueKey, offsets: list[int]) -> Response:
+        bounds = self._archive.bounds(key[1], key[2])
+        if bounds is None or any(not 0 <= offset <= bounds.maximum for offset in offsets):
+            return Response(ResponseCode.NO_MESSAGE, remark=f"offsets {offsets[:3]} of {key[1]} do not exist")
+        entry = self._queues.find(key)
+        if entry is not None:
+            for offset in offsets:
+                entry.state.acknowledge(offset)
+            self._queues.note(key, entry)
+            self._wake()
+        return Response()  # popped before a restart: delivered again, as at a broker
+
+    async def hide(self, request: Request) -> Response:
+        """CHANGE_MESSAGE_INVISIBLETIME; 0 makes the message visible at once."""
+        key = request.text("consumerGroup"), request.text("topic"), request.number("queueId")
+        offset, invisible_ms = request.number("offset"), max(0, request.number("invisibleTime"))
+        try:
+            handle = handle_of(request.text("extraInfo"))
+        except UsageError as error:
+            raise BadRequestError(str(error)) from error
+        entry, now_ms = self._queues.find(key), self._clock_ms()
+        if entry is None or not entry.state.hide(offset, handle.popped_ms, now_ms, invisible_ms):
+            return Response(ResponseCode.NO_MESSAGE, remark=f"offset {offset} is not popped by this client")
+        self._wake()
+        return Response(ext={"popTime": str(now_ms), "invisibleTime": str(invisible_ms), "reviveQid": "0"})
+
+    def _wake(self) -> None:
+        """Wake waiting requests: an ordered queue may be free, a message visible earlier."""
+        freed, self._freed = self._freed, asyncio.Event()
+        freed.set()
+
+    def expire(self) -> None:
+        """Remove unused queues."""
+        self._queues.expire()
+
+
+def _pop_request(request: Request) -> PopRequest:
+    return PopRequest(
+        group=request.name("consumerGroup"),
+        topic=request.text("topic"),
+        count=max(1, min(request.number("maxMsgNums", COUNT_MAX), COUNT_MAX)),
+        invisible_ms=max(0, request.number("invisibleTime")),
+        expression=request.text("exp", "*") or "*",
+        expression_type=request.text("expType", TAG) or TAG,
+        in_order=request.flag("order"),
+        client=request.peer.id,
+    )

@@ -1,0 +1,248 @@
+"""The broker's state of each queue, for the read policy: from its files, else from requests to the broker.
+
+If its files are unreadable, as the consume queues in a running broker's RocksDB, the broker is queried over the pulling
+client's connection with that client's own fields, so that a signature on them stays valid. States are cached while
+the broker's log begins at the same offset; a pull that was too late is noticed in the broker's reply
+(offset_merge.interpret). Records in the broker's oldest file count as expiring, and as many above its minimum as the
+last deletion removed. Does not own the queries (broker_requests.py) nor the decision (read_router.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fetcher.blocks.segmented_lru import SegmentedLru
+from fetcher.policy.broker_files import BrokerFiles
+from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
+from rocketmq_tiered.server.proxy.broker_requests import GONE_PHYS, query_log_begin, query_offset, query_phys
+from rocketmq_tiered.server.proxy.offset_merge import is_expiring, next_deletion_margin
+from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
+from rocketmq_tiered.server.wire.codes import RequestCode
+from tiered.errors import NotFoundError, TieredError, UnavailableError
+from tiered.remoting.command import RemotingCommand
+
+KNOWN_BYTES_MAX = 32 * 1024 * 1024
+QUEUE_BYTES = 1_200
+"""A cached queue of the broker, without its name: measured."""
+RELEARN_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Known:
+    """``learnt_s``: when all was read, ``max_s``: when the maximum was read last."""
+
+    side: BrokerSide
+    learnt_s: float
+    max_s: float
+    queue: OffsetRange | None = None
+    first_phys: int = -1
+    """Position of the record at the minimum; GONE_PHYS if it was deleted during the query, -1 if unknown."""
+    last_phys: int = -1
+    oldest_phys: int = 0
+    """Where the broker's log begins."""
+    oldest_file: Path | None = None
+    kept_from: int = 0
+    """Offset of the first record that is not in the broker's oldest file."""
+    margin: int = 0
+
+
+@dataclass
+class BrokerViews:
+    """Belongs to one event loop. ``files``: None if they are not accessible."""
+
+    files: BrokerFiles | None = None
+    executor: Executor | None = None
+    keep_s: float = 1.0
+    clock_s: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._known: SegmentedLru[tuple[str, int], _Known] = SegmentedLru(KNOWN_BYTES_MAX)
+        self._oldest: tuple[float, int] | None = None
+
+    async def local_view(self, command: RemotingCommand, upstream: Upstream, offset: int) -> LocalView:
+        """The queue of ``command`` (``topic``, ``queueId``), for ``offset``."""
+        place = _place(command)
+        known = self._known.get(place)
+        if known is None or await self._is_stale(known, command, upstream, offset):
+            known = await self._learn(place, command, upstream, known)
+        return _view(known, offset)
+
+    async def _is_stale(
+        self, known: _Known, command: RemotingCommand, upstream: Upstream, offset: int
+    ) -> bool:
+        now_s = self.clock_s()
+        if known.queue is None or offset >= known.queue.max_offset:
+            return now_s - known.max_s >= self.keep_s
+        if now_s - known.learnt_s >= RELEARN_S:
+            return True
+        return known.oldest_phys != await self._oldest_phys(command, upstream)
+
+    async def still_has(self, command: RemotingCommand, upstream: Upstream, offset: int) -> bool:
+        """Whether the broker has ``offset`` now: what it read before, it read from there on without a hole."""
+        place = _place(command)
+        known = self._known.get(place)
+        is_known = known is not None and known.queue is not None and offset >= known.queue.min_offset
+        if known is not None and is_known and known.oldest_file is not None and known.oldest_file.exists():
+            return True  # nothing was deleted since the files were listed
+        self._oldest = None
+        if self.files is not None:
+            self.files.expire()
+        is_reported = known is not None and is_known and known.first_phys != GONE_PHYS
+        if (
+            known is None
+            or not is_reported
+            or known.oldest_phys != await self._oldest_phys(command, upstream)
+        ):
+            known = await self._learn(place, command, upstream, known)
+        if 0 <= known.first_phys < known.oldest_phys or known.first_phys == GONE_PHYS:
+            return False  # its queue's minimum does not know yet what is deleted
+        if known.queue is None:
+            # A broker that never reports is trusted; an unreachable one reports later.
+            return known.side is BrokerSide.UNREPORTED
+        # During deletions the oldest file may be gone already.
+        return offset >= max(known.queue.min_offset, known.kept_from)
+
+    async def residency(
+        self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int
+    ) -> Residency:
+        """Whether a pull would find its bytes in memory."""
+        if self.files is None:
+            return Residency.UNKNOWN
+        files = self.files
+
+        def ask() -> Residency:
+            try:
+                return files.residency(topic, queue_id, offset, count=count, max_bytes=max_bytes)
+            except NotFoundError:
+                return Residency.COLD
+            except TieredError:
+                return Residency.UNKNOWN
+
+        return await asyncio.get_running_loop().run_in_executor(self.executor, ask)
+
+    def note(self, topic: str, queue_id: int, minimum: int, maximum: int) -> None:
+        """A pull's reply reported the broker's bounds of a queue."""
+        known = self._known.get((topic, queue_id))
+        if known is None or known.queue is None:
+            return
+        if maximum < known.queue.max_offset:
+            self._known.drop((topic, queue_id))  # cut back, or a recreated topic
+            return
+        step = minimum - known.queue.min_offset
+        if step > 0:
+            self._doubt(known)
+        queue = OffsetRange(max(minimum, known.queue.min_offset), maximum)
+        noted = replace(
+            known,
+            queue=queue,
+            first_phys=-1 if step > 0 else known.first_phys,
+            margin=next_deletion_margin(known.margin, step),
+            learnt_s=known.learnt_s if step <= 0 else -math.inf,
+            max_s=self.clock_s() if step <= 0 else -math.inf,
+        )
+        self._known.replace((topic, queue_id), noted)
+
+    def _doubt(self, known: _Known) -> None:
+        """The broker has deleted files: its old log begin no longer shows that the archive has reached it."""
+        self._oldest = None
+        if self.files is not None and known.oldest_file is not None and not known.oldest_file.exists():
+            self.files.expire()
+
+    async def _learn(
+        self, place: tuple[str, int], command: RemotingCommand, upstream: Upstream, earlier: _Known | None
+    ) -> _Known:
+        found = None
+        if self.files is not None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(
+                self.executor, _by_files, self.files, *place, self.clock_s(), earlier
+            )
+        if found is None or found.side is BrokerSide.UNREADABLE:
+            found = await self._by_request(command, upstream)
+        if earlier is not None:
+            both = earlier.queue is not None and found.queue is not None
+            step = found.queue.min_offset - earlier.queue.min_offset if both else 0  # type: ignore[union-attr]
+            found = replace(found, margin=next_deletion_margin(earlier.margin, step))
+        self._known.put(place, found, QUEUE_BYTES + sys.getsizeof(place[0]))
+        return found
+
+    # -- requests to the broker ------------------------------------------------------------------------------------
+
+    async def _by_request(self, command: RemotingCommand, upstream: Upstream) -> _Known:
+        now_s = self.clock_s()
+        try:
+            minimum = await query_offset(command, upstream, RequestCode.GET_MIN_OFFSET)
+            maximum = await query_offset(command, upstream, RequestCode.GET_MAX_OFFSET)
+            self._oldest = None  # never older than the minimum
+            oldest = await self._oldest_phys(command, upstream)
+            if minimum is None or maximum is None:
+                return _Known(BrokerSide.UNREPORTED, now_s, now_s, oldest_phys=oldest)
+            if minimum < 0 or maximum <= 0:
+                return _Known(BrokerSide.READABLE, now_s, now_s, oldest_phys=oldest)
+            queue = OffsetRange(min(minimum, maximum), maximum)
+            first = await query_phys(command, upstream, queue.min_offset)
+            last = await query_phys(command, upstream, maximum - 1)
+        except UnavailableError:
+            return _Known(BrokerSide.AWAY, now_s, now_s)
+        return _Known(BrokerSide.READABLE, now_s, now_s, queue, first, last, oldest)
+
+    async def _oldest_phys(self, command: RemotingCommand, upstream: Upstream) -> int:
+        """The begin of the broker's log; if it is unknown, the archive counts as behind."""
+        now_s = self.clock_s()
+        if self._oldest is not None and now_s - self._oldest[0] < self.keep_s:
+            return self._oldest[1]
+        oldest = None
+        if self.files is not None:
+            loop = asyncio.get_running_loop()
+            file = await loop.run_in_executor(self.executor, self.files.oldest_file)
+            oldest = file.begin_phys if file is not None else None
+        if oldest is None:
+            oldest = await query_log_begin(command, upstream)
+        self._oldest = now_s, oldest
+        return oldest
+
+
+def _place(command: RemotingCommand) -> tuple[str, int]:
+    return command.ext_fields["topic"], int(command.ext_fields["queueId"])
+
+
+def _by_files(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
+    try:
+        return _looked_up(files, topic, queue_id, now_s, earlier)
+    except TieredError:
+        return _Known(BrokerSide.UNREADABLE, now_s, now_s)  # damaged, or being written
+
+
+def _looked_up(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
+    view = files.local_view(topic, queue_id, 0)
+    oldest = view.oldest_phys
+    if view.queue is None or view.queue.max_offset <= view.queue.min_offset:
+        return _Known(view.side, now_s, now_s, view.queue, last_phys=view.last_phys, oldest_phys=oldest)
+    low, high = view.queue.min_offset, view.queue.max_offset
+    first = view if low == 0 else files.local_view(topic, queue_id, low)
+    last = files.local_view(topic, queue_id, high - 1)
+    file = files.oldest_file()
+    if earlier is not None and earlier.oldest_phys == oldest and earlier.kept_from:
+        kept_from = earlier.kept_from
+    else:
+        kept_from = files.offset_from(topic, queue_id, file.end_phys) if file is not None else low
+        if kept_from >= high:
+            kept_from = low  # its newest file: a broker keeps that one
+    path = file.path if file is not None and file.begin_phys == oldest else None
+    return _Known(view.side, now_s, now_s, view.queue, first.phys, last.phys, oldest, path, kept_from)
+
+
+def _view(known: _Known, offset: int) -> LocalView:
+    queue = known.queue
+    if queue is None or offset not in queue:
+        return LocalView(known.side, queue, oldest_phys=known.oldest_phys, last_phys=known.last_phys)
+    # The first record's position tells two generations apart as well as the record's own.
+    leaving = offset < known.kept_from or is_expiring(offset, queue, known.margin)
+    return LocalView(known.side, queue, True, known.first_phys, known.oldest_phys, known.last_phys, leaving)

@@ -1,0 +1,166 @@
+"""Resets a group's offsets in proxy mode (222), also to messages that only the archive has.
+
+A broker resets a group only within its own log. For an offset below that, members connected here are notified (220), as
+by a broker before 5.0: each resets its queue and commits. A group without members is moved by commits. Refused, because
+the broker would reset to its own minimum: groups with members elsewhere, who would not be notified, and lite pull
+consumers, which ignore the notice. Everything else is relayed: resets within the broker's log, and all resets if the
+broker has access control, as sub-requests from here lack the operator's signature.
+
+Sources: AdminBrokerProcessor.resetOffset, Broker2Client.resetOffset, MQClientInstance.resetOffset.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from fetcher.policy.read_policy import ReadPolicy
+from fetcher.policy.read_router import ReadRouter
+from rocketmq_tiered.server.backend.offset_handlers import push_reset
+from rocketmq_tiered.server.groups.bounded_gather import bounded_gather
+from rocketmq_tiered.server.groups.client_table import ClientTable, Member
+from rocketmq_tiered.server.groups.fastjson_text import queue_map
+from rocketmq_tiered.server.groups.queue_locks import MessageQueue
+from rocketmq_tiered.server.proxy.broker_requests import document_of
+from rocketmq_tiered.server.proxy.merged_offsets import ANSWER_S, MergedOffsets, number_in, offset_table
+from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import Request, Response
+from tiered.errors import UnavailableError
+from tiered.remoting.command import RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+LISTENS: Final = "CONSUME_PASSIVELY"
+"""Consume type of push consumers, the only ones that obey a reset notice."""
+
+
+class _Move(NamedTuple):
+    """A queue's new offset, and the broker's minimum."""
+
+    queue: MessageQueue
+    offset: int
+    broker_min: int
+
+
+class GroupResets:
+    """Handlers. Belongs to one event loop."""
+
+    def __init__(
+        self, router: ReadRouter, offsets: MergedOffsets, clients: ClientTable, *, checks_clients: bool
+    ) -> None:
+        self._router, self._offsets, self._clients = router, offsets, clients
+        self._checks_clients = checks_clients
+
+    def handlers(self) -> ProxyHandlers:
+        return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
+
+    async def reset(self, request: Request, upstream: Upstream) -> Response:
+        topic, group = request.name("topic"), request.name("group")
+        if self._checks_clients or self._router.policy_of(topic) is ReadPolicy.DISABLE:
+            return relayed(await upstream.call(request.command, ANSWER_S))
+        moves = await self._moves(request, upstream, topic)
+        if all(move.offset >= move.broker_min for move in moves):
+            return relayed(await upstream.call(request.command, ANSWER_S))
+        members = await self._listeners(group, upstream, request.command)
+        if members is None:
+            why = "only the archive has the offset, and some members cannot be notified"
+            remark = f"{group} not reset: {why}. Stop the group's consumers and repeat"
+            return Response(ResponseCode.SYSTEM_ERROR, remark=remark)
+        table = {move.queue: move.offset for move in moves}
+        if members:
+            push_reset(members, request, table)
+        else:
+            refused = await self._commit(request.command, upstream, group, moves)
+            if refused is not None:
+                return relayed(refused)
+        where = {"group": group, "topic": topic, "queues": len(moves), "members": len(members)}
+        logger.info("group reset into the archive", extra=where)
+        return Response(body=(queue_map("offsetTable", table),))
+
+    async def _moves(self, request: Request, upstream: Upstream, topic: str) -> list[_Move]:
+        """The moves of the named queue, or all; none if the broker does not list its queues."""
+        stats = _command(request.command, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
+        table, _ = offset_table(await upstream.call(stats, ANSWER_S))
+        wanted = request.number("queueId", -1)
+        rows = [
+            (queue, row.get("minOffset"), row.get("maxOffset"))
+            for queue, row in sorted(table.items(), key=lambda item: item[0].queue_id)
+            if wanted in (-1, queue.queue_id)
+        ]
+        ranges = [
+            (queue, low, high) for queue, low, high in rows if isinstance(low, int) and isinstance(high, int)
+        ]
+
+        async def move(one: tuple[MessageQueue, int, int]) -> _Move:
+            queue, low, high = one
+            return _Move(queue, await self._offset(request, upstream, queue, high), low)
+
+        return await bounded_gather(move, ranges)
+
+    async def _offset(self, request: Request, upstream: Upstream, queue: MessageQueue, high: int) -> int:
+        place = {"topic": queue.topic, "queueId": queue.queue_id}
+
+        def sub_request(code: RequestCode, **fields: object) -> Request:
+            return Request(_command(request.command, code, **place, **fields), request.peer)
+
+        offset, time_ms = request.number("offset", -1), request.number("timestamp", -1)
+        if offset >= 0:
+            low = await self._offsets.minimum(sub_request(RequestCode.GET_MIN_OFFSET), upstream)
+            return min(max(offset, _checked(low)), high)
+        if time_ms < 0:
+            offset = high
+        else:
+            code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+            by_time = sub_request(code, timestamp=time_ms, boundaryType="LOWER")
+            offset = max(0, _checked(await self._offsets.search(by_time, upstream)))
+        if request.flag("isForce"):
+            return offset
+        query = sub_request(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=request.text("group")).command
+        committed = number_in(await upstream.call(query, ANSWER_S), "offset")
+        return offset if committed is None else min(offset, committed)
+
+    async def _listeners(
+        self, group: str, upstream: Upstream, command: RemotingCommand
+    ) -> Sequence[Member] | None:
+        """The members; None if some are connected elsewhere or ignore notices."""
+        here = self._clients.group(group)
+        members = here.members if here is not None else {}
+        query = _command(command, RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
+        listed = _members(await upstream.call(query, ANSWER_S))
+        if not listed <= members.keys() or (here is not None and members and here.consume_type != LISTENS):
+            return None
+        return list(members.values())
+
+    async def _commit(
+        self, command: RemotingCommand, upstream: Upstream, group: str, moves: Sequence[_Move]
+    ) -> RemotingCommand | None:
+        """The broker's reply to the first refused commit, or None."""
+
+        async def commit(move: _Move) -> RemotingCommand:
+            fields = {"topic": move.queue.topic, "queueId": move.queue.queue_id, "commitOffset": move.offset}
+            code = RequestCode.UPDATE_CONSUMER_OFFSET
+            return await upstream.call(_command(command, code, consumerGroup=group, **fields), ANSWER_S)
+
+        answers = await bounded_gather(commit, moves)
+        return next((answer for answer in answers if answer.code != ResponseCode.SUCCESS), None)
+
+
+def _command(command: RemotingCommand, code: RequestCode, **fields: object) -> RemotingCommand:
+    ext = {name: str(value) for name, value in fields.items()}
+    return replace(command, code=int(code), ext_fields=ext, body=b"")
+
+
+def _checked(response: Response) -> int:
+    text = response.ext.get("offset", "")
+    if response.code != ResponseCode.SUCCESS or not text.removeprefix("-").isdecimal():
+        raise UnavailableError(f"the broker returned no offset: {response.remark or response.code}")
+    return int(text)
+
+
+def _members(answer: RemotingCommand) -> set[str]:
+    """Client ids; none if the broker has no consumer of the group."""
+    listed = document_of(answer).get("consumerIdList")
+    return {str(member) for member in listed} if isinstance(listed, list) else set()

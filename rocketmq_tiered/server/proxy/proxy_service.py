@@ -1,0 +1,204 @@
+"""Proxy mode: the sidecar stands in front of a live broker. Decides who answers which request.
+
+    105, 106                  the name server's reply with this process in it (proxy_routes.py)
+    name-server codes         relayed to a name server
+    34, 35 of consumers       recorded; the client sends them to the broker too, as to every broker of a route
+    codes of ``handlers``     answered from the archive and the broker together
+    all others                relayed to the broker over the client's own connection, never twice
+
+Heartbeats of consumers are not relayed: a broker lists a member once for each connection, and a client listed twice
+gets half of its queues. Heartbeats of pure producers are relayed: producers dial id 0 only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fetcher.policy.read_policy import ReadPolicies
+from rocketmq_tiered.server.listen.options import parse_address
+from rocketmq_tiered.server.proxy.accepted_accounts import JUDGED
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.name_servers import NameServers
+from rocketmq_tiered.server.proxy.proxy_handlers import relayed
+from rocketmq_tiered.server.proxy.proxy_routes import Published, may_dial, rewritten
+from rocketmq_tiered.server.proxy.relay import Relay
+from rocketmq_tiered.server.proxy.relay_client import ProxyClient
+from rocketmq_tiered.server.proxy.relay_rules import Destination, destination_of
+from rocketmq_tiered.server.proxy.relay_service import RelayService
+from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayCounters
+from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.security.permissions import NEEDS
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.connection import Connection
+from rocketmq_tiered.server.wire.request import Request, Response
+from tiered.errors import CorruptionError, ThrottledError, UnavailableError
+from tiered.remoting.tls import ClientTls
+from tiered.settings.sections import ServeSettings
+
+logger = logging.getLogger(__name__)
+
+MERGED_CODES = frozenset({
+    RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_EARLIEST_MSG_STORETIME, RequestCode.VIEW_MESSAGE_BY_ID,
+    RequestCode.QUERY_MESSAGE, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+})  # fmt: skip
+"""The broker's reply alone would be wrong for these: clients retry them until the archive is open."""
+
+
+@dataclass(frozen=True)
+class ProxyConfig:
+    """The broker's name and address, its name servers, and the address clients dial. ``tls``: for the connections to
+    broker and name servers; None: plain. ``checks_clients``: the broker has access control;
+    ``judges_locks``: not ACL 1.0 only."""
+
+    broker: str
+    broker_address: str
+    name_servers: Sequence[str]
+    advertise: str
+    tls: ClientTls | None = None
+    checks_clients: bool = False
+    judges_locks: bool = False
+
+
+@dataclass
+class ProxyCounters(RelayCounters):
+    """``routes``: routes sent to clients with this process in them."""
+
+    routes: int = 0
+
+
+class ProxyService(RelayService[ProxyClient]):
+    """See RelayService."""
+
+    section = "serve"
+
+    def __init__(self, config: ProxyConfig, settings: ServeSettings, policies: ReadPolicies) -> None:
+        self.counters: ProxyCounters = ProxyCounters()
+        super().__init__(
+            settings,
+            Relay(self.counters),
+            checks_clients=config.checks_clients,
+            judges_locks=config.judges_locks,
+        )
+        self._config, self._policies = config, policies
+        self._published = Published(config.broker, config.advertise)
+        # A limit of its own: a hanging broker does not hold up routes.
+        self._name_servers = NameServers(config.name_servers, InflightLimit(), config.tls)
+        self._is_loopback_logged = False
+        self._table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(
+            self._route
+        )
+        self._table.register(RequestCode.HEART_BEAT)(self._heartbeat)
+        self._table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
+
+    async def start(self) -> tuple[str, int]:
+        parse_address(self._config.advertise, "serve.advertise")
+        bound = await super().start()
+        self._spawn(self._name_servers.watch())
+        return bound
+
+    def apply(self, policies: ReadPolicies) -> None:
+        """Use other read policies, in routes from the next request on. On the event loop's thread."""
+        self._policies = policies
+
+    async def close(self, drain_s: float = 5.0) -> None:
+        await super().close(drain_s)
+        self._name_servers.close()
+
+    def status(self) -> ProxyStatus:
+        clients = list(self._relay_clients.values())
+        return ProxyStatus(
+            self._config.advertise,
+            self._connection_count,
+            self._handlers is not None,
+            self._group_readings(),
+            sum(client.upstream.is_connected for client in clients),
+            has_plain_accounts=self.has_plain_accounts,
+            name_server_problem=self._name_servers.problem,
+        )
+
+    def _connect(self, connection: Connection) -> ProxyClient:
+        config = self._config
+        return ProxyClient(
+            connection,
+            lambda events: RemotingUpstream(config.broker_address, self._inflight, events, config.tls),
+        )
+
+    # -- name server ------------------------------------------------------------------------------------------
+
+    async def _route(self, request: Request) -> Response:
+        answer = await self._name_servers.ask(request.command)
+        found = relayed(answer)
+        if (
+            answer.code != ResponseCode.SUCCESS
+            or not answer.body
+            or not self._may_publish(request.peer.address)
+        ):
+            return found
+        try:
+            body = rewritten(answer.body, self._published)
+        except CorruptionError as error:
+            raise UnavailableError(f"the name server's reply does not parse: {error}") from error
+        self.counters.routes += 1
+        return Response(found.code, found.ext, (body,), found.remark, found.version)
+
+    def _may_publish(self, client_address: str) -> bool:
+        if not self._policies.reads_anything:
+            return False
+        if may_dial(self._config.advertise, client_address):
+            return True
+        if not self._is_loopback_logged:
+            self._is_loopback_logged = True
+            logger.warning(
+                "serve.advertise is a loopback address: clients on other hosts get the broker's own routes",
+                extra={"advertise": self._config.advertise, "client": client_address},
+            )
+        return False
+
+    # -- membership -------------------------------------------------------------------------------------------
+
+    async def _heartbeat(self, request: Request) -> Response | None:
+        client = self._client(request)
+        if request.document().get("consumerDataSet"):
+            self._join(request, client)
+            self.counters.answered[request.code] += 1
+            return Response(version=await self._relay.version(client))
+        client.is_registered = True
+        return await self._relay.relay(request, client)
+
+    async def _unregister(self, request: Request) -> Response | None:
+        client = self._client(request)
+        self._leave(request, client)
+        if client.is_registered:
+            return await self._relay.relay(request, client)
+        return Response()
+
+    # -- other requests ---------------------------------------------------------------------------------------
+
+    async def _dispatch(self, request: Request) -> Response | None:
+        code = request.code
+        destination = destination_of(code)
+        is_change = destination is Destination.ALL_NAME_SERVERS  # name servers have no access control
+        if (is_change or code not in NEEDS) and self.accepted is not None and not self._settings.acl_file:
+            remark = f"request code {code} is relayed by serve.acl_file only: the broker has access control"
+            return Response(ResponseCode.NO_PERMISSION, remark=remark)
+        if destination is Destination.ANY_NAME_SERVER:
+            if self.accepted is not None and code in JUDGED:
+                refusal = await self._refusal(request, self._client(request), self.accepted)
+                if refusal is not None:
+                    return refusal
+            return relayed(await self._name_servers.ask(request.command))
+        if destination is Destination.ALL_NAME_SERVERS:
+            return relayed(await self._name_servers.ask_all(request.command))
+        if destination is Destination.NONE:
+            return Response(ResponseCode.NO_PERMISSION, remark="brokers register at the real name servers")
+        client = self._client(request)
+        if code == RequestCode.CONSUMER_SEND_MSG_BACK and request.number("offset", -1) == 0:
+            # A broker that has deleted its first message reads its oldest one instead, and would retry that. On this
+            # reply the client sends the message itself.
+            return Response(ResponseCode.SYSTEM_ERROR, remark="look message by offset failed, 0")
+        if self._handlers is None and code in MERGED_CODES:
+            raise ThrottledError("the archive is not open yet")
+        return await self._answer_or_relay(request, client)

@@ -1,0 +1,320 @@
+"""A connection to the real broker for one client, in both directions.
+
+A broker identifies consumers, lock owners and receivers of notices by connection, so every client has its own, made for
+its first request to the broker. Requests get new numbers; none is sent twice. The owner is notified when an established
+connection is lost, because the broker drops that client's state with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from ssl import SSLContext
+from typing import Any
+
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.name_lookup import addresses_of
+from rocketmq_tiered.server.security.addresses import host_of
+from tiered.errors import ThrottledError, UnansweredError
+from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode
+from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 3.0
+CONNECT_AGAIN_S = 0.5
+"""After a refused connection, calls fail at once for this long."""
+UNTAKEN_BYTES_MAX = 4 * 1024 * 1024
+"""Replies the client has not read yet; above it, reading from the broker connection pauses."""
+
+
+class TimedOutError(UnansweredError):
+    """No reply within the time limit; the connection stays open."""
+
+
+@dataclass(frozen=True)
+class LinkEvents:
+    """``on_request``: the broker sent a request. ``on_lost``: an established connection ended; why, and whether
+    requests were waiting for replies."""
+
+    on_request: Callable[[RemotingCommand], None] = lambda _: None
+    on_lost: Callable[[str, bool], None] = lambda _why, _had_requests: None
+
+
+class _Link(asyncio.Protocol):
+    """One connection to ``address``."""
+
+    def __init__(self, address: str, events: LinkEvents, tls: ClientTls | None) -> None:
+        self._address, self._events, self._tls = address, events, tls
+        self._decoder = FrameDecoder()
+        self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._why = ""
+        self._has_answered = False
+        self._untaken_bytes = 0
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self._has_answered:
+            self._has_answered = True
+            if self._tls is not None:
+                self._tls.succeeded(self._address)
+        try:
+            for command in self._decoder.feed(data):
+                self._take(command)
+        except ProtocolError as error:
+            self.close(str(error))
+            return
+        if self._untaken_bytes > UNTAKEN_BYTES_MAX and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _take(self, command: RemotingCommand) -> None:
+        if not command.is_response:
+            self._events.on_request(command)
+            return
+        waiting = self._pending.pop(command.opaque, None)
+        if waiting is not None and not waiting.done():
+            self._untaken_bytes += len(command.body)
+            waiting.set_result(command)
+
+    def taken(self, byte_count: int) -> None:
+        """A client read a reply of this size."""
+        was_over = self._untaken_bytes > UNTAKEN_BYTES_MAX
+        self._untaken_bytes -= byte_count
+        if was_over and self._untaken_bytes <= UNTAKEN_BYTES_MAX and self.is_open:
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = self._why = self._why or self._why_lost(exc)
+        self._can_write.set()
+        waiting = [answer for answer in self._pending.values() if not answer.done()]
+        self._pending.clear()
+        for answer in waiting:
+            answer.set_exception(UnansweredError(f"{self._address}: {why}"))
+        self._events.on_lost(why, bool(waiting))
+
+    def _why_lost(self, exc: Exception | None) -> str:
+        why = "the broker closed the connection"
+        if self._has_answered:
+            return f"{why} ({exc})" if exc else why
+        if self._tls is None:
+            return f"{why}; {TLS_WANTED}"
+        found = self._tls.explained(exc, host_of(self._address)) if exc else None
+        failure = found or closed(self._tls.options)
+        self._tls.failed(self._address, failure)
+        return str(failure)
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self, why: str) -> None:
+        self._why = why
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def write(self, command: RemotingCommand) -> None:
+        """Raises ThrottledError if it was not sent."""
+        frame = encode(command)
+        await self._can_write.wait()
+        if not self.is_open:
+            await asyncio.sleep(0)  # connection_lost comes next and sets the reason
+            raise ThrottledError(f"{self._address} is not connected: {self._why or 'it is closing'}")
+        assert self._transport is not None
+        self._transport.write(frame)
+
+    async def ask(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        waiting: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self._pending[command.opaque] = waiting
+        was_sent = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.write(command)
+                was_sent = True
+                return await waiting
+        except BaseException as error:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self.taken(len(waiting.result().body))  # the reply came as the caller was cancelled
+            if isinstance(error, TimeoutError) and not was_sent:
+                raise ThrottledError(f"{self._address} does not read its requests") from error
+            if isinstance(error, TimeoutError):
+                raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
+            raise
+        finally:
+            self._pending.pop(command.opaque, None)
+            retrieve_exception(waiting)  # a failed write raises first
+
+
+class RemotingUpstream:
+    """See Upstream. One connection to ``address``, made when needed, until ``close``. ``tls`` None: plain."""
+
+    def __init__(
+        self,
+        address: str,
+        inflight: InflightLimit,
+        events: LinkEvents | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        self.address, self._tls = address, tls
+        self._inflight = inflight
+        self._events = events or LinkEvents()
+        self._opaques = itertools.count(1)
+        self._link: _Link | None = None
+        self._connecting: asyncio.Task[_Link] | None = None
+        self._refused_at_s = -CONNECT_AGAIN_S
+        self._is_closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection is open."""
+        return self._link is not None and self._link.is_open
+
+    async def call(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        answer, link = await self._asked(command, timeout_s)
+        link.taken(len(answer.body))
+        return answer
+
+    async def relay(
+        self, command: RemotingCommand, timeout_s: float, can_take: Callable[[], Awaitable[None]]
+    ) -> RemotingCommand:
+        """As ``call``; the reply counts as unread until ``can_take()`` returns."""
+        answer, link = await self._asked(command, timeout_s)
+        try:
+            await can_take()
+        finally:
+            link.taken(len(answer.body))
+        return answer
+
+    async def _asked(self, command: RemotingCommand, timeout_s: float) -> tuple[RemotingCommand, _Link]:
+        byte_count = len(command.body)
+        await self._inflight.enter(byte_count)
+        ends_s = time.monotonic() + timeout_s
+        try:
+            link = await self._connected_within(timeout_s)
+            numbered = replace(command, opaque=next(self._opaques) & 0x7FFFFFFF)
+            answer = await link.ask(numbered, max(0.0, ends_s - time.monotonic()))
+        finally:
+            self._inflight.leave(byte_count)
+        return replace(answer, opaque=command.opaque), link
+
+    async def send(self, command: RemotingCommand) -> None:
+        byte_count = len(command.body)
+        await self._inflight.enter(byte_count)
+        try:
+            link = await self._connected()
+            await link.write(replace(command, opaque=next(self._opaques) & 0x7FFFFFFF))
+        finally:
+            self._inflight.leave(byte_count)
+
+    async def answer(self, command: RemotingCommand) -> None:
+        """Send the client's reply to a request of the broker, if still connected."""
+        if self._link is not None:
+            await self._link.write(command)
+
+    def close(self, why: str = "the client is gone") -> None:
+        """Close. Pending calls raise UnansweredError, later ones ThrottledError."""
+        self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._link is not None:
+            self._link.close(why)
+
+    async def _connected_within(self, timeout_s: float) -> _Link:
+        if timeout_s >= CONNECT_TIMEOUT_S or self.is_connected:
+            return await self._connected()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._connected()
+        except TimeoutError as error:
+            raise ThrottledError(f"{self.address} cannot be reached within {timeout_s:g} s") from error
+
+    async def _connected(self) -> _Link:
+        if self._link is not None and self._link.is_open:
+            return self._link
+        if self._is_closed:
+            raise ThrottledError(f"{self.address}: connection closed")
+        if time.monotonic() - self._refused_at_s < CONNECT_AGAIN_S:
+            raise ThrottledError(f"{self.address} refused a connection a moment ago")
+        if self._connecting is None:
+            # A task of its own: cancelling one caller does not affect the others.
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting.add_done_callback(retrieve_exception)
+        try:
+            return await asyncio.shield(self._connecting)
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise ThrottledError(f"{self.address}: connection closed") from None
+            raise
+
+    async def _connect(self) -> _Link:
+        host = host_of(self.address)
+        try:
+            transport, link = await (
+                self._opened(host) if self._tls is None else self._secured(host, self._tls)
+            )
+        except (OSError, TimeoutError, UnicodeError) as error:  # UnicodeError: an invalid host name
+            self._refused_at_s = time.monotonic()
+            failure = self._tls.explained(error, host) if self._tls is not None else None
+            if failure is not None and self._tls is not None:
+                self._tls.failed(self.address, failure)
+            raise ThrottledError(
+                f"{self.address} cannot be reached: {failure or error or 'no answer'}"
+            ) from error
+        finally:
+            self._connecting = None
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._link = link
+        return link
+
+    async def _secured(self, host: str, tls: ClientTls) -> tuple[asyncio.Transport, _Link]:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await self._inflight.handshakes.acquire()
+        try:
+            return await self._opened(host, tls.context())
+        finally:
+            self._inflight.handshakes.release()
+
+    async def _opened(self, host: str, context: SSLContext | None = None) -> tuple[asyncio.Transport, _Link]:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            *others, last = await addresses_of(host, self._inflight.lookups)
+            for address in others:
+                with suppress(OSError):
+                    return await self._opened_at(address, host, context)
+            return await self._opened_at(last, host, context)
+
+    async def _opened_at(
+        self, address: str, host: str, context: SSLContext | None
+    ) -> tuple[asyncio.Transport, _Link]:
+        return await asyncio.get_running_loop().create_connection(
+            lambda: _Link(self.address, self._events, self._tls),
+            address,
+            int(self.address.rpartition(":")[2]),
+            ssl=context,
+            server_hostname=None if context is None else host,
+        )
+
+
+def retrieve_exception(outcome: asyncio.Future[Any]) -> None:
+    """Retrieve its exception, which may have no waiter left."""
+    if outcome.done() and not outcome.cancelled():
+        outcome.exception()

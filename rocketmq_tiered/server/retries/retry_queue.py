@@ -1,0 +1,186 @@
+"""Retry messages on the event loop: stored before they are acknowledged, delivered after their delay.
+
+Messages that arrive during a write go into the next object. The owner of the group offsets owns them; another server
+refuses them, and the consumer then consumes its message again itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.retries.delivered_queues import DeliveredQueues
+from rocketmq_tiered.server.retries.retry_log import RetryLog
+from rocketmq_tiered.server.retries.retry_record import DEAD_PREFIX, RETRY_PREFIX, EncodedRetry
+from rocketmq_tiered.server.retries.retry_state import (
+    MESSAGE_BYTES,
+    RetryMessage,
+    RetryObject,
+    assign_offsets,
+    queue_bytes,
+)
+from tiered.errors import FencedError, StoreFullError, TieredError
+
+logger = logging.getLogger(__name__)
+
+OBJECTS_MAX = 256
+"""A base replaces this many objects."""
+CHECK_S = 1.0
+AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class RetryLimits:
+    """``held_bytes_max``: memory for messages, which are in the store too; ``dead_keep_ms``: retention of dead
+    letters."""
+
+    held_bytes_max: int = 64 * 1024 * 1024
+    dead_keep_ms: int = 30 * 86_400_000
+
+
+class RetryQueues(DeliveredQueues):
+    """All retry messages. Belongs to one event loop; ``clock_ms``: wall clock."""
+
+    def __init__(
+        self, log: RetryLog, offsets: GroupOffsets, limits: RetryLimits, clock_ms: Callable[[], int]
+    ) -> None:
+        super().__init__()
+        self._log, self._offsets, self._limits, self._clock_ms = log, offsets, limits, clock_ms
+        self._queued: list[tuple[EncodedRetry, int, asyncio.Future[None]]] = []
+        """Messages not written yet, with their memory and waiter."""
+        self._queued_bytes = 0
+        self._wake = asyncio.Event()
+        self._removed_version = 0
+        self.is_owner = False
+
+    async def claim(self) -> None:
+        """Read all messages and become the writer, if this server owns the groups. Raises what the store raises."""
+        if self._offsets.is_owner and not self.is_owner:
+            try:
+                self.state = await asyncio.to_thread(self._log.claim)
+            except FencedError as error:
+                logger.warning("%s; retry messages are refused for now", error)
+                return
+            self.is_owner = True
+            self.announce()
+
+    # -- sending back -----------------------------------------------------------------------------------------
+
+    async def add(self, message: EncodedRetry) -> None:
+        """Return once ``message`` is durable. Raises FencedError if another server owns the groups, StoreFullError
+        at the memory limit."""
+        if not (self.is_owner and self._offsets.is_owner):
+            raise FencedError("consumer groups of this archive are served by another server")
+        more_bytes = MESSAGE_BYTES + len(message.data)
+        more_bytes += 0 if self.state.has_topic(message.topic) else queue_bytes(message.topic)
+        if self.state.held_bytes + self._queued_bytes + more_bytes > self._limits.held_bytes_max:
+            raise StoreFullError("retry messages are at their memory limit (serve.memory_bytes)")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queued.append((message, more_bytes, future))
+        self._queued_bytes += more_bytes
+        self._wake.set()
+        await asyncio.shield(future)
+
+    async def run(self) -> None:
+        """Write and deliver until cancelled."""
+        while True:
+            await self._sleep()
+            try:
+                if not self._offsets.is_owner:
+                    self._disown(FencedError("another server has taken over the consumer groups"))
+                await self.claim()
+                if self.is_owner:
+                    await self._step()
+            except FencedError as error:
+                logger.error("%s; retry messages are refused from now on", error)
+                self._disown(error)
+            except TieredError as error:
+                logger.warning("retry messages not written yet: %s", error)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _sleep(self) -> None:
+        due_ms, wait_s = self.state.next_due_ms(), CHECK_S
+        if due_ms is not None:
+            wait_s = min(wait_s, max(0.0, (due_ms - self._clock_ms()) / 1000))
+        with contextlib.suppress(TimeoutError):  # a message is due
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _disown(self, error: FencedError) -> None:
+        self.is_owner = False
+        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        for *_, future in queued:
+            if not future.done():
+                future.set_exception(error)
+
+    async def _step(self) -> None:
+        self._release()
+        now_ms, queued = self._clock_ms(), self._queued
+        self._queued = []
+        added = tuple(
+            RetryMessage(
+                self.state.next_number + index, message.topic, now_ms + message.delay_ms, message.data
+            )
+            for index, (message, *_) in enumerate(queued)
+        )
+        due = [*self.state.due(now_ms), *(message for message in added if message.due_ms <= now_ms)]
+        if added or due:
+            nexts = {message.topic: self._next_offset(message.topic) for message in due}
+            written = RetryObject(
+                self._log.version + 1, self._log.owner, self._log.owner_name,
+                self.state.next_number + len(added), added, tuple(assign_offsets(due, nexts, now_ms)),
+            )  # fmt: skip
+            await self._write(written, [future for *_, future in queued])
+            self._queued_bytes -= sum(byte_count for _, byte_count, _ in queued)
+            self.state.apply(written)
+            for *_, future in queued:
+                if not future.done():
+                    future.set_result(None)
+            if due:
+                self.announce()
+        if self._log.version - self._log.base_version >= OBJECTS_MAX:
+            base = self.state.base(self._log.version + 1, self._log.owner, self._log.owner_name)
+            await self._write(base, [])
+        if self._removed_version < self._log.base_version:
+            await asyncio.to_thread(self._log.remove_replaced)
+            self._removed_version = self._log.base_version
+
+    async def _write(self, written: RetryObject, waiting: list[asyncio.Future[None]]) -> None:
+        """Repeat until it exists: after a lost reply nothing else may be written."""
+        while True:
+            try:
+                await asyncio.to_thread(self._log.write, written)
+            except FencedError as error:
+                for future in waiting:
+                    if not future.done():
+                        future.set_exception(error)
+                raise
+            except TieredError as error:
+                logger.warning("retry messages not written yet: %s", error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+    def _next_offset(self, topic: str) -> int:
+        queue = self.state.queues.get(topic)
+        return queue.next_offset if queue is not None else self.first_free_offset(topic)
+
+    def _release(self) -> None:
+        """Remove messages below their group's durable offset, and old dead letters."""
+        oldest_ms = self._clock_ms() - self._limits.dead_keep_ms
+        for topic, queue in self.state.queues.items():
+            if topic.startswith(RETRY_PREFIX):
+                group = topic.removeprefix(RETRY_PREFIX)
+                self.state.release(topic, self._offsets.durable(group, topic, 0))
+            elif topic.startswith(DEAD_PREFIX):
+                while queue.numbers and self.state.messages[queue.numbers[0]].stored_ms < oldest_ms:
+                    self.state.release(topic, queue.offsets[0] + 1)
+
+    async def close(self) -> None:
+        """Fail waiting requests; acknowledged messages are durable already."""
+        self._disown(FencedError("server stops"))

@@ -1,0 +1,181 @@
+"""A backend that adds the retry and dead-letter topics growing here: they continue archived queues, so that consumers
+and tools see one queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from fetcher.rows.tag_filter import tags_code
+from rocketmq_tiered.server.backend.backend import Backend, Bounds, TopicConfig, Unit
+from rocketmq_tiered.server.groups.bounded_gather import first_of
+from rocketmq_tiered.server.groups.subscription_filter import CompiledFilters
+from rocketmq_tiered.server.retries.delivered_queues import DeliveredQueues
+from rocketmq_tiered.server.retries.retry_record import PHYS_BASE
+from rocketmq_tiered.server.retries.retry_state import RetryQueue
+from rocketmq_tiered.server.wire.turns import Turns
+from tiered.formats.record import decode_record
+
+
+class _Topics(NamedTuple):
+    """Merged topics, and the tables they were made from: queues are only ever added, or the whole table is new."""
+
+    merged: dict[str, TopicConfig]
+    archived: dict[str, TopicConfig]
+    grown: list[tuple[dict[str, RetryQueue], int]]
+
+    @classmethod
+    def of(cls, archived: dict[str, TopicConfig], grown: Sequence[DeliveredQueues]) -> _Topics:
+        """As of now."""
+        names = (name for queues in grown for name in queues.topics())
+        ours = {name: TopicConfig(name, 1, 1) for name in names if name not in archived}
+        sizes = [(queues.state.queues, len(queues.state.queues)) for queues in grown]
+        return cls(archived | ours if ours else archived, archived, sizes)
+
+    def is_of(self, grown: Sequence[DeliveredQueues]) -> bool:
+        """Whether no queue was added since."""
+        for queues, (known, count) in zip(grown, self.grown, strict=True):
+            now = queues.state.queues
+            if now is not known or len(now) != count:
+                return False
+        return True
+
+
+class ArchiveWithRetries:
+    """See Backend."""
+
+    def __init__(self, archive: Backend, *grown: DeliveredQueues) -> None:
+        self.cluster, self.broker = archive.cluster, archive.broker
+        self._archive, self._grown = archive, grown
+        self._known: _Topics | None = None
+        self._filters = CompiledFilters(Turns())
+        for queues in grown:
+            queues.first_free_offset = self._first_free_offset
+
+    def _holder(self, topic: str, queue_id: int) -> tuple[DeliveredQueues, RetryQueue] | None:
+        """The part that grows here, if any."""
+        for queues in self._grown if queue_id == 0 else ():
+            queue = queues.queue(topic)
+            if queue is not None:
+                return queues, queue
+        return None
+
+    def _archived_end(self, topic: str) -> int:
+        bounds = self._archive.bounds(topic, 0)
+        return 0 if bounds is None else bounds.maximum
+
+    def _first_free_offset(self, topic: str) -> int:
+        """Messages that groups consumed at the broker may not be archived (expired, or lost with the broker); their
+        consumers continue after them."""
+        consumed_end = self._archive.consumed_end(topic, 0)
+        return max(self._archived_end(topic), consumed_end if consumed_end < PHYS_BASE else 0)
+
+    def topics(self) -> dict[str, TopicConfig]:
+        archived = self._archive.topics()
+        known = self._known
+        if known is None or known.archived is not archived or not known.is_of(self._grown):
+            known = self._known = _Topics.of(archived, self._grown)
+        return known.merged
+
+    def subscription_groups(self) -> dict[str, dict[str, Any]]:
+        return self._archive.subscription_groups()
+
+    def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        return self._archive.archived_offset(group, topic, queue_id)
+
+    def archived_topics(self, group: str) -> Iterable[str]:
+        return self._archive.archived_topics(group)
+
+    def archived_groups(self, topic: str) -> Iterable[str]:
+        return self._archive.archived_groups(topic)
+
+    def consumed_end(self, topic: str, queue_id: int) -> int:
+        return self._archive.consumed_end(topic, queue_id)
+
+    def bounds(self, topic: str, queue_id: int) -> Bounds | None:
+        archived = self._archive.bounds(topic, queue_id)
+        holder = self._holder(topic, queue_id)
+        if holder is None:
+            return archived
+        _, queue = holder
+        if archived is not None and archived.minimum < min(archived.maximum, queue.first_offset):
+            return Bounds(archived.minimum, queue.next_offset)
+        return Bounds(queue.min_offset, queue.next_offset)
+
+    def last_stored_ms(self, topic: str, queue_id: int) -> int:
+        holder = self._holder(topic, queue_id)
+        message = (
+            holder[0].message(holder[1].numbers[-1]) if holder is not None and holder[1].numbers else None
+        )
+        return self._archive.last_stored_ms(topic, queue_id) if message is None else message.stored_ms
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """See Backend."""
+        holder = self._holder(request.topic, request.queue_id)
+        if holder is None:
+            return await self._archive.pull(request)
+        queues, queue = holder
+        bounds = self.bounds(request.topic, request.queue_id)
+        assert bounds is not None
+        if request.offset >= min(queue.first_offset, self._archived_end(request.topic)):
+            request.filter = await self._filters.find(request)
+            return queues.pull(request, bounds)
+        found = await self._archive.pull(request)
+        following = min(found.next_offset, queue.first_offset)
+        if found.status in (PullStatus.OFFSET_TOO_SMALL, PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
+            return PullResult(found.status, following, *bounds, found.body, found.records)
+        return PullResult(PullStatus.NO_MATCHED_MESSAGE, queue.first_offset, *bounds)
+
+    def pull_from_memory(self, request: PullRequest) -> PullResult | None:
+        """See Backend: of queues that do not grow here."""
+        if request.queue_id == 0 and self._holder(request.topic, 0) is not None:
+            return None
+        return self._archive.pull_from_memory(request)
+
+    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
+        holder = self._holder(topic, queue_id)
+        if holder is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
+            return await self._archive.offset_by_time(topic, queue_id, store_ms, upper=upper)
+        queues, queue = holder
+        for message in queues.messages_from(topic, 0, len(queue.numbers)):
+            if message.stored_ms >= store_ms:
+                return message.queue_offset
+        return queue.next_offset - 1 if upper and queue.numbers else queue.next_offset
+
+    async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        holder = self._holder(topic, queue_id)
+        if holder is None or offset < holder[1].first_offset:
+            return await self._archive.stored_ms(topic, queue_id, offset)
+        found = holder[0].messages_from(topic, offset, 1)
+        return found[0].stored_ms if found and found[0].queue_offset == offset else -1
+
+    async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
+        holder = self._holder(topic, queue_id)
+        if holder is None or offset < holder[1].first_offset:
+            return await self._archive.units(topic, queue_id, offset, count)
+        found = holder[0].messages_from(topic, offset, count)
+        return [
+            Unit(PHYS_BASE + m.number, len(m.data), tags_code(decode_record(m.data).tags or ""))
+            for m in found
+        ]
+
+    async def message_at_phys(self, phys: int) -> bytes | None:
+        if phys >= PHYS_BASE:
+            found = (queues.message(phys - PHYS_BASE) for queues in self._grown)
+            return next((message.data for message in found if message is not None), None)
+        return await self._archive.message_at_phys(phys)
+
+    async def messages_by_key(
+        self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
+    ) -> list[bytes]:
+        """See Backend. Retry messages are not indexed; their archived originals are."""
+        return await self._archive.messages_by_key(
+            topic, key, is_unique=is_unique, count=count, begin_ms=begin_ms, end_ms=end_ms
+        )
+
+    def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
+        """See Backend; also ends at a delivery here. Not ``async``: events between the call and its first step
+        count."""
+        return first_of(*(queues.delivered() for queues in self._grown), self._archive.changed(timeout_s))

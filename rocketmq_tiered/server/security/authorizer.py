@@ -1,0 +1,120 @@
+"""Authorizes requests by rules from a file, and keeps the audit log. Without rules all requests are allowed.
+
+A refusal is NO_PERMISSION, which clients of all versions report and retry. A 4.9 client reads any refusal of
+QUERY_CONSUMER_OFFSET as "no offset yet" and would start elsewhere, so it gets no reply.
+
+A request for a message by physical offset (33, 36) is authorized for the message's own topic once that is known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from rocketmq_tiered.server.security.addresses import host_of, matches
+from rocketmq_tiered.server.security.audit import Audit
+from rocketmq_tiered.server.security.audit_events import AuditEvents
+from rocketmq_tiered.server.security.rules_file import RulesFile
+from rocketmq_tiered.server.security.signature import is_signed
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import Request, Response
+from tiered.formats.record import decode_record
+from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE
+
+FIRST_5 = 413
+"""MQVersion of 5.0.0."""
+
+
+class RulesAuthorizer:
+    """See Authorizer. ``rules`` None: everything is allowed. ``now_s`` is monotonic."""
+
+    def __init__(
+        self,
+        rules: RulesFile | None,
+        audit_interval_s: float,
+        now_s: Callable[[], float] = time.monotonic,
+        events: AuditEvents | None = None,
+    ) -> None:
+        self._rules, self._now_s = rules, now_s
+        self._audit = Audit(audit_interval_s, now_s())
+        self._events = events or AuditEvents(now_s=now_s)
+
+    @property
+    def audited(self) -> Mapping[str, int]:
+        """See Authorizer."""
+        return self._events.counts
+
+    def refusal(self, request: Request) -> Response | None:
+        """See Authorizer. Raises BadRequestError."""
+        if self._rules is None:
+            return None
+        self._rules.reload(self._now_s())
+        why = self._why_not(request)
+        if why is None:
+            return None
+        command = request.command
+        is_silent = command.code == RequestCode.QUERY_CONSUMER_OFFSET and command.version < FIRST_5
+        return Response(ResponseCode.NO_PERMISSION, remark=why, is_withheld=is_silent)
+
+    def _why_not(self, request: Request) -> str | None:
+        assert self._rules is not None
+        rules, command = self._rules.rules, request.command
+        host = host_of(request.peer.address)
+        if rules.is_trusted(host):
+            return None
+        name = command.ext_fields.get(ACCESS_KEY)
+        account = None if name is None else rules.accounts.get(name)
+        if account is not None and account.trusted_from and matches(account.trusted_from, host):
+            return None
+        if name is None or SIGNATURE not in command.ext_fields:
+            return "request is not signed"
+        # The same text and the same work for both, so that guesses reveal no names.
+        secret = "" if account is None else account.secret
+        is_right = is_signed(command.ext_fields, command.body, secret)
+        if account is None or not is_right:
+            return f"access key {name[:64]} is unknown or its signature is wrong"
+        if not account.is_enabled:
+            return f"account {name[:64]} is disabled"
+        return rules.refusal(account, request, host)
+
+    def refusal_of_message(self, request: Request, topic: str) -> Response | None:
+        """The reply to an authorized request for a message that turns out to be of ``topic``; None: allowed."""
+        if self._rules is None:
+            return None
+        rules, host = self._rules.rules, host_of(request.peer.address)
+        account = rules.accounts.get(request.command.ext_fields.get(ACCESS_KEY, ""))
+        if rules.is_trusted(host) or (
+            account is not None and account.trusted_from and matches(account.trusted_from, host)
+        ):
+            return None
+        # None: the rules were reloaded after the request was authorized.
+        why = "account no longer exists" if account is None else rules.message_refusal(account, topic, host)
+        if why is None:
+            return None
+        return Response(ResponseCode.NO_PERMISSION, remark=why)
+
+    def filtered(self, request: Request, response: Response) -> Response:
+        """See Authorizer. Raises CorruptionError."""
+        if self._rules is None or request.command.code != RequestCode.VIEW_MESSAGE_BY_ID or not response.body:
+            return response
+        topic = decode_record(b"".join(response.body)).topic
+        return self.refusal_of_message(request, topic) or response
+
+    def is_outside(self, request: Request) -> bool:
+        """See Authorizer."""
+        return self._events.is_outside(request)
+
+    def record(self, request: Request, response: Response | None, *, was_outside: bool = True) -> None:
+        self._events.record(request, response, was_outside=was_outside)
+
+    def note(self, request: Request, response: Response, body_bytes: int) -> None:
+        account = request.command.ext_fields.get(ACCESS_KEY, "") if self._rules is not None else ""
+        self._audit.note(request, response, body_bytes, account)
+
+    def tick(self, now_s: float) -> None:
+        self._audit.tick(now_s)
+        self._events.tick(now_s)
+
+    def close(self) -> None:
+        self._audit.write()
+        self._events.write()

@@ -1,0 +1,241 @@
+"""The permissions that each request code requires: actions on topics, groups and the cluster. Pure.
+
+``NEEDS`` is the only place: a code without an entry is for administrators. Sources: PlainAccessValidator (ACL 1.0),
+DefaultAuthorizationContextBuilder and RocketMQAction annotations (5.x). Stricter than both: ACL 1.0 judges reads of
+offsets, configurations and members too, not only pulls; LITE_PULL_MESSAGE is treated as PULL_MESSAGE; resetting a group
+requires topic and group; reading a message by physical offset requires its own topic (``message_permissions``),
+whatever topic the request names. A missing name is judged as an empty one: by default rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+
+from rocketmq_tiered.server.wire.codes import RequestCode as R
+from rocketmq_tiered.server.wire.request import BadRequestError, Request
+
+RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
+
+
+class Kind(Enum):
+    """The kind of resource."""
+
+    TOPIC = "Topic"
+    GROUP = "Group"
+    CLUSTER = "Cluster"
+
+
+class Action(Enum):
+    """ACL 1.0 has PUB and SUB only."""
+
+    PUB = "Pub"
+    SUB = "Sub"
+    GET = "Get"
+    LIST = "List"
+    CREATE = "Create"
+    UPDATE = "Update"
+    DELETE = "Delete"
+
+
+Actions = frozenset[Action]
+
+
+class Permission(NamedTuple):
+    """Any of ``actions`` on one resource."""
+
+    kind: Kind
+    name: str
+    actions: Actions
+
+
+Resource = tuple[Kind, str]
+
+
+class Need(NamedTuple):
+    """What a request code requires: on each of ``resources``, any of ``actions`` in 5.x, any of ``acl_1`` in ACL 1.0.
+    ``acl_1`` None: an administrator."""
+
+    resources: Callable[[Request], Iterable[Resource]]
+    actions: Actions
+    acl_1: Actions | None
+
+
+def _topic(name: str) -> Resource:
+    """Retry and dead-letter topics count as their group."""
+    for prefix in (RETRY_PREFIX, DEAD_PREFIX):
+        if name.startswith(prefix):
+            return Kind.GROUP, name[len(prefix) :]
+    return Kind.TOPIC, name
+
+
+def _topic_in(field: str = "topic") -> Callable[[Request], list[Resource]]:
+    return lambda request: [_topic(request.command.ext_fields.get(field, ""))]
+
+
+def _group_in(field: str = "consumerGroup") -> Callable[[Request], list[Resource]]:
+    return lambda request: [(Kind.GROUP, request.command.ext_fields.get(field, ""))]
+
+
+def _both_in(
+    group_field: str = "consumerGroup", topic_field: str = "topic"
+) -> Callable[[Request], list[Resource]]:
+    return lambda request: _topic_in(topic_field)(request) + _group_in(group_field)(request)
+
+
+def _all(kind: Kind) -> Callable[[Request], list[Resource]]:
+    return lambda request: [(kind, "*")]
+
+
+def _named_topic(request: Request) -> list[Resource]:
+    """VIEW_MESSAGE_BY_ID: 4.9 names no topic, and the message's own one is judged later."""
+    return _topic_in()(request) if "topic" in request.command.ext_fields else []
+
+
+def _retried(request: Request) -> list[Resource]:
+    """CONSUMER_SEND_MSG_BACK: the message's own topic is judged later."""
+    fields = request.command.ext_fields
+    topic = [_topic(fields["originTopic"])] if fields.get("originTopic") else []
+    return [*topic, (Kind.GROUP, fields.get("group", ""))]
+
+
+def _stats(request: Request) -> list[Resource]:
+    """GET_CONSUME_STATS: of one topic, or all of the group."""
+    return _both_in()(request) if request.command.ext_fields.get("topic") else _group_in()(request)
+
+
+def _unregistered(request: Request) -> list[Resource]:
+    return _group_in()(request) if request.command.ext_fields.get("consumerGroup") else []
+
+
+def _heartbeat(request: Request) -> list[Resource]:
+    found: list[Resource] = []
+    for data in request.document().get("consumerDataSet") or []:
+        found.append((Kind.GROUP, str(data.get("groupName", ""))))
+        found += [_topic(str(one.get("topic", ""))) for one in data.get("subscriptionDataSet") or []]
+    return found
+
+
+def _checked_client(request: Request) -> list[Resource]:
+    document = request.document()
+    subscription = document.get("subscriptionData") or {}
+    return [_topic(str(subscription.get("topic", ""))), (Kind.GROUP, str(document.get("group", "")))]
+
+
+def _acknowledged(request: Request) -> list[Resource]:
+    acks = request.document().get("acks") or []
+    return [_topic(str(one.get("t", ""))) for one in acks] + [
+        (Kind.GROUP, str(one.get("c", ""))) for one in acks
+    ]
+
+
+def _assigned(request: Request) -> list[Resource]:
+    document = request.document()
+    return [_topic(str(document.get("topic", ""))), (Kind.GROUP, str(document.get("consumerGroup", "")))]
+
+
+def _locked(request: Request) -> list[Resource]:
+    document = request.document()
+    topics = {str(queue.get("topic", "")) for queue in document.get("mqSet") or []}
+    return [(Kind.GROUP, str(document.get("consumerGroup", ""))), *map(_topic, sorted(topics))]
+
+
+PUB, SUB = frozenset({Action.PUB}), frozenset({Action.SUB})
+_GET, _LIST = frozenset({Action.GET}), frozenset({Action.LIST})
+_READ, _MOVE = SUB | _GET, SUB | {Action.UPDATE}
+_ROUTE = PUB | SUB | _GET
+_CREATE, _UPDATE, _DELETE = frozenset({Action.CREATE}), frozenset({Action.UPDATE}), frozenset({Action.DELETE})
+ADMIN: Final = None
+
+NEEDS: Final[Mapping[int, Need]] = {
+    # messages
+    R.SEND_MESSAGE: Need(_topic_in(), PUB, PUB),
+    R.SEND_MESSAGE_V2: Need(_topic_in("b"), PUB, PUB),
+    R.SEND_BATCH_MESSAGE: Need(_topic_in("b"), PUB, PUB),
+    R.SEND_REPLY_MESSAGE: Need(_topic_in(), PUB, PUB),
+    R.SEND_REPLY_MESSAGE_V2: Need(_topic_in("b"), PUB, PUB),
+    R.END_TRANSACTION: Need(_topic_in(), PUB, PUB),
+    R.RECALL_MESSAGE: Need(_topic_in(), PUB, PUB),
+    R.PULL_MESSAGE: Need(_both_in(), SUB, SUB),
+    R.LITE_PULL_MESSAGE: Need(_both_in(), SUB, SUB),
+    R.POP_MESSAGE: Need(_both_in(), SUB, SUB),
+    R.PEEK_MESSAGE: Need(_both_in(), SUB, SUB),
+    R.NOTIFICATION: Need(_both_in(), SUB, SUB),
+    R.POLLING_INFO: Need(_both_in(), _READ, SUB),
+    R.ACK_MESSAGE: Need(_both_in(), SUB, SUB),
+    R.BATCH_ACK_MESSAGE: Need(_acknowledged, SUB, SUB),
+    R.CHANGE_MESSAGE_INVISIBLETIME: Need(_both_in(), SUB, SUB),
+    R.CONSUMER_SEND_MSG_BACK: Need(_retried, SUB, SUB),
+    R.QUERY_MESSAGE: Need(_topic_in(), _READ, SUB),
+    R.VIEW_MESSAGE_BY_ID: Need(_named_topic, _READ, SUB),
+    # offsets
+    R.QUERY_CONSUMER_OFFSET: Need(_both_in(), _READ, SUB),
+    R.UPDATE_CONSUMER_OFFSET: Need(_both_in(), _MOVE, SUB),
+    R.INVOKE_BROKER_TO_RESET_OFFSET: Need(_both_in("group"), _MOVE, SUB),
+    R.SEARCH_OFFSET_BY_TIMESTAMP: Need(_topic_in(), _READ, SUB),
+    R.GET_MAX_OFFSET: Need(_topic_in(), _READ, SUB),
+    R.GET_MIN_OFFSET: Need(_topic_in(), _READ, SUB),
+    R.GET_EARLIEST_MSG_STORETIME: Need(_topic_in(), _READ, SUB),
+    R.GET_TOPIC_STATS_INFO: Need(_topic_in(), _GET, SUB),
+    R.GET_CONSUME_STATS: Need(_stats, _GET, SUB),
+    R.GET_BROKER_CONSUME_STATS: Need(_all(Kind.CLUSTER), _GET, ADMIN),
+    R.QUERY_CONSUME_QUEUE: Need(_topic_in(), _GET, SUB),
+    R.GET_ALL_CONSUMER_OFFSET: Need(_all(Kind.CLUSTER), _GET, ADMIN),
+    R.GET_ALL_DELAY_OFFSET: Need(_all(Kind.CLUSTER), _GET, ADMIN),
+    # members
+    R.HEART_BEAT: Need(_heartbeat, SUB, SUB),
+    R.UNREGISTER_CLIENT: Need(_unregistered, SUB, SUB),
+    R.CHECK_CLIENT_CONFIG: Need(_checked_client, SUB, SUB),
+    R.GET_CONSUMER_LIST_BY_GROUP: Need(_group_in(), _READ, SUB),
+    R.GET_CONSUMER_CONNECTION_LIST: Need(_group_in(), _GET, SUB),
+    R.GET_CONSUMER_RUNNING_INFO: Need(_group_in(), _GET, SUB),
+    R.LOCK_BATCH_MQ: Need(_locked, SUB, SUB),
+    R.UNLOCK_BATCH_MQ: Need(_locked, SUB, SUB),
+    R.QUERY_ASSIGNMENT: Need(_assigned, _READ, SUB),
+    R.SET_MESSAGE_REQUEST_MODE: Need(_assigned, _MOVE, SUB),
+    # topics, groups, broker
+    R.GET_ROUTEINFO_BY_TOPIC: Need(_topic_in(), _ROUTE, PUB | SUB),
+    R.GET_TOPIC_CONFIG: Need(_topic_in(), _GET, PUB | SUB),
+    R.GET_SUBSCRIPTIONGROUP_CONFIG: Need(_group_in("group"), _GET, SUB),
+    R.QUERY_TOPIC_CONSUME_BY_WHO: Need(_topic_in(), _GET, SUB),
+    R.QUERY_TOPICS_BY_CONSUMER: Need(_group_in("group"), _GET, SUB),
+    R.GET_ALL_TOPIC_CONFIG: Need(_all(Kind.TOPIC), _LIST, ADMIN),
+    R.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: Need(_all(Kind.TOPIC), _LIST, ADMIN),
+    R.GET_TOPICS_BY_CLUSTER: Need(_all(Kind.TOPIC), _LIST, ADMIN),
+    R.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Need(_all(Kind.TOPIC), _LIST, ADMIN),
+    R.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Need(_all(Kind.GROUP), _LIST, ADMIN),
+    R.GET_KV_CONFIG: Need(_all(Kind.CLUSTER), _GET, ADMIN),
+    R.GET_BROKER_CLUSTER_INFO: Need(_all(Kind.CLUSTER), _GET, ADMIN),
+    R.GET_BROKER_CONFIG: Need(_all(Kind.CLUSTER), _GET, ADMIN),
+    R.GET_BROKER_RUNTIME_INFO: Need(_all(Kind.CLUSTER), _GET, ADMIN),
+    R.UPDATE_BROKER_CONFIG: Need(_all(Kind.CLUSTER), _UPDATE, ADMIN),
+    R.UPDATE_AND_CREATE_TOPIC: Need(_topic_in(), _CREATE, ADMIN),
+    R.DELETE_TOPIC_IN_BROKER: Need(_topic_in(), _DELETE, ADMIN),
+    R.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Need(_all(Kind.CLUSTER), _UPDATE, ADMIN),
+    R.DELETE_SUBSCRIPTIONGROUP: Need(_group_in("groupName"), _DELETE, ADMIN),
+}
+
+
+def message_permissions(topic: str) -> list[Permission]:
+    """Required to read a message of ``topic``."""
+    return [Permission(*_topic(topic), _READ)]
+
+
+def permissions_for(request: Request) -> list[Permission] | None:
+    """As required in 5.x; None: a super user. Raises BadRequestError for a body that does not parse."""
+    need = NEEDS.get(request.command.code)
+    return None if need is None else _permissions(need, need.actions, request)
+
+
+def acl_1_permissions(request: Request) -> list[Permission] | None:
+    """As required in ACL 1.0; None: an administrator. Raises BadRequestError for a body that does not parse."""
+    need = NEEDS.get(request.command.code)
+    return None if need is None or need.acl_1 is None else _permissions(need, need.acl_1, request)
+
+
+def _permissions(need: Need, actions: Actions, request: Request) -> list[Permission]:
+    try:
+        return [Permission(kind, name, actions) for kind, name in need.resources(request)]
+    except (AttributeError, TypeError) as error:
+        raise BadRequestError(f"body does not match the request code: {error}") from error

@@ -1,0 +1,219 @@
+"""Keeps one broker id registered at every name server, each over its own open connection.
+
+A name server drops a broker when its connection ends, and after two minutes without a registration. So lost connections
+are reopened at once, and a restarted name server gets a new registration within seconds. Decisions are in
+registration.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream, retrieve_exception
+from rocketmq_tiered.server.slave.master_monitor import MasterMonitor
+from rocketmq_tiered.server.slave.registration import (
+    GET_BROKER_CLUSTER_INFO,
+    MASTER_ID,
+    Claims,
+    Listing,
+    Progress,
+    RegistrationState,
+    SlaveConfig,
+    address_refusal,
+    claims_in,
+    claims_refusal,
+    listing_refusal,
+    new_master_refusal,
+    parse_listing,
+    register_command,
+    unregister_command,
+    wait_s,
+)
+from rocketmq_tiered.server.wire.codes import ResponseCode
+from tiered.errors import CorruptionError, UnavailableError
+from tiered.remoting.command import RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 3.0
+LEAVE_S = 2.0
+
+
+class Registrar:
+    """Belongs to one event loop. ``monitor`` is checked in every round."""
+
+    def __init__(self, slave: SlaveConfig, period_s: float, monitor: MasterMonitor) -> None:
+        self.monitor = monitor
+        self.master: str | None = None
+        """The master's address as listed while it answered."""
+        self._candidate: tuple[str, int] | None = None
+        self.last = Listing()
+        """The listing at the last registration: a name server that has just started knows no cluster."""
+        self.was_registered = False
+        """Whether any name server has listed this process since the start."""
+        self._sessions = [_Session(self, slave, address, period_s) for address in slave.name_servers]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Register, and keep registering."""
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(session.run()) for session in self._sessions]
+
+    def wake(self) -> None:
+        """Start the next round at every name server now."""
+        for session in self._sessions:
+            session.wake()
+
+    async def leave(self) -> None:
+        """Unregister everywhere and close the connections, within LEAVE_S."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(session.leave() for session in self._sessions))
+
+    def statuses(self) -> tuple[Progress, ...]:
+        """The progress at every name server, in the order of the settings. Callable from any thread."""
+        return tuple(session.progress for session in self._sessions)
+
+    def note_master(self, address: str | None) -> None:
+        """A name server lists a master at ``address`` while ours counts as available. A new address is accepted once
+        the master has answered after it was first listed: ours may have vanished unnoticed and been replaced."""
+        if address is None:
+            return
+        if self._candidate is None or self._candidate[0] != address:
+            self._candidate = address, self.monitor.answers
+        if self.master is None or self.monitor.answers > self._candidate[1]:
+            self.master = address
+
+    def claims(self) -> tuple[Claims, ...]:
+        """The claims at every name server, as last listed."""
+        return tuple(session.claims for session in self._sessions)
+
+    def note(self, progress: Progress) -> None:
+        """A session has progressed."""
+        self.was_registered |= progress.state is RegistrationState.REGISTERED
+
+
+class _Session:
+    """One name server."""
+
+    def __init__(self, registrar: Registrar, slave: SlaveConfig, address: str, period_s: float) -> None:
+        self._registrar, self._slave, self._address, self._period_s = registrar, slave, address, period_s
+        self._link = RemotingUpstream(address, InflightLimit(), LinkEvents(on_lost=self._lost), slave.tls)
+        self.progress = Progress()
+        self._awake = asyncio.Event()
+        self._registering: asyncio.Task[RemotingCommand] | None = None
+        self.claims = Claims()
+        """As last listed; none while the name server is away."""
+
+    def wake(self) -> None:
+        self._awake.set()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                progress = await self._round()
+            except Exception as error:
+                # Unexpected: keep maintaining the registration.
+                logger.exception("registration round failed unexpectedly")
+                progress = self.progress.failed(repr(error))
+            self._enter(progress)
+            try:
+                async with asyncio.timeout(wait_s(self.progress, self._period_s)):
+                    await self._awake.wait()
+            except TimeoutError:
+                continue
+            self._awake.clear()
+            if self.progress.state is RegistrationState.UNREACHABLE:
+                await asyncio.sleep(wait_s(self.progress, self._period_s))
+
+    async def leave(self) -> None:
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                if self._registering is not None:
+                    # Processed after the connection closes, it would stay listed for two minutes.
+                    await asyncio.wait({self._registering})
+                if self._registering is not None and self._link.is_connected:
+                    await self._unregister(await self._listing())
+        except (TimeoutError, UnavailableError, CorruptionError) as error:
+            logger.info("not unregistered at %s: %s", self._address, error)
+        self.progress = self.progress.left()
+        self._link.close("the service stops")
+
+    async def _round(self) -> Progress:
+        before = self.progress
+        try:
+            listed = await self._listing()
+            why = self._refusal(listed)
+            if why is not None:
+                await self._unregister(listed)
+                return before.refused(why)
+            if listed.cluster:
+                self._registrar.last = listed
+            else:
+                listed = self._registrar.last
+            self._registering = asyncio.create_task(self._call(register_command(self._slave, listed)))
+            self._registering.add_done_callback(retrieve_exception)  # ``leave`` does not await it
+            answer = await asyncio.shield(self._registering)
+            if answer.code != ResponseCode.SUCCESS:
+                return before.refused(f"registration failed: {answer.remark or answer.code}")
+            # Newer name servers reply SUCCESS also when they ignored the registration.
+            listed = await self._listing()
+            if (why := address_refusal(listed, self._slave)) is not None:
+                # It registered after our first read of the listing.
+                await self._unregister(listed)
+                return before.refused(why)
+            holder = listed.addresses.get(self._slave.broker_id)
+        except (UnavailableError, CorruptionError) as error:
+            self.claims = Claims()
+            return before.failed(str(error))
+        if holder != self._slave.advertise:
+            return before.refused(
+                f"the name server lists {holder or 'no broker'} as id {self._slave.broker_id}"
+            )
+        return before.registered()
+
+    def _refusal(self, listed: Listing) -> str | None:
+        slave, registrar = self._slave, self._registrar
+        self.claims = claims_in(listed, slave)
+        is_master_available = registrar.monitor.is_available
+        if is_master_available:
+            registrar.note_master(listed.addresses.get(MASTER_ID))
+        return (
+            registrar.monitor.refusal()
+            or new_master_refusal(listed, registrar.master, is_master_available=is_master_available)
+            or listing_refusal(listed, slave, was_registered=registrar.was_registered)
+            or claims_refusal(listed, slave, registrar.claims())
+        )
+
+    async def _unregister(self, listed: Listing) -> None:
+        command = unregister_command(self._slave, listed)
+        if command is not None:
+            await self._call(command)
+
+    async def _listing(self) -> Listing:
+        answer = await self._call(RemotingCommand(GET_BROKER_CLUSTER_INFO, 0))
+        if answer.code != ResponseCode.SUCCESS:
+            raise UnavailableError(f"{self._address}: {answer.remark or answer.code}")
+        return parse_listing(answer.body, self._slave.broker)
+
+    async def _call(self, command: RemotingCommand) -> RemotingCommand:
+        return await self._link.call(command, ANSWER_S)
+
+    def _lost(self, why: str, had_requests: bool) -> None:
+        if self.progress.state is RegistrationState.REGISTERED:
+            self._enter(self.progress.failed(why))
+            self._awake.set()
+
+    def _enter(self, progress: Progress) -> None:
+        before, self.progress = self.progress, progress
+        self._registrar.note(progress)
+        if (before.state, before.why) == (progress.state, progress.why):
+            return
+        level = logging.INFO if progress.state is RegistrationState.REGISTERED else logging.WARNING
+        logger.log(
+            level, "slave %s", progress.state.value,
+            extra={"name_server": self._address, "id": self._slave.broker_id, "why": progress.why},
+        )  # fmt: skip

@@ -1,0 +1,223 @@
+"""Slave mode: this process in the broker's routes as one of its slaves. Decides who answers which request.
+
+    11, 361             the archive, or the master's reply, with the broker to pull from next (pull_redirect.py)
+    34, 35              recorded; clients send them to the master too, as to every broker of a route
+    26, 28              this process's configuration and runtime table
+    codes of handlers   archive and master together, as in proxy mode
+    14, 15, 38, …       relayed to the master, never twice (relay.py)
+    sends, changes      refused, or acknowledged without effect (slave_requests.py)
+    all others          not supported
+
+The only group state here is membership, from heartbeats: it answers member lists while the master is away. No offset is
+answered or accepted then: clients keep theirs and commit again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rocketmq_tiered.server.backend.route_handlers import runtime_table
+from rocketmq_tiered.server.groups.client_table import register_client_handlers
+from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers
+from rocketmq_tiered.server.proxy.relay import Relay
+from rocketmq_tiered.server.proxy.relay_client import RelayClient
+from rocketmq_tiered.server.proxy.relay_service import RelayService
+from rocketmq_tiered.server.proxy.relay_status import RelayCounters, SlaveStatus
+from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.slave.master_monitor import MasterMonitor
+from rocketmq_tiered.server.slave.pull_redirect import RedirectContext, RedirectCounters
+from rocketmq_tiered.server.slave.registrar import Registrar
+from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
+from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, BETWEEN_REPLICAS, READ_ONLY, RELAYED
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.connection import Connection
+from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
+from tiered.errors import ThrottledError
+from tiered.remoting.credentials import Credentials
+from tiered.settings.sections import ServeSettings
+
+logger = logging.getLogger(__name__)
+
+REGISTER_EVERY_S = 30.0
+"""As brokers do. Name servers drop a broker after 120 s without a registration."""
+MEMBERS_COMPLETE_S = 90.0
+"""Clients refresh routes and send heartbeats every 30 s: this long after registration all members are here."""
+
+
+@dataclass(frozen=True)
+class SlaveOptions:
+    """``serve``: limits, TLS and access rules, with the slave's ``bind``. ``broker_conf``: properties of the broker's
+    configuration file. ``credentials``: for requests to the master in the sidecar's own name. ``checks_clients``: the
+    master has access control; ``judges_locks``: not ACL 1.0 only."""
+
+    slave: SlaveConfig
+    cluster: str
+    serve: ServeSettings
+    register_s: float = REGISTER_EVERY_S
+    broker_conf: Mapping[str, str] | None = None
+    credentials: Credentials | None = None
+    checks_clients: bool = False
+    judges_locks: bool = False
+
+
+@dataclass
+class SlaveCounters(RelayCounters):
+    """``commits_dropped``: offset commits that came while the master was away."""
+
+    commits_dropped: int = 0
+    pulls: RedirectCounters = field(default_factory=RedirectCounters)
+
+
+class SlaveService(RelayService[RelayClient]):
+    """See RelayService; registers at the name servers once the archive is open."""
+
+    section = "slave"
+
+    def __init__(self, options: SlaveOptions, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.counters: SlaveCounters = SlaveCounters()
+        relay = Relay(self.counters, self._without_master)
+        super().__init__(
+            options.serve,
+            relay,
+            now_s,
+            checks_clients=options.checks_clients,
+            judges_locks=options.judges_locks,
+        )
+        self._options = options
+        self.master = MasterMonitor(options.slave, options.broker_conf, options.credentials)
+        self._registrar = Registrar(options.slave, options.register_s, self.master)
+        self.master.on_refusal = self._registrar.wake
+        self.redirect = RedirectContext(
+            options.slave.broker_id, lambda: self.master.is_available, counters=self.counters.pulls
+        )
+        self._listed_s: float | None = None
+        self._started_ms = time.time_ns() // 1_000_000
+        self._member_lists = HandlerTable()
+        register_client_handlers(self._member_lists, self.clients)
+        self._expiring.append(self._note_registration)
+        self._table.register(RequestCode.HEART_BEAT)(self._heartbeat)
+        self._table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
+
+    async def start(self) -> tuple[str, int]:
+        bound = await super().start()
+        self.master.start()
+        return bound
+
+    def open_archive(self, handlers: ProxyHandlers) -> None:
+        """See RelayService; also registers."""
+        # Relayed codes stay relayed: a reset in proxy mode notifies members itself, here the master does.
+        super().open_archive({code: handler for code, handler in handlers.items() if code not in RELAYED})
+        self._spawn(self._register())
+
+    async def close(self, drain_s: float = 5.0) -> None:
+        """See RelayService; unregisters first."""
+        await self._end_tasks()
+        await self._registrar.leave()
+        await super().close(drain_s)
+        await self.master.close()
+
+    def status(self) -> SlaveStatus:
+        slave = self._options.slave
+        return SlaveStatus(
+            slave.advertise,
+            self._connection_count,
+            self._handlers is not None,
+            self._group_readings(),
+            slave.broker_id,
+            self.master.is_available,
+            self.master.redirects(),
+            tuple(zip(slave.name_servers, map(str, self._registrar.statuses()), strict=True)),
+            self.master.failure,
+            has_plain_accounts=self.has_plain_accounts,
+        )
+
+    async def _register(self) -> None:
+        await self.master.answered()  # without the master's configuration every registration is refused
+        self._registrar.start()
+
+    def _note_registration(self) -> None:
+        states = {status.state for status in self._registrar.statuses()}
+        if RegistrationState.REGISTERED in states:
+            self._listed_s = self._now_s() if self._listed_s is None else self._listed_s
+        elif RegistrationState.UNREACHABLE not in states:
+            self._listed_s = None  # members that join now do not see this process in their routes
+
+    def _are_members_complete(self) -> bool:
+        return self._listed_s is not None and self._now_s() - self._listed_s >= MEMBERS_COMPLETE_S
+
+    def _connect(self, connection: Connection) -> RelayClient:
+        slave = self._options.slave
+        upstream = RemotingUpstream(slave.broker_address, self._inflight, tls=slave.tls)
+        # The master sends notices itself while it is available.
+        return RelayClient(connection, upstream, lambda code: not self.master.is_available)
+
+    # -- requests ---------------------------------------------------------------------------------------------
+
+    async def _heartbeat(self, request: Request) -> Response:
+        self.counters.answered[request.code] += 1
+        self._join(request, self._client(request))
+        return Response(version=self.master.version)
+
+    async def _unregister(self, request: Request) -> Response:
+        self.counters.answered[request.code] += 1
+        self._leave(request, self._client(request))
+        return Response()
+
+    async def _dispatch(self, request: Request) -> Response | None:
+        code, client = request.code, self._client(request)
+        if code in RELAYED or (self._handlers is not None and code in self._handlers):
+            return await self._answer_or_relay(request, client)
+        if code == RequestCode.GET_BROKER_RUNTIME_INFO:
+            return json_response({"table": runtime_table(self._started_ms)})
+        if code == RequestCode.GET_BROKER_CONFIG:
+            return Response(body=(self._config_text().encode(),))
+        if code == RequestCode.GET_ALL_CONSUMER_OFFSET:
+            return json_response({"offsetTable": {}})  # no broker may copy offsets from here
+        if code in ACKNOWLEDGED:
+            logger.warning(
+                "change acknowledged without effect: this is a slave",
+                extra={"code": code, "client": request.peer.address},
+            )
+            return Response()
+        if code in READ_ONLY:
+            return Response(ResponseCode.NO_PERMISSION, remark="this is a read-only slave")
+        if code in BETWEEN_REPLICAS:
+            self.master.suspect(
+                f"the master treats this process as a replica (code {code}): its slaves may act as master"
+            )
+        if self._handlers is None and code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
+            raise ThrottledError("the archive is not open yet")
+        remark = f"slave mode does not support request code {code}"
+        return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+
+    async def _without_master(self, request: Request) -> Response | None:
+        """The reply while the master is away, if there is one besides an error."""
+        code = request.code
+        if code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            # Sent later it could move the group back. The client commits again.
+            self.counters.commits_dropped += 1
+        if code in (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.GET_CONSUMER_CONNECTION_LIST):
+            handler = self._member_lists.find(code)
+            if handler is not None and self._are_members_complete() and self._may_list(request):
+                return await handler(request)
+        return None
+
+    def _may_list(self, request: Request) -> bool:
+        """Whether the client may see the members of a group that the master cannot judge now."""
+        if self.accepted is None or self._settings.acl_file:
+            return True
+        group, client = request.text("consumerGroup", ""), self._client(request)
+        fields = request.command.ext_fields
+        return self.accepted.accepts_group(fields, client.upstream, group)
+
+    def _config_text(self) -> str:
+        options = self._options
+        lines = {
+            "brokerClusterName": options.cluster, "brokerName": options.slave.broker,
+            "brokerId": options.slave.broker_id, "brokerRole": "SLAVE", "brokerPermission": 4,
+            "slaveReadEnable": "true",
+        }  # fmt: skip
+        return "".join(f"{name}={value}\n" for name, value in lines.items())

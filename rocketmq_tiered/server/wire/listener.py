@@ -1,0 +1,223 @@
+"""Accepts connections on one port: plain or TLS by the first byte, with or without a PROXY header.
+
+Owns the listening socket, the open connections, their limit and closing idle ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+
+from rocketmq_tiered.server.wire.connection import Connection, ConnectionContext
+from rocketmq_tiered.server.wire.connection_limits import BufferAccounts, ConnectionLimits
+from rocketmq_tiered.server.wire.connection_preamble import begins_proxy_header, begins_tls, take_proxy_header
+from rocketmq_tiered.server.wire.dispatch import Authorizer
+from rocketmq_tiered.server.wire.request import HandlerTable
+from tiered.remoting.command import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+FIRST_BYTE_S = 10.0
+"""Time limit for a PROXY header and the byte that distinguishes TLS."""
+SWEEP_S = 5.0
+REFUSALS_LOGGED_EVERY_S = 60.0
+BACKLOG = 1024
+ACCEPTED_AT_ONCE = 2
+"""Connections accepted in a row before clients already connected get their turn."""
+OTHER_DESCRIPTORS = 512
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """``version``: sent in replies (org.apache.rocketmq.common.MQVersion). ``tls``: called for each connection; plain
+    clients are served too unless ``tls_only``. ``proxy_from``: from where PROXY headers are believed."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    version: int = 409
+    connections_max: int = 10_000
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    tls: Callable[[], ssl.SSLContext | None] | None = None
+    tls_only: bool = False
+    proxy_from: tuple[IPv4Network | IPv6Network, ...] = ()
+    authorizer: Authorizer | None = None
+
+
+class Listener:
+    """One listening port on the running event loop."""
+
+    def __init__(
+        self,
+        handlers: HandlerTable,
+        options: ServerOptions,
+        *,
+        on_close: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._options = options
+        self.authorizer = options.authorizer
+        self._on_connection_close = on_close
+        self.accounts = BufferAccounts(options.limits)
+        self._context = ConnectionContext(
+            handlers, options.limits, self.accounts, options.version, self._opened, self._closed,
+            options.authorizer,
+        )  # fmt: skip
+        self._listener: socket.socket | None = None
+        self._connections: set[Connection] = set()
+        self._opening = 0
+        self.refused_proxy_headers = 0
+        """Connections closed because of a PROXY header from outside ``proxy_from``."""
+        self._refusal_logged_s = float("-inf")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; returns the bound address."""
+        family = socket.AF_INET6 if ":" in self._options.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        try:
+            listener.bind((self._options.host, self._options.port))
+        except OSError:
+            listener.close()
+            raise
+        listener.listen(BACKLOG)
+        _allow_descriptors(self._options.connections_max)
+        self._listener = listener
+        self._spawn(self._accept())
+        self._spawn(self._sweep())
+        host, port = listener.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def connections(self) -> frozenset[Connection]:
+        """Open connections."""
+        return frozenset(self._connections)
+
+    async def close(self, drain_s: float = 5.0) -> None:
+        """Stop accepting, let requests in progress finish for ``drain_s``, close the connections."""
+        for task in self._tasks:
+            task.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        active = [task for connection in self._connections for task in connection.active_requests]
+        if active and drain_s > 0:
+            await asyncio.wait(active, timeout=drain_s)
+        for connection in list(self._connections):
+            connection.close("server stops")
+        if self._options.authorizer is not None:
+            self._options.authorizer.close()
+
+    def _spawn(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self) -> None:
+        assert self._listener is not None
+        loop = asyncio.get_running_loop()
+        accepted = 0
+        while True:
+            try:
+                client, address = await loop.sock_accept(self._listener)
+            except OSError as error:
+                logger.warning("accept failed: %s", error)
+                await asyncio.sleep(0.1)  # out of descriptors until connections close
+                continue
+            if len(self._connections) + self._opening >= self._options.connections_max:
+                logger.warning(
+                    "connection refused: %d are open (serve.connections_max)", len(self._connections)
+                )
+                client.close()
+                continue
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._opening += 1
+            self._spawn(self._open(client, address[0]))
+            accepted += 1
+            if accepted % ACCEPTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _open(self, client: socket.socket, host: str) -> None:
+        options = self._options
+        # Where neither TLS nor a PROXY header is expected, a client without a request is an idle one.
+        wait_s = FIRST_BYTE_S if options.tls or options.proxy_from else options.limits.idle_s
+        try:
+            address = None
+            async with asyncio.timeout(wait_s):
+                if await begins_proxy_header(client):
+                    if not self._is_load_balancer(host):
+                        client.close()
+                        return
+                    address = await take_proxy_header(client)
+                is_tls = options.tls is not None and await begins_tls(client)
+            if options.tls_only and not is_tls:
+                client.close()
+                return
+            tls = options.tls() if is_tls and options.tls is not None else None
+            context = self._context
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Connection(context, None if tls else client, address), client, ssl=tls
+            )
+        except (OSError, ssl.SSLError, ProtocolError) as error:
+            reason = f"idle for {wait_s:g} s" if isinstance(error, TimeoutError) else error
+            logger.info("connection did not open: %s", str(reason) or type(error).__name__)
+            client.close()
+        except asyncio.CancelledError:  # the server stops
+            client.close()
+            raise
+        finally:
+            self._opening -= 1
+
+    def _is_load_balancer(self, host: str) -> bool:
+        """Whether PROXY headers from ``host`` are believed; a refusal is counted, and logged at most once a minute."""
+        found = ip_address(host)
+        mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+        if any((mapped or found) in network for network in self._options.proxy_from):
+            return True
+        self.refused_proxy_headers += 1
+        now_s = time.monotonic()
+        if now_s - self._refusal_logged_s >= REFUSALS_LOGGED_EVERY_S:
+            self._refusal_logged_s = now_s
+            logger.warning(
+                "PROXY header from %s, which is not in serve.proxy_from: connection closed",
+                host,
+                extra={"since_start": self.refused_proxy_headers},
+            )
+        return False
+
+    def _opened(self, connection: Connection) -> None:
+        self._connections.add(connection)
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if self._on_connection_close is not None:
+            self._on_connection_close(connection)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = time.monotonic()
+            if self._options.authorizer is not None:
+                self._options.authorizer.tick(now_s)
+            for connection in list(self._connections):
+                if (reason := connection.reason_to_close(now_s)) is not None:
+                    connection.close(reason)
+
+
+def _allow_descriptors(connections: int) -> None:
+    """Raise the process's soft limit of open files, often 1024, as far as allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        logger.warning(
+            "the limit of %d open files is too low for serve.connections_max = %d", hard, connections
+        )
+        wanted = hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

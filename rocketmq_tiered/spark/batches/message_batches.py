@@ -1,0 +1,251 @@
+"""Arrow record batches from rows: each column of columns.py, from footer columns and the records' bytes.
+
+Batches are bounded by message bytes. ``tiered.formats.record`` is the plain Python form that tests compare with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rocketmq_tiered.spark.batches.bodies import Bodies, BodyReader
+from rocketmq_tiered.spark.batches.text_columns import (
+    RecordText,
+    host_strings,
+    ids,
+    inner_lists,
+    other_topics,
+)
+from rocketmq_tiered.spark.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
+from rocketmq_tiered.spark.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
+from tiered.formats.record import MAGIC_V1, SYS_COMPRESSED
+from tiered.kernels.record_fields import Number, RecordFields, record_fields, slice_crc32
+
+_PROPERTY_COLUMNS = frozenset({"tags", "keys", "uniqKey", "properties"})
+_NUMBERS = {
+    "bornTimestamp": Number.BORN_TIMESTAMP, "sysFlag": Number.SYS_FLAG, "flag": Number.FLAG,
+    "reconsumeTimes": Number.RECONSUME_TIMES, "ptOffset": Number.PT_OFFSET, "bodyCRC": Number.BODY_CRC,
+}  # fmt: skip
+_TEXTS = {"tags": Number.TAGS_AT, "keys": Number.KEYS_AT, "uniqKey": Number.UNIQ_KEY_AT}
+
+logger = logging.getLogger(__name__)
+
+
+class BatchBuilder:
+    """Builds batches of one schema. ``columns`` and ``schema`` have the same order."""
+
+    def __init__(
+        self, columns: Sequence[Column], schema: pa.Schema, *, batch_bytes: int, on_corrupt: OnCorrupt
+    ) -> None:
+        self._columns = columns
+        self._schema = schema
+        self._batch_bytes = batch_bytes
+        self._on_corrupt = on_corrupt
+        self._names = {column.name for column in columns}
+        self.cost = cost_of(columns)
+
+    def batches(self, chunk: RowChunk) -> Iterator[pa.RecordBatch]:
+        """The rows of ``chunk`` in pieces of about ``batch_bytes``, which fit a core's cache."""
+        if len(chunk) == 0:
+            return
+        if self.cost <= Cost.FOOTER:
+            yield self._batch(chunk, None, None)
+            return
+        for begin, end in _pieces(chunk.size, self._batch_bytes):
+            yield from self._record_batches(_rows(chunk, begin, end))
+
+    def _record_batches(self, chunk: RowChunk) -> Iterator[pa.RecordBatch]:
+        """One batch, or several if decompressed bodies make it too large."""
+        fields = record_fields(
+            chunk.data, chunk.starts, chunk.size, properties=bool(self._names & _PROPERTY_COLUMNS)
+        )
+        chunk, fields = self._valid(chunk, fields)
+        if self.cost == Cost.RECORD:
+            yield self._batch(chunk, fields, None)
+            return
+        bodies = BodyReader(chunk, fields, self._batch_bytes)
+        begin = 0
+        while begin < len(chunk):
+            piece = bodies.take(begin)
+            if piece.failures:
+                row, message = piece.failures[0]
+                # Such a body is null: its producer may have sent it damaged, and later messages must stay readable.
+                logger.warning(
+                    "%d bodies do not decode; first: %s",
+                    len(piece.failures),
+                    _place(chunk, row, message).message,
+                )
+            yield self._batch(_rows(chunk, begin, piece.end), _part(fields, begin, piece.end), piece)
+            begin = piece.end
+
+    def corrupt_batch(self, place: CorruptPlace) -> pa.RecordBatch:
+        """One row that reports damage."""
+        values: dict[str, Any] = {
+            "cluster": place.cluster, "brokerName": place.broker, CORRUPT_RECORD: place.message,
+        }  # fmt: skip
+        if place.queue is not None:
+            values |= {"topic": place.queue.topic, "queueId": place.queue.queue_id}
+        arrays = [pa.array([values.get(field.name)], field.type) for field in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _valid(self, chunk: RowChunk, fields: RecordFields) -> tuple[RowChunk, RecordFields]:
+        """The rows whose records have consistent lengths and the row's physical offset. Others are reported."""
+        good = (fields[Number.VALID] == 1) & (fields[Number.PHYS] == chunk.phys)
+        if good.all():
+            return chunk, fields
+        for row in np.flatnonzero(~good).tolist():
+            self._on_corrupt(_place(chunk, row, "the record does not decode or does not match its row"))
+        index = np.flatnonzero(good)
+        return chunk.taken(index), RecordFields(np.ascontiguousarray(fields.numbers[:, index]))
+
+    def _batch(self, chunk: RowChunk, fields: RecordFields | None, bodies: Bodies | None) -> pa.RecordBatch:
+        columns = _Columns(chunk, fields, bodies)
+        arrays = [columns.array(field) for field in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _place(chunk: RowChunk, row: int, message: str) -> CorruptPlace:
+    queue = chunk.queues[int(chunk.queue[row])]
+    where = f"{queue.topic} queue {queue.queue_id} offset {int(chunk.queue_offset[row])}"
+    return CorruptPlace(chunk.cluster, chunk.broker, queue, f"{chunk.source}: {where}: {message}")
+
+
+def _pieces(sizes: NDArray[Any], piece_bytes: int) -> Iterator[tuple[int, int]]:
+    """Rows [begin, end) of about ``piece_bytes`` each."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    begin = 0
+    while begin < len(sizes):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(int(np.searchsorted(ends, before + piece_bytes, side="right")), begin + 1)
+        yield begin, end
+        begin = end
+
+
+def _rows(chunk: RowChunk, begin: int, end: int) -> RowChunk:
+    return chunk if (begin, end) == (0, len(chunk)) else chunk.taken(slice(begin, end))
+
+
+def _part(fields: RecordFields, begin: int, end: int) -> RecordFields:
+    if (begin, end) == (0, len(fields)):
+        return fields
+    return RecordFields(np.ascontiguousarray(fields.numbers[:, begin:end]))
+
+
+class _Columns:
+    """Arrays of one batch by column name. ``fields`` and ``bodies`` are given if a column needs them."""
+
+    def __init__(self, chunk: RowChunk, fields: RecordFields | None, bodies: Bodies | None) -> None:
+        self._chunk = chunk
+        self._fields = fields
+        self._bodies = bodies
+        self._text = RecordText(chunk.data, fields) if fields is not None else None
+
+    def array(self, field: pa.Field) -> pa.Array:
+        """The column, with the type of the schema."""
+        made = self._footer_column(field.name)
+        if made is None:
+            made = self._record_column(field.name)
+        return made if made.type == field.type else made.cast(field.type)
+
+    def _footer_column(self, name: str) -> pa.Array | None:
+        chunk = self._chunk
+        numbers: dict[str, NDArray[Any]] = {
+            "queueOffset": chunk.queue_offset, "commitLogOffset": chunk.phys, "storeSize": chunk.size,
+            "storeTimestamp": chunk.store_timestamp, "tagsCode": chunk.tags_code, "innerNum": chunk.inner_num,
+        }  # fmt: skip
+        if name in numbers:
+            return pa.array(numbers[name])
+        if name in ("cluster", "brokerName"):
+            return pa.repeat(pa.scalar(chunk.cluster if name == "cluster" else chunk.broker), len(chunk))
+        if name == CORRUPT_RECORD:
+            return pa.nulls(len(chunk), pa.string())
+        if name == "topic":
+            by_queue = pa.array([queue.topic for queue in chunk.queues], pa.string())
+        elif name == "queueId":
+            by_queue = pa.array([queue.queue_id for queue in chunk.queues], pa.int32())
+        elif name == "generation":
+            generations = [queue.generation if queue.generation >= 0 else None for queue in chunk.queues]
+            by_queue = pa.array(generations, pa.int32())
+        else:
+            return None
+        return by_queue.take(pa.array(chunk.queue))
+
+    def _record_column(self, name: str) -> pa.Array:
+        fields, text, chunk = self._fields, self._text, self._chunk
+        assert fields is not None and text is not None
+        if name in _NUMBERS:
+            return pa.array(fields[_NUMBERS[name]])
+        if name in _TEXTS:
+            return text.strings(_TEXTS[name])
+        if name == "properties":
+            return text.maps()
+        if name in ("bornHost", "storeHost"):
+            at = Number.BORN_HOST_AT if name == "bornHost" else Number.STORE_HOST_AT
+            return host_strings(chunk.data, fields, at)
+        if name == "offsetMsgId":
+            return ids(chunk.data, fields)
+        if name == "recCrc32":
+            return pa.array(slice_crc32(chunk.data, chunk.starts, chunk.size))
+        if name == "bodyCrcOk":
+            return pa.array(self._crc_is_right(fields))
+        if name == "magic":
+            is_first = pa.array(fields[Number.MAGIC].astype(np.uint32) == MAGIC_V1)
+            return pa.array(["daa320ab", "daa320a7"]).take(is_first.cast(pa.int8()))
+        if name in ("recTopic", "recQueueId", "recQueueOffset", "nonConsecutive"):
+            return self._own_column(name, fields)
+        if name in ("wireBodyLen", "wireBodySha256", "bodyDecompressedByClient"):
+            return self._wire_column(name, fields)
+        return self._body_column(name)
+
+    def _crc_is_right(self, fields: RecordFields) -> NDArray[np.bool_]:
+        """Empty bodies count as right: clients do not check them, and brokers store 0 or another value."""
+        lengths = fields[Number.BODY_BYTES]
+        found = slice_crc32(self._chunk.data, fields[Number.BODY_AT], lengths) & 0x7FFFFFFF
+        right: NDArray[np.bool_] = (found == fields[Number.BODY_CRC]) | (lengths == 0)
+        return right
+
+    def _own_column(self, name: str, fields: RecordFields) -> pa.Array:
+        chunk = self._chunk
+        if name == "recTopic":
+            return other_topics(chunk, fields)
+        if name == "recQueueId":
+            ids_of = np.array([queue.queue_id for queue in chunk.queues])[chunk.queue]
+            return pa.array(fields[Number.QUEUE_ID], mask=fields[Number.QUEUE_ID] == ids_of)
+        if name == "recQueueOffset":
+            same = fields[Number.QUEUE_OFFSET] == chunk.queue_offset
+            return pa.array(fields[Number.QUEUE_OFFSET], mask=same)
+        return pa.array(np.ones(len(chunk), bool), mask=~chunk.is_batch)
+
+    def _wire_column(self, name: str, fields: RecordFields) -> pa.Array:
+        """Columns of the stored form, null unless the body is compressed."""
+        plain = (fields[Number.SYS_FLAG] & SYS_COMPRESSED) == 0
+        lengths = fields[Number.BODY_BYTES]
+        if name == "wireBodyLen":
+            return pa.array(lengths, mask=plain)
+        if name == "bodyDecompressedByClient":
+            return pa.array(np.ones(len(plain), bool), mask=plain)
+        data, at = self._chunk.data, fields[Number.BODY_AT]
+        sums = [
+            None if is_plain else hashlib.sha256(data[begin : begin + length].data).hexdigest()
+            for is_plain, begin, length in zip(plain.tolist(), at.tolist(), lengths.tolist(), strict=True)
+        ]
+        return pa.array(sums, pa.string())
+
+    def _body_column(self, name: str) -> pa.Array:
+        bodies = self._bodies
+        assert bodies is not None and self._fields is not None
+        if name == "body":
+            return bodies.array()
+        if name == "bodyLen":
+            return bodies.lengths()
+        if name == "bodySha256":
+            sums = [None if one is None else hashlib.sha256(one).hexdigest() for one in bodies.each()]
+            return pa.array(sums, pa.string())
+        assert name == "inner", name
+        return inner_lists(self._chunk, self._fields)

@@ -1,0 +1,232 @@
+"""The verbs that read, ``verify``, ``stats``, ``diff`` and ``search``: arguments and output."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rocketmq_tiered.spark.cli.arguments import (
+    add_names,
+    add_source,
+    add_spark,
+    add_times,
+    add_topic,
+    session_of,
+    settings_of,
+    source_of,
+    whole_number,
+)
+from rocketmq_tiered.spark.cli.job_progress import Progress
+from rocketmq_tiered.spark.cli.stage_progress import stage_progress
+from rocketmq_tiered.spark.jobs.diff import DiffReport, diff
+from rocketmq_tiered.spark.jobs.search import SHOWN, Question, fault_of_the_question, search
+from rocketmq_tiered.spark.jobs.stats import Stats, stats
+from rocketmq_tiered.spark.jobs.stats_report import page
+from rocketmq_tiered.spark.jobs.verify import verify
+from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
+from tiered.console import (
+    camel_names,
+    print_fields,
+    print_json,
+    print_json_line,
+    print_lines,
+    print_table,
+    size_text,
+    time_text,
+)
+from tiered.errors import UsageError
+
+EXIT_ANOMALIES = 1
+_ARCHIVE = "file:///directory or s3://bucket/prefix"
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``verify``."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help=_ARCHIVE)
+    parser.add_argument(
+        "--quick", action="store_true", help="check catalog, footers and index, but no messages"
+    )
+    parser.add_argument("--strict", action="store_true", help="treat unreferenced objects as anomalies")
+    add_names(parser)
+    add_spark(parser)
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Print anomalies. Exit code 1 if there are any."""
+    source = source_of(options, options.url, settings_of(options).object_store)
+    progress = Progress("verify", as_text=size_text, quiet=options.json)
+    found = verify(
+        session_of(options, "verify"),
+        source,
+        full=not options.quick,
+        report=progress.update,
+    )
+    failed = [bool(one.report.anomalies) or (options.strict and bool(one.report.leftovers)) for one in found]
+    if options.json:
+        print_json([
+            {"cluster": one.cluster, "broker": one.broker, **camel_names(asdict(one.report)), "ok": not is_failed}
+            for one, is_failed in zip(found, failed, strict=True)
+        ])  # fmt: skip
+    else:
+        for one in found:
+            print_lines(*one.report.lines(f"{one.cluster}/{one.broker} in {options.url}"))
+    return EXIT_ANOMALIES if any(failed) else 0
+
+
+def add_stats(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``stats``."""
+    _add_url(parser)
+    add_times(parser)
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts")
+    parser.add_argument("--headers-only", action="store_true", help="read no messages: no tags, no keys")
+    add_source(parser)
+    add_spark(parser)
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help=f"{_ARCHIVE}; with --source store a store directory")
+    parser.add_argument("--source", choices=[one.value for one in Source], default=Source.ARCHIVE.value)
+
+
+def run_stats(options: argparse.Namespace) -> int:
+    """Print a table or JSON, and write the page."""
+    source = source_of(options, options.url, settings_of(options).object_store, source=Source(options.source))
+    if options.html and not Path(options.html).absolute().parent.is_dir():
+        raise UsageError(f"--html {options.html}: the directory does not exist")
+    spark = session_of(options, "stats")
+    with stage_progress(spark, "stats", quiet=options.json):
+        found = stats(spark, source, headers_only=options.headers_only)
+    if options.html:
+        try:
+            Path(options.html).write_text(page(found, time.time_ns() // 1_000_000), "utf-8")
+        except OSError as error:
+            raise UsageError(f"{options.html}: {error.strerror}") from error
+    if options.json:
+        topics = [asdict(one) | {"ratio": one.ratio} for one in found.topics]
+        print_json(camel_names(asdict(found) | {"topics": topics}))
+    else:
+        _print_stats(found)
+    return 0
+
+
+def _print_stats(found: Stats) -> None:
+    print_table(
+        ["topic", "queues", "messages", "bytes", "stored", "ratio", "p50", "p99", "largest", "first", "last"],
+        [
+            [one.topic, one.queues, one.messages, size_text(one.message_bytes),
+             size_text(one.stored_bytes) if one.stored_bytes else "–", f"{one.ratio:.1f}" if one.ratio else "–",
+             one.p50_bytes, one.p99_bytes, one.max_bytes, time_text(one.first_ms), time_text(one.last_ms)]
+            for one in found.topics
+        ],
+    )  # fmt: skip
+
+
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``diff``."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help=_ARCHIVE)
+    parser.add_argument("store", metavar="STORE", help="the broker's store directory")
+    parser.add_argument("--broker-conf", metavar="FILE", help="the broker's broker.conf")
+    add_topic(parser)
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=whole_number,
+        default=100,
+        help="maximum differences to print (default: 100)",
+    )
+    add_names(parser)
+    add_spark(parser)
+
+
+def run_diff(options: argparse.Namespace) -> int:
+    """Print differences. Exit code 1 if there are any."""
+    archive = source_of(options, options.url, settings_of(options).object_store)
+    store = SourceOptions(
+        path=str(Path(options.store).absolute()),
+        source=Source.STORE,
+        cluster=options.cluster,
+        broker=options.broker,
+        broker_conf=options.broker_conf,
+    )
+    spark = session_of(options, "diff")
+    with stage_progress(spark, "diff", quiet=options.json):
+        report = diff(spark, archive, store, limit=options.limit)
+    if options.json:
+        print_json(camel_names(asdict(report)) | {"ok": not report.counts})
+    else:
+        _print_diff(options, report)
+    return EXIT_ANOMALIES if report.counts else 0
+
+
+def _print_diff(options: argparse.Namespace, report: DiffReport) -> None:
+    print_lines(*map(str, report.examples))
+    older = f"; {report.older:,} older messages are only in the archive" if report.older else ""
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in report.counts.items())
+    verdict = counts.upper() if counts else "no differences"
+    print_lines(f"{options.url} and {options.store}: {verdict}; {report.same:,} messages are the same{older}")
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``search``."""
+    _add_url(parser)
+    parser.add_argument("--sql", metavar="QUERY", default="", help="SQL query of the view `messages`")
+    parser.add_argument("--where", metavar="CONDITION", default="", help="SQL condition on columns")
+    parser.add_argument(
+        "--body", metavar="REGEX", default="", help="regular expression found in the body's text"
+    )
+    parser.add_argument(
+        "--select", metavar="NAMES", default=",".join(SHOWN), help="columns to show, comma-separated"
+    )
+    add_times(parser)
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=whole_number,
+        default=1000,
+        help="maximum rows; 0 for all (default: 1000)",
+    )
+    add_source(parser)
+    add_spark(parser)
+
+
+def run_search(options: argparse.Namespace) -> int:
+    """Print matches, one line each, with ``--json`` one JSON document each."""
+    source = source_of(options, options.url, settings_of(options).object_store, source=Source(options.source))
+    question = Question(
+        sql=options.sql,
+        where=options.where,
+        body=options.body,
+        select=tuple(name.strip() for name in options.select.split(",") if name.strip()),
+        limit=options.limit,
+    )
+    spark = session_of(options, "search")
+    answer = search(spark, replace(source, columns=()), question)
+    try:
+        with stage_progress(spark, "search", quiet=options.json):
+            for row in answer.toLocalIterator(prefetchPartitions=True):
+                _print_match(row.asDict(recursive=True), as_json=options.json)
+    except Exception as error:
+        fault = fault_of_the_question(error)
+        if fault is None:
+            raise
+        raise fault from error
+    return 0
+
+
+def _print_match(row: dict[str, Any], *, as_json: bool) -> None:
+    document = {name: _plain(value) for name, value in row.items()}
+    if as_json:
+        print_json_line(document)
+    else:
+        print_fields("" if value is None else str(value) for value in document.values())
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON: bytes as base64, unknown types as text."""
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    return value if isinstance(value, str | int | float | bool | dict | list | type(None)) else str(value)

@@ -1,0 +1,205 @@
+"""The verbs that write, ``backfill``, ``compact`` and ``export``: arguments and output."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rocketmq_tiered.maintenance.prices import read_prices
+from rocketmq_tiered.spark.cli.arguments import (
+    add_source,
+    add_spark,
+    add_topics,
+    session_of,
+    settings_of,
+    source_of,
+)
+from rocketmq_tiered.spark.cli.job_progress import Progress
+from rocketmq_tiered.spark.jobs.backfill import backfill
+from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, StoreToBackfill
+from rocketmq_tiered.spark.jobs.compact import compact
+from rocketmq_tiered.spark.jobs.delta_table import delta_conf
+from rocketmq_tiered.spark.jobs.export import DELTA, FORMATS, PARQUET, export
+from tiered.console import camel_names, print_json, print_lines, size_text
+from tiered.errors import UsageError
+from tiered.object_store.open_store import check_addresses
+from tiered.object_store.store_options import StoreOptions
+from tiered.settings.topic_rules import TopicRules
+from uploader.outcome_text import outcome_text
+
+EXIT_ANOMALIES = 1
+
+
+def add_backfill(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``backfill``."""
+    parser.add_argument(
+        "stores", metavar="STORE", nargs="*", help="store directories of stopped brokers, or copies"
+    )
+    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    parser.add_argument(
+        "--list", metavar="FILE",
+        help='more stores: a JSON list of {"store", "cluster", "broker", "brokerConf"}; only "store" is required',
+    )  # fmt: skip
+    parser.add_argument(
+        "--cluster", metavar="NAME", default="", help="cluster name, if the store does not contain it"
+    )
+    parser.add_argument(
+        "--broker", metavar="NAME", default="", help="broker name, if the store does not contain it"
+    )
+    parser.add_argument("--broker-conf", metavar="FILE", default="", help="the broker's broker.conf")
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="become the writer even if another one has not released the archive",
+    )
+    parser.add_argument(
+        "--replace-log",
+        action="store_true",
+        help="continue even if the store's log lacks archived messages, all or the last ones; they are hidden",
+    )
+    add_topics(parser)
+    add_spark(parser)
+
+
+def run_backfill(options: argparse.Namespace) -> int:
+    """Archive all stores. Exit code 1 if there was damage."""
+    stores = _stores(options)
+    settings = settings_of(options)
+    given = BackfillOptions(
+        topics=settings.topics.topic_filter("", ""),
+        settings=settings.offload,
+        index=settings.index,
+        rules=TopicRules.of(settings),
+        store=StoreOptions(settings.object_store),
+        outage_limit_s=settings.process.patience_ms / 1000,
+        take_over=options.take_over or settings.archive.take_over,
+        replace_log=options.replace_log or settings.archive.replace_log,
+    )
+    progress = Progress("backfill", as_text=size_text, quiet=options.json)
+    reports = backfill(
+        session_of(options, "backfill"),
+        stores,
+        options.url,
+        options=given,
+        report=lambda path, done, total: progress.update(done, total, path),
+    )
+    if options.json:
+        print_json([camel_names(asdict(report)) for report in reports])
+    else:
+        for report in reports:
+            print_lines(f"{report.cluster}/{report.broker} in {options.url}: {outcome_text(report)}")
+    return EXIT_ANOMALIES if any(report.damaged or report.lost for report in reports) else 0
+
+
+def _stores(options: argparse.Namespace) -> list[StoreToBackfill]:
+    named = bool(options.cluster or options.broker or options.broker_conf)
+    listed = _listed(Path(options.list)) if options.list else []
+    if named and len(options.stores) + len(listed) > 1:
+        raise UsageError(
+            "--cluster, --broker and --broker-conf apply to a single store", hint="use --list for several"
+        )
+    stores = [
+        StoreToBackfill(path, options.cluster, options.broker, options.broker_conf) for path in options.stores
+    ]
+    if not stores and not listed:
+        raise UsageError("STORE is missing", hint="use STORE … ARCHIVE_URL or --list FILE")
+    return stores + listed
+
+
+def _listed(path: Path) -> list[StoreToBackfill]:
+    names = {"store": "path", "cluster": "cluster", "broker": "broker", "brokerConf": "conf_path"}
+    try:
+        entries: Any = orjson.loads(path.read_bytes())
+        return [
+            StoreToBackfill(**{names[name]: str(value) for name, value in entry.items()}) for entry in entries
+        ]
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} is not a list of stores: {error}", hint='write [{"store": "/data/broker-a/store"}]'
+        ) from error
+
+
+def add_compact(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``compact``."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    parser.add_argument("--apply", action="store_true", help="join objects (default: list only)")
+    parser.add_argument(
+        "--older-than", dest="compaction.min_age_ms", metavar="DURATION",
+        help="join only what was committed before this time, such as 24h",
+    )  # fmt: skip
+    parser.add_argument(
+        "--spool", metavar="DIRECTORY", default="",
+        help="directory of each worker for objects in progress (default: its temporary directory)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
+    )
+    parser.add_argument(
+        "--cluster", dest="archive.cluster", metavar="NAME", help="cluster name (default: the only one)"
+    )
+    parser.add_argument(
+        "--broker", dest="archive.broker", metavar="NAME", help="broker name (default: the only one)"
+    )
+    add_spark(parser)
+
+
+def run_compact(options: argparse.Namespace) -> int:
+    """Join objects, or list what would be joined."""
+    settings = settings_of(options)
+    check_addresses(options.url, settings.object_store.endpoint_url)
+    progress = Progress("compact", as_text=size_text, quiet=options.json)
+    found = compact(
+        lambda: session_of(options, "compact"),
+        options.url,
+        settings,
+        apply=options.apply,
+        spool=options.spool,
+        prices=read_prices(Path(options.prices)) if options.prices else None,
+        report=progress.update,
+    )
+    if options.json:
+        print_json(found.report.document())
+    else:
+        print_lines(*found.report.lines(f"{found.cluster}/{found.broker} in {options.url}"))
+    return 0
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``export``."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    parser.add_argument("target", metavar="TARGET_URL", help="location of the table: file:///… or s3://…")
+    parser.add_argument("--format", choices=FORMATS, default=PARQUET, help="Parquet files or a Delta table")
+    add_source(parser, columns=True)
+    add_spark(parser)
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Export the messages archived since the last export."""
+    settings = settings_of(options)
+    conf = delta_conf(options.target) if options.format == DELTA else {}
+    progress = Progress("export, parts:", as_text=lambda parts: f"{parts:.3g}", quiet=options.json)
+    report = export(
+        session_of(options, "export", **conf),
+        source_of(options, options.url, settings.object_store),
+        options.target,
+        format=options.format,
+        store=StoreOptions(settings.object_store),
+        report=progress.update,
+    )
+    if options.json:
+        print_json(camel_names(asdict(report)))
+    elif report.batches == 0:
+        print_lines(f"{report.target}: no new messages")
+    else:
+        expired = f"; {report.expired:,} offsets EXPIRED before they were exported" if report.expired else ""
+        print_lines(
+            f"{report.target}: {report.rows:,} rows in {report.files:,} {report.format} files, "
+            f"{size_text(report.size_bytes)}{expired}"
+        )
+    return 0

@@ -1,0 +1,155 @@
+"""Plans the rows of an export's batch and their parts. Reads catalogs only.
+
+A batch has the messages of every queue since the batch before, up to one catalog version of each archive, and those
+that filled gaps since. The same intent after the same batch gives the same parts, on any machine at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rocketmq_tiered.spark.jobs.export_progress import ArchiveEnds, Intent
+from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.spark.options.source_options import SourceOptions
+from rocketmq_tiered.spark.plan.archive_plan import (
+    archive_store,
+    opened,
+    require_topics,
+    slices,
+    wanted_queues,
+)
+from rocketmq_tiered.spark.plan.filled_gaps import Gaps, Layer, by_queue, filled, gaps_in
+from rocketmq_tiered.spark.plan.partitions import ArchiveRef, OffsetRange, Slices, cut
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
+from tiered.errors import UsageError
+from tiered.model.queue import QueueKey
+from tiered.object_store.interface import ObjectStore
+
+LARGE_TOPIC_SHARE = 8
+"""A topic with at least partition_bytes / LARGE_TOPIC_SHARE gets its own parts, so that it has few files."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Parts to write, the ends of all queues after them, and the number of offsets that expired unexported."""
+
+    parts: list[Slices]
+    ends: list[ArchiveEnds]
+    expired: int
+
+
+def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveEnds]) -> BatchPlan:
+    """The batch of ``intent`` after one that ended at ``before``. Raises UsageError if a replaced log took exported
+    rows back."""
+    known = {(one.cluster, one.broker): one for one in before}
+    found: list[Slices] = []
+    ends: list[ArchiveEnds] = []
+    expired = 0
+    with opened(options) as store:
+        for one in intent.archives:
+            archive = archive_store(store, one.cluster, one.broker)
+            state = load(archive, version=one.version)
+            ref = ArchiveRef(one.cluster, one.broker, one.version)
+            last = known.pop((one.cluster, one.broker), ArchiveEnds(one.cluster, one.broker, one.line))
+            _refuse_superseded(archive, state, last)
+            ended = {QueueKey(*queue[:3]): queue[3] for queue in last.queues}
+            wanted = _begun(state, options, ended) | wanted_queues(state, options)
+            fresh = _fresh(wanted, ended)
+            expired += sum(max(0, wanted[queue].begin - ended[queue]) for queue in wanted if queue in ended)
+            for layer in (fresh, *filled(state, _gaps(last), _below(wanted, ended))):
+                found += slices(RunIndex(archive), state, ref, layer, Predicate(), is_header_only=False)
+            ends.append(_ends(state, last, ended, wanted))
+    require_topics(options, {queue[0] for one in ends for queue in one.queues})
+    ends += known.values()
+    return BatchPlan(_parts(found, intent.partition_bytes), ends, expired)
+
+
+def _begun(state: CatalogState, options: SourceOptions, ended: Iterable[QueueKey]) -> Layer:
+    """Queues of earlier batches, which may have unexported messages although they are hidden now, because their topic
+    was deleted or recreated."""
+    rows = {queue: state.queue(queue) for queue in ended if options.wants(queue.topic)}
+    return {
+        queue: OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
+        for queue, row in rows.items()
+        if row is not None
+    }
+
+
+def _fresh(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
+    """The offsets after the last batch."""
+    ranges = {
+        queue: OffsetRange(max(one.begin, ended.get(queue, one.begin)), one.end)
+        for queue, one in wanted.items()
+    }
+    return {queue: one for queue, one in ranges.items() if one.begin < one.end}
+
+
+def _gaps(last: ArchiveEnds) -> Gaps:
+    return by_queue((QueueKey(*gap[:3]), OffsetRange(*gap[3:])) for gap in last.gaps)
+
+
+def _below(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
+    """The offsets that the last batch had passed."""
+    return {queue: OffsetRange(one.begin, ended[queue]) for queue, one in wanted.items() if queue in ended}
+
+
+def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wanted: Layer) -> ArchiveEnds:
+    after = ended | {queue: max(one.end, ended.get(queue, 0)) for queue, one in wanted.items()}
+    # A queue that is not in this batch keeps the gaps of the last batch with it.
+    kept = {queue: gaps for queue, gaps in _gaps(last).items() if queue not in wanted}
+    now = {queue: gaps for queue, gaps in gaps_in(state).items() if queue in wanted}
+    gaps = [(*queue, gap.begin, gap.end) for queue, mine in sorted((kept | now).items()) for gap in mine]
+    queues = [(*queue, end) for queue, end in sorted(after.items())]
+    return ArchiveEnds(last.cluster, last.broker, state.cursor.history, queues, gaps)
+
+
+def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveEnds) -> None:
+    """Raises UsageError if a replaced log took back messages that were exported."""
+    for history in state.log_histories:
+        if history.number <= last.line or history.common_version == 0:
+            continue  # without common messages, queues have a new generation and old rows stay valid
+        common = load(archive, version=history.common_version)
+        for topic, queue_id, generation, end in last.queues:
+            row = common.queue(QueueKey(topic, queue_id, generation))
+            kept = UNKNOWN_OFFSET if row is None else int(row["end_queue_offset"])
+            if end > kept and state.row_of(QueueKey(topic, queue_id, generation)) is not None:
+                raise UsageError(
+                    f"{topic}/{queue_id} was exported to offset {end}, but the broker's log was replaced and its "
+                    f"messages after offset {max(kept, 0)} were taken back",
+                    hint="export to another target",
+                )
+
+
+# -- parts ----------------------------------------------------------------------------------------------------
+
+
+def _parts(found: list[Slices], partition_bytes: int) -> list[Slices]:
+    """Parts of large topics, then parts of all small topics together."""
+    weights: dict[str, int] = {}
+    for part in found:
+        for number, queue in enumerate(part.queues):
+            mine = part.table["weight"][part.table["queue"] == number]
+            weights[queue.topic] = weights.get(queue.topic, 0) + int(mine.sum())
+    large = sorted(
+        topic for topic, weight in weights.items() if weight * LARGE_TOPIC_SHARE >= partition_bytes
+    )
+    groups = [{topic} for topic in large] + [weights.keys() - set(large)]
+    parts: list[Slices] = []
+    for topics in groups:
+        chosen = [one for part in found if (one := _of_topics(part, set(topics))) is not None]
+        if chosen:
+            parts += cut(chosen, partition_bytes)
+    return parts
+
+
+def _of_topics(part: Slices, topics: set[str]) -> Slices | None:
+    wanted = np.array([queue.topic in topics for queue in part.queues], bool)
+    mine = wanted[part.table["queue"]]
+    if not mine.any():
+        return None
+    return Slices(part.archive, part.table[mine], part.queues, part.objects)

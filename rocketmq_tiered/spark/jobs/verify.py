@@ -1,0 +1,128 @@
+"""Runs the checks of ``tiered verify`` with objects checked in parallel on Spark's executors.
+
+The driver checks the commit chain, the queues and the index; each task checks some objects, byte by byte if ``full``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
+from rocketmq_tiered.spark.options.source_options import SourceOptions
+from rocketmq_tiered.spark.plan.archive_plan import archive_store, archives, opened
+from tiered.archive.verify import VerifyReport, verify_archive
+from tiered.archive.verify_segment import SegmentCheck, SegmentResult, check_segment
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.state import CatalogState
+from tiered.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TASK_BYTES = 128 << 20
+"""Approximate bytes that a task reads."""
+TASKS_PER_STAGE = 16
+"""Tasks of one stage for each core. Progress is reported after each stage."""
+
+
+@dataclass(frozen=True)
+class VerifyTask:
+    """Check some objects of one archive at one catalog version."""
+
+    source: SourceOptions
+    cluster: str
+    broker: str
+    version: int
+    checks: list[SegmentCheck]
+    full: bool
+
+
+@dataclass(frozen=True)
+class ArchiveReport:
+    """The result for one archive."""
+
+    cluster: str
+    broker: str
+    report: VerifyReport
+
+
+def verify(
+    spark: SparkSession,
+    source: SourceOptions,
+    *,
+    full: bool = True,
+    tasks: TaskRunner | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[ArchiveReport]:
+    """Verify every archive that ``source`` selects. ``report(bytes done, total)`` is called for each archive in turn.
+
+    Raises NotFoundError if there is none, and what the store raises.
+    """
+    if source.topics or source.version is not None:
+        raise UsageError(
+            "verify takes no topic and no version: it checks whole archives at the newest version"
+        )
+    runner = tasks or SparkTasks(spark)
+    found = []
+    with opened(source) as store:
+        for archive in archives(store, source):
+            distributed = _Distributed(source, archive.cluster, archive.broker, full, runner)
+            checked = verify_archive(archive.store, full=full, progress=report, segments=distributed)
+            found.append(ArchiveReport(archive.cluster, archive.broker, checked))
+    return found
+
+
+class _Distributed:
+    """Checks objects in tasks, for verify_archive, instead of in threads."""
+
+    def __init__(
+        self, source: SourceOptions, cluster: str, broker: str, full: bool, runner: TaskRunner
+    ) -> None:
+        self._source, self._cluster, self._broker = source, cluster, broker
+        self._full = full
+        self._runner = runner
+
+    def __call__(
+        self, state: CatalogState, checks: Mapping[str, SegmentCheck]
+    ) -> Iterator[tuple[str, SegmentResult]]:
+        tasks = [
+            VerifyTask(self._source, self._cluster, self._broker, state.version, group, self._full)
+            for group in _groups(checks, self._full)
+        ]
+        step = TASKS_PER_STAGE * self._runner.parallelism
+        for first in range(0, len(tasks), step):
+            for results in self._runner.run(check_objects, tasks[first : first + step], "verify"):
+                yield from results
+
+
+def _groups(checks: Mapping[str, SegmentCheck], full: bool) -> Iterator[list[SegmentCheck]]:
+    """Objects in order, in groups of about TASK_BYTES."""
+    group: list[SegmentCheck] = []
+    size_bytes = 0
+    for _, check in sorted(checks.items()):
+        cost = int(check.place["size_bytes" if full else "tail_bytes"])
+        if group and size_bytes + cost > TASK_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(check)
+        size_bytes += cost
+    if group:
+        yield group
+
+
+def check_objects(task: VerifyTask) -> list[tuple[str, SegmentResult]]:
+    """In a worker: each object's key and result."""
+    with opened(task.source) as store:
+        archive = archive_store(store, task.cluster, task.broker)
+        state = _state(task.source, task.cluster, task.broker, task.version)
+        return [(check.key, check_segment(archive, state, check, full=task.full)) for check in task.checks]
+
+
+@lru_cache(maxsize=2)
+def _state(source: SourceOptions, cluster: str, broker: str, version: int) -> CatalogState:
+    """The catalog state, loaded once for the tasks of a worker process."""
+    with opened(source) as store:
+        return load(archive_store(store, cluster, broker), version=version)

@@ -1,0 +1,176 @@
+"""Rows of a broker's store directory: its commitlog, scanned with the uploader's feed, in parallel by file.
+
+With a running broker, reading ends where its consume queues end. Uncommitted transactions are not read, nor are
+RocketMQ's own topics unless they are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.spark.options.source_options import SourceOptions
+from rocketmq_tiered.spark.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
+from tiered.broker_store.conf import read_broker_conf
+from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.errors import UnavailableError, UsageError
+from tiered.kernels.queue_table import ADMITTED, QueueTable
+from tiered.kernels.scan import FLAG_BATCH
+from tiered.model.queue import QueueKey, TopicFilter
+from uploader.bound_source import BoundSource, no_offsets
+from uploader.lmq_dispatch import LmqDispatch, resolved_lmq_rows
+from uploader.log_batch import LogBatch
+from uploader.log_feed import FeedBound, FeedOutcome
+from uploader.queue_tails import UNKNOWN
+from uploader.store_feed import feed_of, lmq_rules
+
+NO_GENERATION = -1
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """Physical offsets [begin, end) of the commitlog at ``path``. Below ``proven_phys`` every record must be valid."""
+
+    path: str
+    names: BrokerNames
+    begin_phys: int
+    end_phys: int
+    proven_phys: int
+
+
+def plan_ranges(options: SourceOptions) -> list[LogRange]:
+    """One range for each commitlog file. Files above the proven offset share one range with the file before them.
+
+    Raises what opening the store raises, and UnavailableError if a running broker keeps consume queues in RocksDB.
+    """
+    path = store_path(options)
+    with open_store_of(options) as store:
+        limit, proven = _bound(store)
+        names = _names(store, options)
+        files = [file for file in store.commit_log.files if file.begin_phys < limit]
+    ranges: list[LogRange] = []
+    for file in files:
+        end = min(file.end_phys, limit)
+        if ranges and file.begin_phys > proven:
+            last = ranges.pop()
+            ranges.append(LogRange(path, names, last.begin_phys, end, proven))
+        else:
+            ranges.append(LogRange(path, names, file.begin_phys, end, proven))
+    return ranges
+
+
+def store_path(options: SourceOptions) -> str:
+    """The directory of ``path``, which may be a ``file://`` URL."""
+    path = options.path.removeprefix("file://")
+    if not path.startswith("/"):
+        raise UsageError(
+            f"{options.path} is not an absolute path", hint="source=store reads local directories"
+        )
+    return path
+
+
+def open_store_of(options: SourceOptions) -> BrokerStore:
+    """The store directory that ``options`` name. Raises what open_broker_store raises."""
+    conf = read_broker_conf(Path(options.broker_conf)) if options.broker_conf else None
+    return open_broker_store(Path(store_path(options)), conf=conf)
+
+
+def _bound(store: BrokerStore) -> tuple[int, int]:
+    """(end of what is read, offset below which every record must be valid)."""
+    if store.liveness().is_dead:
+        bound = BoundSource(store, no_offsets).ask(store.commit_log.min_phys)
+        return bound.phys, bound.proven_phys
+    queues = store.consume_queues()
+    if queues is None:
+        raise UnavailableError(
+            f"{store.path}: the running broker keeps its consume queues in RocksDB, where they cannot be read",
+            hint="read the archive or stop the broker",
+        )
+    frontier = queues.frontier_phys()
+    return frontier, frontier
+
+
+def _names(store: BrokerStore, options: SourceOptions) -> BrokerNames:
+    found = store.names()
+    return BrokerNames(options.cluster or found.cluster, options.broker or found.broker)
+
+
+def store_chunks(
+    options: SourceOptions, predicate: Predicate, on_corrupt: OnCorrupt, part: LogRange
+) -> Iterator[RowChunk]:
+    """All matching rows of ``part``, one window at a time. A chunk is valid until the next one is requested."""
+    with open_store_of(options) as store:
+        table = QueueTable()
+        feed = feed_of(store, table, _filter(options.topics, part.names), BoundSource(store, no_offsets))
+        references = LmqDispatch(table, store.consume_queues, partial(lmq_rules, store, {}))
+        batch = LogBatch(options.window_bytes)
+        batch.reset(part.begin_phys, 0)
+        bound = FeedBound(part.end_phys, min(part.proven_phys, part.end_phys))
+        while True:
+            outcome = feed.advance(batch, bound, batch.room)
+            for damage in batch.damaged:
+                where = f"{damage.path}: physical offsets [{damage.begin_phys}, {damage.end_phys})"
+                place = CorruptPlace(part.names.cluster, part.names.broker, None, f"{where}: {damage.detail}")
+                on_corrupt(place)
+            for chunk, is_lmq in _chunks(batch, table, references, part):
+                matching = chunk.matching(predicate, is_lmq=is_lmq)
+                if len(matching):
+                    yield matching
+            if outcome is FeedOutcome.CAUGHT_UP:
+                return
+            size = feed.oversize_bytes if outcome is FeedOutcome.OVERSIZE else options.window_bytes
+            to_phys = batch.to_phys
+            if len(batch.arena) != size:
+                batch = LogBatch(size)
+            batch.reset(to_phys, 0)
+
+
+def _filter(topics: tuple[str, ...], names: BrokerNames) -> TopicFilter:
+    plain = TopicFilter(cluster=names.cluster, broker=names.broker)
+    return replace(
+        plain, include=topics or ("*",), include_system=any(plain.is_system(topic) for topic in topics)
+    )
+
+
+def _chunks(
+    batch: LogBatch, table: QueueTable, references: LmqDispatch, part: LogRange
+) -> Iterator[tuple[RowChunk, bool]]:
+    """(rows of ``batch``, False), then (its LMQ rows, True)."""
+    columns = batch.columns
+    queues = [
+        QueueKey(table.topic(ordinal), int(table.queue_id[ordinal]), NO_GENERATION)
+        for ordinal in range(len(table))
+    ]
+    word = references.offsets(columns, lambda ordinals: np.full(len(ordinals), UNKNOWN))
+    lmq, lmq_offset = resolved_lmq_rows(columns, word)
+    for rows, queue, offset, is_lmq in (
+        (np.arange(columns.rows), columns.queue[: columns.rows], columns.queue_offset[: columns.rows], False),
+        (columns.lmq_row[lmq], columns.lmq_queue[lmq], lmq_offset, True),
+    ):
+        kept = np.flatnonzero(table.admitted[queue] == ADMITTED)
+        row = rows[kept]
+        yield (
+            RowChunk(
+                cluster=part.names.cluster,
+                broker=part.names.broker,
+                queues=queues,
+                queue=queue[kept],
+                queue_offset=offset[kept],
+                inner_num=np.ones(len(row), np.int32) if is_lmq else columns.inner_num[row],
+                phys=columns.phys[row],
+                size=columns.size[row],
+                store_timestamp=columns.store_timestamp[row],
+                tags_code=columns.tags_code[row],
+                is_batch=(columns.flags[row] & FLAG_BATCH) != 0,
+                data=batch.arena,
+                starts=columns.position[row],
+                source=part.path,
+            ),
+            is_lmq,
+        )

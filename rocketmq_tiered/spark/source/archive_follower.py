@@ -1,0 +1,346 @@
+"""Follows the archives below one path and chooses the offsets and slices of a stream's batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
+
+from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.spark.options.source_options import SourceOptions, Starting
+from rocketmq_tiered.spark.plan.archive_plan import (
+    ArchivePlanner,
+    archive_store,
+    archives,
+    opened,
+    wanted_queues,
+)
+from rocketmq_tiered.spark.plan.filled_gaps import GapsByVersion, Layer, filled, without
+from rocketmq_tiered.spark.plan.partitions import OffsetRange, Slices
+from rocketmq_tiered.spark.plan.run_ranges import runs_of
+from rocketmq_tiered.spark.plan.superseded_plan import KeptEnds
+from rocketmq_tiered.spark.source.stream_offsets import (
+    ArchiveOffset,
+    Names,
+    StreamOffset,
+    bytes_between,
+    offset_after,
+    share,
+)
+from tiered.archive.segment_reader import SegmentReader
+from tiered.catalog.catalog_reader import load, refresh
+from tiered.catalog.state import CatalogState
+from tiered.errors import NotFoundError, SnapshotExpiredError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_SUPERSEDED
+from tiered.object_store.interface import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+
+class ArchiveFollower:
+    """The archives below one path. Caches their newest catalog states."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._resources = ExitStack()
+        self._root = self._resources.enter_context(opened(options))
+        self._states: dict[Names, CatalogState] = {}
+        self._planners: dict[Names, ArchivePlanner] = {}
+        self._gaps: dict[Names, GapsByVersion] = {}
+        self._found: set[Names] = set()
+        """Archives that existed at the last refresh."""
+
+    def close(self) -> None:
+        """Close the object store."""
+        self._resources.close()
+
+    # -- catalog states ---------------------------------------------------------------------------------------
+
+    def newest_offset(self) -> StreamOffset:
+        """The end of everything archived now."""
+        self._refresh()
+        return {
+            names: ArchiveOffset(
+                state.version,
+                {queue: offsets.end for queue, offsets in wanted_queues(state, self._options).items()},
+            )
+            for names, state in self._states.items()
+        }
+
+    def with_hidden(self, newest: StreamOffset, start: StreamOffset) -> StreamOffset:
+        """``newest`` with the queues of ``start`` that were hidden since: the rest of them is still read.
+
+        Raises NotFoundError if an archive of ``start`` no longer exists or was replaced by another one.
+        """
+        for names, reached in start.items():
+            self._require_archive(names, reached.version)
+        found = dict(newest)
+        for names, one in newest.items():
+            state, queues = self._state(names, one.version), dict(one.queues)
+            for queue in start[names].queues if names in start else ():
+                row = state.queue(queue)
+                if queue not in queues and row is not None and self._options.wants(queue.topic):
+                    queues[queue] = int(row["end_queue_offset"])
+            found[names] = ArchiveOffset(one.version, queues)
+        return found
+
+    def _require_archive(self, names: Names, version: int) -> None:
+        """Raises NotFoundError unless the archive read at ``version`` exists."""
+        if not self._options.wants_archive(*names):
+            return
+        archive = f"{self._options.path}: archive {'/'.join(names)} in the checkpoint"
+        hint = "start with a new checkpoint"
+        if names not in self._found:
+            raise NotFoundError(f"{archive} no longer exists", hint=hint)
+        newest = self._states[names].version
+        if newest < version:
+            raise NotFoundError(
+                f"{archive} was replaced by another one: the stream read catalog version {version}, "
+                f"but the newest is {newest}",
+                hint=hint,
+            )
+
+    def starting_offset(self) -> StreamOffset:
+        """The start of a new query. Queues that are not in it start at their first message."""
+        starting = self._options.starting
+        if starting is Starting.LATEST:
+            newest = self.newest_offset()
+            return {
+                names: self._with_origins(names, self._states[names], dict(one.queues))
+                for names, one in newest.items()
+            }
+        self._refresh()
+        found = {}
+        for names, state in self._states.items():
+            queues = {}
+            for queue, offsets in wanted_queues(state, self._options).items():
+                is_first = starting is Starting.EARLIEST
+                queues[queue] = offsets.begin if is_first else self._offset_at_time(names, state, queue)
+            found[names] = self._with_origins(names, state, queues)
+        return found
+
+    def _gaps_of(self, names: Names) -> GapsByVersion:
+        if names not in self._gaps:
+            self._gaps[names] = GapsByVersion(partial(self._state, names))
+        return self._gaps[names]
+
+    def _with_origins(self, names: Names, state: CatalogState, queues: dict[QueueKey, int]) -> ArchiveOffset:
+        gaps = self._gaps_of(names).at(state.version)
+        origins = {
+            queue: offset
+            for queue, offset in queues.items()
+            if queue in gaps and gaps[queue][0].begin < offset
+        }
+        return ArchiveOffset(state.version, queues, origins)
+
+    def _refresh(self) -> None:
+        try:
+            found = archives(self._root, self._options)
+        except NotFoundError:
+            found = []  # nothing archived yet
+        self._found = {(one.cluster, one.broker) for one in found}
+        for one in found:
+            names = one.cluster, one.broker
+            cached = self._states.get(names)
+            self._states[names] = load(one.store) if cached is None else refresh(one.store, cached)
+            self._gaps_of(names).add(self._states[names])
+
+    def _store(self, names: Names) -> ObjectStore:
+        return archive_store(self._root, *names)
+
+    def _planner(self, names: Names) -> ArchivePlanner:
+        if names not in self._planners:
+            self._planners[names] = ArchivePlanner(self._store(names), names)
+        return self._planners[names]
+
+    def _state(self, names: Names, version: int) -> CatalogState:
+        cached = self._states.get(names)
+        if cached is not None and cached.version == version:
+            return cached
+        return load(self._store(names), version=version)
+
+    def _filled(self, names: Names, start: ArchiveOffset | None, version: int) -> list[Layer]:
+        """Ranges filled by ``version`` in gaps that the stream passed before ``start``."""
+        if start is None or start.version >= version:
+            return []
+        passed = {
+            queue: OffsetRange(start.origins.get(queue, 0), offset) for queue, offset in start.queues.items()
+        }
+        gaps = self._gaps_of(names).at(start.version)
+        return filled(self._state(names, version), gaps, passed) if gaps else []
+
+    def _offset_at_time(self, names: Names, state: CatalogState, queue: QueueKey) -> int:
+        """The offset of the first message stored at or after the starting time, or the end."""
+        wanted_ms = self._options.starting_timestamp or 0
+        chunk = self._planner(names).run_index.runs_from(state, queue, wanted_ms)
+        for run in chunk.runs[chunk.runs["max_store_timestamp"] >= wanted_ms]:
+            place = chunk.objects[int(run["object"])]
+            reader = SegmentReader.open(
+                self._store(names),
+                chunk.object_keys[int(place["key"])],
+                size_bytes=int(place["size_bytes"]),
+                tail_bytes=int(place["tail_bytes"]),
+            )
+            rows = reader.row_columns(int(run["ordinal"]))
+            later = rows.queue_offset[rows.store_timestamp >= wanted_ms]
+            if len(later):
+                return int(later[0])
+        row = state.queue(queue)
+        assert row is not None
+        return int(row["end_queue_offset"])
+
+    # -- one batch --------------------------------------------------------------------------------------------
+
+    def limited(self, start: StreamOffset, newest: StreamOffset, limit: ReadLimit) -> StreamOffset:
+        """The end of the batch that begins at ``start``. Queues share the limit in proportion to their backlog."""
+        start = self._rewound(start, newest)
+        moved = {names for names, one in newest.items() if self._filled(names, start.get(names), one.version)}
+        if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
+            return _merged(start, newest, moved)
+        todo = [
+            (names, queue, *self._range(names, queue, start, newest))
+            for names, one in sorted(newest.items())
+            for queue in sorted(one.queues)
+        ]
+        if isinstance(limit, ReadMaxRows):
+            shares = share([end - begin for *_, begin, end in todo], limit.max_rows)
+            ends = [begin + rows for (*_, begin, _), rows in zip(todo, shares, strict=True)]
+        else:
+            ends = self._ends_by_bytes(todo, newest, limit.max_bytes)
+        found: dict[Names, dict[QueueKey, int]] = {names: {} for names in newest}
+        for (names, queue, *_), end in zip(todo, ends, strict=True):
+            found[names][queue] = end
+        reached = {names: ArchiveOffset(newest[names].version, found[names]) for names in newest}
+        return _merged(start, reached, moved)
+
+    def _range(
+        self, names: Names, queue: QueueKey, start: StreamOffset, newest: StreamOffset
+    ) -> tuple[int, int]:
+        """The unread offsets [begin, end) of a queue."""
+        end = newest[names].queues[queue]
+        begin = start[names].queues.get(queue) if names in start else None
+        if begin is None:
+            row = self._state(names, newest[names].version).queue(queue)
+            begin = int(row["min_queue_offset"]) if row is not None else end
+        return min(begin, end), end
+
+    def _ends_by_bytes(
+        self, todo: list[tuple[Names, QueueKey, int, int]], newest: StreamOffset, byte_limit: int
+    ) -> list[int]:
+        wanted: dict[Names, Layer] = {names: {} for names in newest}
+        for names, queue, begin, end in todo:
+            wanted[names][queue] = OffsetRange(begin, end)
+        found = {
+            names: runs_of(self._planner(names).run_index, self._state(names, newest[names].version), layer)
+            for names, layer in wanted.items()
+        }
+        tables = [found[names][queue] for names, queue, *_ in todo]
+        sizes = [bytes_between(runs, begin, end) for runs, (*_, begin, end) in zip(tables, todo, strict=True)]
+        if sum(sizes) <= byte_limit:
+            return [end for *_, end in todo]
+        shares = share(sizes, byte_limit)
+        return [
+            offset_after(runs, begin, end, size) if size else begin
+            for runs, (*_, begin, end), size in zip(tables, todo, shares, strict=True)
+        ]
+
+    def parts(self, start: StreamOffset, end: StreamOffset, *, is_header_only: bool) -> list[Slices]:
+        """The slices between two offsets, from the catalog version of ``end``."""
+        start = self._rewound(start, end)
+        found: list[Slices] = []
+        for names, one in sorted(end.items()):
+            state = self._state(names, one.version)
+            wanted = {}
+            for queue, stop in one.queues.items():
+                row = state.queue(queue)
+                if row is None:
+                    continue
+                first = int(row["min_queue_offset"])
+                begin = start[names].queues.get(queue, first) if names in start else first
+                if begin < min(first, stop):
+                    # Gaps expire together with the runs before them.
+                    gaps = self._gaps_of(names).at(start[names].version).get(queue, ())
+                    for lost in without(OffsetRange(begin, min(first, stop)), gaps):
+                        self._note_expired(queue, lost)
+                wanted[queue] = OffsetRange(max(begin, first), stop)
+            found += self._planner(names).slices(
+                state,
+                [wanted, *self._filled(names, start.get(names), one.version)],
+                Predicate(),
+                is_header_only=is_header_only,
+                on_expired=self._note_expired,
+            )
+        return found
+
+    def _rewound(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
+        """``start`` with queues moved back to the divergence point if the broker's log was replaced since: other
+        messages have the offsets after it."""
+        found = dict(start)
+        for names, one in start.items():
+            ends = self._common_ends(names, one, end[names].version) if names in end else {}
+            for queue, offset in ends.items():
+                self._note_loss(
+                    NotFoundError(
+                        f"{queue}: the broker's log was replaced; offsets [{offset}, {one.queues[queue]}) were read "
+                        "and have other messages now",
+                        hint="failOnDataLoss=false reads the new messages",
+                    )
+                )
+            found[names] = replace(one, queues={**one.queues, **ends})
+        return found
+
+    def _common_ends(self, names: Names, start: ArchiveOffset, version: int) -> dict[QueueKey, int]:
+        """Queues whose last messages before ``start`` were taken back by a replaced log -> end of the common ones."""
+        if version <= start.version:
+            return {}
+        state = self._state(names, version)
+        kept = KeptEnds(self._store(names), state, start.version)
+        found = {}
+        for queue, offset in start.queues.items():
+            row, end = state.queue(queue), kept.before_divergence(queue)
+            is_superseded = row is not None and int(row["flags"]) & QUEUE_SUPERSEDED
+            if end is not None and end < offset and not is_superseded:
+                found[queue] = end
+        return found
+
+    def _note_expired(self, queue: QueueKey, offsets: OffsetRange) -> None:
+        self._note_loss(
+            SnapshotExpiredError(
+                f"{queue}: offsets [{offsets.begin}, {offsets.end}) expired before they were read",
+                hint="failOnDataLoss=false skips them",
+            )
+        )
+
+    def _note_loss(self, loss: NotFoundError) -> None:
+        if self._options.fail_on_data_loss:
+            raise loss
+        logger.warning("%s", loss.message)
+
+
+def _merged(start: StreamOffset, end: StreamOffset, moved: Collection[Names]) -> StreamOffset:
+    """``end`` with the archives and queues of ``start`` that ``end`` lacks.
+
+    An archive without new offsets and without filled gaps (``moved``) also keeps its version: equal offsets mean that
+    there is nothing to read.
+    """
+    merged = dict(start)
+    for names, one in end.items():
+        before = start.get(names)
+        if before is None:
+            merged[names] = one
+            continue
+        queues = {**before.queues}
+        for queue, offset in one.queues.items():
+            queues[queue] = max(offset, before.queues.get(queue, offset))
+        is_moved = names in moved or queues != dict(before.queues)
+        merged[names] = ArchiveOffset(one.version if is_moved else before.version, queues, before.origins)
+    return merged

@@ -1,0 +1,112 @@
+"""The data source ``rocketmq-tiered``: Spark's Python DataSource API over archives and broker stores.
+
+Spark runs it in Python processes beside the JVM: created in one, planned in another, read in workers. Only options
+and plain data travel between them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from rocketmq_tiered.spark.options.columns import CORRUPT_RECORD, Cost, chosen, cost_of
+from rocketmq_tiered.spark.options.predicate import NUMBER_COLUMNS, push_down
+from rocketmq_tiered.spark.options.source_options import SOURCE_NAME, Source, SourceOptions, parse_options
+from rocketmq_tiered.spark.options.spark_types import columns_of, schema_of
+from rocketmq_tiered.spark.plan.archive_plan import Names, pinned_versions, plan
+from rocketmq_tiered.spark.scan.store_scan import plan_ranges
+from rocketmq_tiered.spark.source.partition_reader import read_in_worker
+from rocketmq_tiered.spark.source.stream_reader import MessageStreamReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
+_STORE_NUMBERS = tuple(name for name in NUMBER_COLUMNS if name != "generation")
+
+
+class RocketmqTieredSource(DataSource):
+    """``spark.read.format("rocketmq-tiered")``; options in source_options.py and docs/SPARK.md."""
+
+    _versions: dict[Names, int] | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The name that ``format`` takes."""
+        return SOURCE_NAME
+
+    def schema(self) -> StructType:
+        """The schema of the chosen columns. ``load`` calls it once, which fixes the catalog version for all actions."""
+        options = parse_options(dict(self.options))
+        if options.source is Source.ARCHIVE and self._versions is None:
+            self._versions = pinned_versions(options)
+        return schema_of(chosen(options.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of one action."""
+        options = parse_options(dict(self.options))
+        options.refuse_stream_options()
+        kind = PushingReader if options.push_filters and _takes_filters() else MessageReader
+        return kind(options, schema, self._versions)
+
+    def streamReader(self, schema: StructType) -> MessageStreamReader:  # noqa: N802 - Spark's name
+        """The reader of one query."""
+        return MessageStreamReader(parse_options(dict(self.options)), schema)
+
+
+def _takes_filters() -> bool:
+    """Whether this is the process to which Spark passes filters.
+
+    If a session has push-down off, Spark refuses a source that offers it in the planning process, and the source cannot
+    read the setting. Filters are passed to a process of their own, started from _PUSHDOWN_MODULE only if push-down is
+    on; no other process imports it.
+    """
+    return _PUSHDOWN_MODULE in sys.modules
+
+
+class MessageReader(DataSourceReader):
+    """Plans and reads. It is pickled into every task, so it has only options, names and numbers."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, versions: dict[Names, int] | None) -> None:
+        self._options = options
+        self._schema = schema
+        self._versions = versions
+        self._predicate = options.times
+
+    def partitions(self) -> list[InputPartition]:
+        """Parts of about ``partitionBytes``, from one catalog version."""
+        if self._options.source is Source.STORE:
+            return [InputPartition(part) for part in plan_ranges(self._options)]
+        versions = self._versions if self._versions is not None else pinned_versions(self._options)
+        is_header_only = cost_of(columns_of(self._schema)) <= Cost.FOOTER
+        parts = plan(self._options, versions, self._predicate, is_header_only=is_header_only)
+        return [InputPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The batches of one partition, in a worker."""
+        if partition.value is None:  # Spark's placeholder for "no partitions"
+            return iter(())
+        return read_in_worker(
+            partition.value,
+            self._options,
+            self._predicate,
+            columns_of(self._schema),
+            to_arrow_schema(self._schema, timezone="UTC"),
+        )
+
+
+class PushingReader(MessageReader):
+    """The reader to which Spark passes filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Keep filters that prune; return those that Spark must still apply."""
+        is_store = self._options.source is Source.STORE
+        pushed, left = push_down(filters, _STORE_NUMBERS if is_store else NUMBER_COLUMNS)
+        self._predicate = self._options.times.also(pushed)
+        # Rows that report damage are null in every column: Spark must apply all filters to them.
+        return filters if CORRUPT_RECORD in self._schema.fieldNames() else left

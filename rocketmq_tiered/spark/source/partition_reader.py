@@ -1,0 +1,111 @@
+"""Reads one partition in a worker, as Arrow batches in bounded memory, and handles damage by mode."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rocketmq_tiered.spark.batches.message_batches import BatchBuilder
+from rocketmq_tiered.spark.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
+from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.spark.options.source_options import Mode, SourceOptions
+from rocketmq_tiered.spark.plan.archive_plan import archive_store, opened
+from rocketmq_tiered.spark.plan.partitions import Slices
+from rocketmq_tiered.spark.scan.archive_scan import archive_chunks
+from rocketmq_tiered.spark.scan.queue_scan import ArchiveScan
+from rocketmq_tiered.spark.scan.row_chunk import CorruptPlace, RowChunk
+from rocketmq_tiered.spark.scan.store_scan import LogRange, store_chunks
+from rocketmq_tiered.spark.source.worker_memory import keep_freed_memory
+from tiered.errors import CorruptionError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+_begun = _settled = False
+
+
+def read_in_worker(
+    part: Slices | LogRange,
+    options: SourceOptions,
+    predicate: Predicate,
+    columns: list[Column],
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """``read_partition`` in a Spark worker, which runs a full garbage collection after every task.
+
+    After the first task, objects of libraries and kernels are frozen: collecting them took longer than a small
+    partition.
+    """
+    global _begun, _settled  # noqa: PLW0603 - state of the process
+    if not _begun:
+        keep_freed_memory()
+        _begun = True
+    yield from read_partition(part, options, predicate, columns, schema)
+    if not _settled:
+        gc.collect()
+        gc.freeze()
+        _settled = True
+
+
+def read_partition(
+    part: Slices | LogRange,
+    options: SourceOptions,
+    predicate: Predicate,
+    columns: list[Column],
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """The batches of ``part``. In mode FAILFAST, raises CorruptionError naming object and range."""
+    damage = _Damage(options.mode, any(column.name == CORRUPT_RECORD for column in columns))
+    builder = BatchBuilder(columns, schema, batch_bytes=options.batch_bytes, on_corrupt=damage)
+    for chunk in _chunks(part, options, predicate, damage, with_records=cost_of(columns) > Cost.FOOTER):
+        yield from builder.batches(chunk)
+        yield from map(builder.corrupt_batch, damage.drained())
+    yield from map(builder.corrupt_batch, damage.drained())
+
+
+def _chunks(
+    part: Slices | LogRange,
+    options: SourceOptions,
+    predicate: Predicate,
+    damage: _Damage,
+    *,
+    with_records: bool,
+) -> Iterator[RowChunk]:
+    if isinstance(part, LogRange):
+        yield from store_chunks(options, predicate, damage, part)
+        return
+    with opened(options) as store:
+        scan = ArchiveScan(
+            archive_store(store, part.archive.cluster, part.archive.broker),
+            predicate,
+            with_records=with_records,
+            window_bytes=options.window_bytes,
+            on_corrupt=damage,
+            may_have_expired=not options.fail_on_data_loss,
+        )
+        yield from archive_chunks(scan, part)
+
+
+class _Damage:
+    """Handles damage by mode, and collects it for rows of its own."""
+
+    def __init__(self, mode: Mode, wants_rows: bool) -> None:
+        self._mode = mode
+        self._wants_rows = wants_rows
+        self._found: list[CorruptPlace] = []
+
+    def __call__(self, place: CorruptPlace) -> None:
+        if self._mode is Mode.FAILFAST:
+            raise CorruptionError(place.message, hint="option mode=PERMISSIVE skips and reports damage")
+        logger.warning("skipped: %s", place.message)
+        if self._wants_rows:
+            self._found.append(place)
+
+    def drained(self) -> list[CorruptPlace]:
+        """The damage found since the last call."""
+        found, self._found = self._found, []
+        return found

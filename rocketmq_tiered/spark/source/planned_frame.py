@@ -1,0 +1,78 @@
+"""DataFrames planned when they are created: one Spark partition for each part of the plan.
+
+``read`` and the jobs use them. Batches reach Spark through ``mapInArrow``, which copies each value into a row once;
+from a Python data source Spark copies it twice (docs/decisions/0032). Filters are not pushed down: Spark 4.2 applies
+the filters pushed for one use of a DataFrame to all others. Offsets and times that a job selects are part of the plan.
+"""
+
+from __future__ import annotations
+
+import pickle  # nosec B403
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from rocketmq_tiered.spark.options.columns import Column, Cost, chosen, cost_of
+from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
+from rocketmq_tiered.spark.options.spark_types import columns_of, schema_of
+from rocketmq_tiered.spark.plan.archive_plan import Names, pinned_versions, plan
+from rocketmq_tiered.spark.plan.partitions import Slices
+from rocketmq_tiered.spark.scan.store_scan import LogRange, plan_ranges
+from rocketmq_tiered.spark.source.partition_reader import read_in_worker
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+Part = Slices | LogRange
+
+
+def frame_of(
+    spark: SparkSession, options: SourceOptions, versions: Mapping[Names, int] | None = None
+) -> DataFrame:
+    """The messages that ``options`` select, at the catalog ``versions`` (default: the newest now)."""
+    columns = chosen(options.columns)
+    parts: Sequence[Part]
+    if options.source is Source.STORE:
+        parts = plan_ranges(options)
+    else:
+        is_header_only = cost_of(columns) <= Cost.FOOTER
+        versions = pinned_versions(options) if versions is None else versions
+        parts = plan(options, versions, options.times, is_header_only=is_header_only)
+    return frame_of_parts(spark, options, columns, parts)
+
+
+def frame_of_parts(
+    spark: SparkSession, options: SourceOptions, columns: list[Column], parts: Sequence[Part]
+) -> DataFrame:
+    """The rows of ``parts``."""
+    schema = schema_of(columns)
+    if not parts:
+        return spark.createDataFrame([], schema)
+    numbers = spark.range(0, len(parts), 1, len(parts))  # one per partition
+    return numbers.mapInArrow(ReadParts(options, parts, schema), schema)
+
+
+class ReadParts:
+    """Reads parts by number. It is pickled with the plan and sent to the workers.
+
+    Spark sends it to each executor once if it is larger than a megabyte. A worker unpickles it for every task: each
+    part is compressed bytes, and a task unpacks its own. Credentials are not shown: Spark prints the class name.
+    """
+
+    def __init__(self, options: SourceOptions, parts: Sequence[Part], schema: StructType) -> None:
+        self._options, self._schema = options, schema
+        self._parts = [zlib.compress(pickle.dumps(part), 1) for part in parts]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """In a worker. ``batches`` have one column with part numbers."""
+        columns = columns_of(self._schema)
+        arrow = to_arrow_schema(self._schema, timezone="UTC")
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                # Parts come from the driver, with the code that runs here.
+                part = pickle.loads(zlib.decompress(self._parts[number]))  # nosec B301
+                yield from read_in_worker(part, self._options, self._options.times, columns, arrow)

@@ -1,0 +1,117 @@
+"""The archive as a Spark stream: each micro-batch is a range of offsets per queue at a recorded catalog version.
+
+Exactly once: the content of a batch follows from its two offsets, which Spark logs before the batch runs.
+archive_follower.py chooses the offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from rocketmq_tiered.spark.options.columns import Cost, cost_of
+from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
+from rocketmq_tiered.spark.options.spark_types import columns_of
+from rocketmq_tiered.spark.plan.partitions import cut
+from rocketmq_tiered.spark.source.archive_follower import ArchiveFollower
+from rocketmq_tiered.spark.source.partition_reader import read_in_worker
+from rocketmq_tiered.spark.source.stream_offsets import (
+    StreamOffset,
+    from_json,
+    to_json,
+)
+from tiered.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans the micro-batches of one query. Its options travel to the workers, its open store does not."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        if options.source is not Source.ARCHIVE:
+            raise UsageError("streams read archives only", hint="read a store directory with spark.read")
+        if options.since_ms is not None or options.until_ms is not None:
+            raise UsageError(
+                "streams do not take since and until", hint="startingOffsets=timestamp starts at a time"
+            )
+        if options.version is not None:
+            raise UsageError("streams do not take version", hint="they follow the archive")
+        self._options = options
+        self._schema = schema
+        self._follower: ArchiveFollower | None = None
+        self._target: StreamOffset | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_follower": None, "_target": None}
+
+    @property
+    def _archive(self) -> ArchiveFollower:
+        if self._follower is None:
+            self._follower = ArchiveFollower(self._options)
+        return self._follower
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names from here on
+        """The start of a new query."""
+        return to_json(self._archive.starting_offset())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the next batch: everything, or as much as ``limit`` allows."""
+        begin = from_json(start)
+        newest = self._archive.with_hidden(self._newest(), begin)
+        return to_json(self._archive.limited(begin, newest, limit))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """maxRowsPerTrigger or maxBytesPerTrigger."""
+        if self._options.max_rows_per_trigger is not None:
+            return ReadMaxRows(self._options.max_rows_per_trigger)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """The newest offset, for the progress of the query."""
+        return to_json(self._newest())
+
+    def _newest(self) -> StreamOffset:
+        # With Trigger.AvailableNow, the run ends at the target, which may precede the first archived message.
+        return self._archive.newest_offset() if self._target is None else self._target
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Limit this run to what is archived now."""
+        self._target = self._archive.newest_offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The parts of one batch. The same offsets always give the same messages."""
+        is_header_only = cost_of(columns_of(self._schema)) <= Cost.FOOTER
+        parts = self._archive.parts(from_json(start), from_json(end), is_header_only=is_header_only)
+        return [InputPartition(part) for part in cut(parts, self._options.partition_bytes)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The batches of one partition, in a worker."""
+        return read_in_worker(
+            partition.value,
+            self._options,
+            Predicate(),
+            columns_of(self._schema),
+            to_arrow_schema(self._schema, timezone="UTC"),
+        )
+
+    def stop(self) -> None:
+        """Close the archive when the query ends."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None

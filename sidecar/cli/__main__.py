@@ -1,7 +1,0 @@
-"""`python -m sidecar.cli` is `tiered`."""
-
-import sys
-
-from sidecar.cli import main
-
-sys.exit(main())

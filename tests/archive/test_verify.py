@@ -1,0 +1,356 @@
+"""`verify` says nothing of a whole archive and names every kind of damage; each kind has a test of its name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.sweeps import examples
+from tiered.archive.verify import Anomaly, AnomalyKind, VerifyReport, verify_archive
+from tiered.archive.verify_queues import check_queues
+from tiered.catalog.catalog_reader import read_commit
+from tiered.catalog.pages import sorted_page
+from tiered.catalog.writer_limits import CatalogLimits
+from tiered.errors import NotFoundError, UnavailableError
+from tiered.formats.keys import catalog_key, parse_part_key, state_key
+from tiered.formats.state_object import encode_state
+from tiered.model.queue import QueueKey
+from tiered.model.tables import Table
+from tiered.object_store.memory import MemoryStore
+
+ONE, TWO, BATCHED = QueueKey("topic", 0, 0), QueueKey("topic", 1, 0), QueueKey("batched", 0, 0)
+LMQ = QueueKey("%LMQ%a", 0, 0)
+
+
+def _archive(cycles: int = 6, embedded_bytes_max: int = 4 << 20) -> ArchiveBuilder:
+    limits = CatalogLimits(root_every=2, embedded_bytes_max=embedded_bytes_max)
+    builder = ArchiveBuilder(MemoryStore(), limits=limits)
+    for cycle in range(cycles):
+        messages = [
+            Sent(
+                queue,
+                b"%d" % number * 50,
+                None,
+                "Tag",
+                (f"k{number}", "x"),
+                lmq=[LMQ] if number % 3 == 0 else [],
+            )
+            for number in range(6)
+            for queue in (ONE, TWO)
+        ]
+        messages.append(Sent(BATCHED, b"batch", inner_num=cycle + 1))
+        messages.append(Sent(ONE, b"after a gap", offset=100 * cycle + 100))
+        builder.commit(messages, as_set=cycle % 2 == 0)
+    return builder
+
+
+def _replace(builder: ArchiveBuilder, key: str, change: Callable[[bytearray], bytearray | None]) -> None:
+    data = bytearray(builder.store.get(key))
+    changed = change(data) or data
+    builder.store.delete([key])
+    builder.store.put_if_absent(key, [bytes(changed)])
+
+
+def _flip(position: int) -> Callable[[bytearray], None]:
+    def change(data: bytearray) -> None:
+        data[position] ^= 0x10
+
+    return change
+
+
+def _kinds(report: VerifyReport) -> set[AnomalyKind]:
+    return {anomaly.kind for anomaly in report.anomalies}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_whole_archive_has_no_anomalies(full: bool) -> None:
+    builder = _archive()
+    seen: list[tuple[int, int]] = []
+    report = verify_archive(builder.store, full=full, progress=lambda done, total: seen.append((done, total)))
+    assert (report.anomalies, report.leftovers) == ([], [])
+    rows = sum(len(truth.rows) for truth in builder.truth.values())
+    assert report.counts["rows"] == rows
+    assert report.counts["objects"] == len(builder.keys)
+    assert (report.counts["blocks"] > 0) == full
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] > 0
+
+
+def test_an_empty_store_is_not_an_archive() -> None:
+    with pytest.raises(NotFoundError):
+        verify_archive(MemoryStore())
+
+
+def test_a_store_that_is_away_is_no_anomaly() -> None:
+    class Away(MemoryStore):
+        is_away = False
+
+        def get_range(self, key: str, offset: int, length: int) -> bytes:
+            if self.is_away:
+                raise UnavailableError("not now")
+            return super().get_range(key, offset, length)
+
+    store = Away()
+    builder = ArchiveBuilder(store)
+    builder.commit([Sent(ONE)])
+    store.is_away = True
+    with pytest.raises(UnavailableError):
+        verify_archive(builder.store)
+
+
+def test_chain_a_missing_commit() -> None:
+    builder = _archive()
+    builder.store.delete([catalog_key(3)])
+    report = verify_archive(builder.store)
+    (anomaly,) = report.anomalies
+    assert (anomaly.kind, anomaly.key) == (AnomalyKind.CHAIN, catalog_key(3))
+    assert "version 3 is missing" in str(anomaly)
+
+
+def test_chain_a_damaged_head() -> None:
+    builder = _archive()
+    _replace(builder, catalog_key(builder.state.version), _flip(-60))  # in front of it lies what it carries
+    report = verify_archive(builder.store)
+    assert _kinds(report) == {AnomalyKind.CHAIN}
+
+
+def test_chain_a_commit_of_another_archive() -> None:
+    builder = _archive()
+    other = ArchiveBuilder(MemoryStore())
+    other.commit([Sent(TWO)])
+    stolen = other.store.get(catalog_key(2))
+    _replace(builder, catalog_key(2), lambda data: bytearray(stolen))
+    assert AnomalyKind.CHAIN in _kinds(verify_archive(builder.store))
+
+
+def test_page_damaged_or_missing_root() -> None:
+    builder = _archive()
+    key = builder.state.root.key
+    _replace(builder, key, _flip(70))
+    (anomaly,) = verify_archive(builder.store).anomalies
+    assert (anomaly.kind, anomaly.key) == (AnomalyKind.ROOT, key), "the chain replaces it, and it is named"
+    builder.store.delete([key])
+    report = verify_archive(builder.store)
+    assert _kinds(report) == {AnomalyKind.MISSING}, "the chain replaces the root"
+
+
+def test_page_an_older_root_that_is_damaged_is_no_anomaly() -> None:
+    """It is no longer needed: an archive with a newer root is clean."""
+    builder = _archive()
+    older = read_commit(builder.store, builder.state.root.version).root
+    assert older.key != builder.state.root.key
+    _replace(builder, older.key, _flip(70))
+    assert not verify_archive(builder.store, full=True).anomalies
+
+
+def test_hole_and_overlap_in_a_queue() -> None:
+    state = _archive().state
+    memory = state.memory
+
+    def found(runs: Table) -> list[Anomaly]:
+        return list(check_queues(state, [sorted_page(state.directory.keys, replace(memory, runs=runs))]))
+
+    assert found(memory.runs) == []
+    run = memory.runs[2]
+    (hole,) = found(np.delete(memory.runs, 2))
+    assert hole.kind == AnomalyKind.HOLE
+    assert hole.range == (run["base_queue_offset"], run["end_queue_offset"])
+    assert hole.key.startswith(state.key_of(int(run["queue"])).topic)
+    twice = found(np.concatenate([memory.runs, memory.runs[2:3]]))
+    assert {anomaly.kind for anomaly in twice} == {AnomalyKind.OVERLAP}
+
+
+def test_missing_object() -> None:
+    builder = _archive()
+    builder.store.delete([builder.keys[1]])
+    report = verify_archive(builder.store)
+    assert [(anomaly.kind, anomaly.key) for anomaly in report.anomalies] == [
+        (AnomalyKind.MISSING, builder.keys[1])
+    ]
+
+
+def test_missing_object_that_maintenance_moved_during_the_check_is_no_anomaly() -> None:
+    class Moving(MemoryStore):
+        builder: ArchiveBuilder | None = None
+
+        def get_range(self, key: str, offset: int, length: int) -> bytes:
+            if self.builder is not None:
+                builder, self.builder = self.builder, None
+                builder.rewrite(ONE)
+                builder.store.delete([key])
+            return super().get_range(key, offset, length)
+
+    store = Moving()
+    builder = ArchiveBuilder(store)
+    builder.commit([Sent(ONE)])
+    store.builder = builder
+    assert verify_archive(store).anomalies == []
+    assert len(builder.keys) == 2
+
+
+def test_damaged_tail() -> None:
+    builder = _archive()
+    _replace(builder, builder.keys[0], _flip(-60))
+    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.DAMAGED}
+
+
+def test_damaged_block_is_seen_only_in_full() -> None:
+    builder = _archive()
+    _replace(builder, builder.keys[0], _flip(20))
+    assert verify_archive(builder.store).anomalies == []
+    (anomaly,) = verify_archive(builder.store, full=True).anomalies
+    assert (anomaly.kind, anomaly.key) == (AnomalyKind.DAMAGED, builder.keys[0])
+    assert anomaly.range is not None
+    assert anomaly.range[0] <= 20 < anomaly.range[1]
+
+
+def test_damaged_header() -> None:
+    builder = _archive()
+    _replace(builder, builder.keys[0], _flip(9))
+    assert _kinds(verify_archive(builder.store, full=True)) == {AnomalyKind.DAMAGED}
+
+
+def test_contradiction_of_catalog_and_footer() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+
+    def later(runs: Table) -> None:
+        runs["max_store_timestamp"] += 1
+
+    builder.doctor_runs = later
+    builder.commit([Sent(ONE, b"aaaa")])
+    (anomaly,) = verify_archive(builder.store).anomalies
+    assert anomaly.kind == AnomalyKind.CONTRADICTION
+    assert "max_store_timestamp" in str(anomaly)
+
+
+@pytest.mark.parametrize("change", ["body", "offset", "keys", "queue"])
+def test_record_that_is_not_what_its_row_says(change: str) -> None:
+    """A writer's defect: everything is whole and consistent, but the bytes are not those of the row."""
+    builder = ArchiveBuilder(MemoryStore())
+    builder.doctor = {
+        "body": lambda record: record.replace(b"body", b"BODY"),
+        "offset": lambda record: record[:27] + b"\x07" + record[28:],
+        "keys": lambda record: record.replace(b"KEYS\x01k", b"KEYS\x01j"),
+        "queue": lambda record: record[:15] + b"\x09" + record[16:],
+    }[change]
+    builder.commit([Sent(ONE, b"body", keys=["k1"]) for _ in range(3)])
+    assert verify_archive(builder.store).anomalies == []
+    report = verify_archive(builder.store, full=True)
+    assert _kinds(report) == {AnomalyKind.RECORD}
+
+
+def test_lmq_row_whose_parent_is_nowhere() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    builder.parent_offset_error = 50
+    builder.commit([Sent(ONE, lmq=[LMQ])])
+    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.LMQ}
+
+
+def test_lmq_row_whose_parent_expired_is_fine() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    builder.commit([Sent(ONE, lmq=[LMQ])])
+    builder.commit([Sent(ONE, lmq=[LMQ])])
+    builder.expire_first_run(ONE)
+    report = verify_archive(builder.store, full=True)
+    assert report.anomalies == []
+
+
+def test_damaged_state_object() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    key = state_key("topics", builder.state.epoch, 1, "abcd")
+    builder.store.put_if_absent(key, [encode_state("topics", {"topic": {"readQueueNums": 8}})])
+    builder.commit([Sent(ONE)], state_objects={"topics": key})
+    assert verify_archive(builder.store).anomalies == []
+    whole = builder.store.get(key)
+    for at in range(len(whole)):
+        _replace(builder, key, _flip(at))
+        assert [(a.kind, a.key) for a in verify_archive(builder.store).anomalies] == [
+            (AnomalyKind.DAMAGED, key)
+        ]
+        _replace(builder, key, _flip(at))
+    other = encode_state("subscription_groups", {})
+    _replace(builder, key, lambda _: bytearray(other))
+    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.DAMAGED}
+
+
+def test_leftovers_are_no_anomalies() -> None:
+    builder = _archive()
+    builder.store.put_if_absent("data/00/topic/0/0/00000000000000000000-1-99.so", [b"abandoned"])
+    report = verify_archive(builder.store)
+    assert report.anomalies == []
+    assert report.leftovers == ["data/00/topic/0/0/00000000000000000000-1-99.so"]
+
+
+@pytest.mark.parametrize("embedded_bytes_max", [4 << 20, 0])
+def test_runs_in_pages_are_checked_and_a_lost_page_shows(embedded_bytes_max: int) -> None:
+    limits = CatalogLimits(root_every=2, spill_runs=4, page_runs_max=6, embedded_bytes_max=embedded_bytes_max)
+    builder = ArchiveBuilder(MemoryStore(), limits=limits)
+    for cycle in range(12):
+        builder.commit([Sent(queue, b"%d" % cycle, lmq=[LMQ]) for queue in (ONE, TWO)])
+    assert len(builder.state.pages) > 1
+    assert verify_archive(builder.store, full=True).anomalies == []
+    lost = {AnomalyKind.PAGE, AnomalyKind.HOLE}
+    page = parse_part_key(builder.state.pages[0].key)
+    assert page is not None
+    if embedded_bytes_max:
+        _replace(builder, page.key, _flip(page.offset + page.length - 1))
+    else:
+        builder.store.delete([page.key])
+        lost |= {AnomalyKind.MISSING}
+    assert _kinds(verify_archive(builder.store)) == lost
+
+
+def test_pending_deletions_are_counted_not_leftovers() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    builder.commit([Sent(ONE)])
+    builder.rewrite(ONE)
+    report = verify_archive(builder.store)
+    assert (report.anomalies, report.leftovers, report.counts["pending_deletions"]) == ([], [], 1)
+
+
+BUILDER = _archive(3)
+WHOLE = {key: BUILDER.store.get(key) for key in BUILDER.keys}
+
+
+@settings(max_examples=examples(80))
+@given(st.data())
+def test_any_flipped_bit_in_any_data_object_is_found_in_full(data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(BUILDER.keys))
+    bit = data.draw(st.integers(0, len(WHOLE[key]) * 8 - 1))
+    damaged = bytearray(WHOLE[key])
+    damaged[bit // 8] ^= 1 << bit % 8
+    BUILDER.store.delete([key])
+    BUILDER.store.put_if_absent(key, [bytes(damaged)])
+    try:
+        report = verify_archive(BUILDER.store, full=True)
+    finally:
+        BUILDER.store.delete([key])
+        BUILDER.store.put_if_absent(key, [WHOLE[key]])
+    assert {anomaly.key for anomaly in report.anomalies} == {key}
+
+
+class FourAtOnce(MemoryStore):
+    """A read of one of the versions 5 to 8 returns once all four are requested."""
+
+    def __init__(self, source: MemoryStore) -> None:
+        super().__init__()
+        self._objects, self._keys = source._objects, source._keys
+        self._together = threading.Barrier(4)
+        self._waiting = {catalog_key(version) for version in range(5, 9)}
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        if key in self._waiting:
+            self._waiting.discard(key)
+            self._together.wait(30)
+        return super().get_tail(key, length)
+
+
+def test_commits_are_read_side_by_side() -> None:
+    assert verify_archive(FourAtOnce(_archive(12).store)).anomalies == []

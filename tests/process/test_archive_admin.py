@@ -1,0 +1,92 @@
+"""The admin pages of `tiered serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rocketmq_tiered.process.archive_admin import STALLED_S, ArchiveAdminSource
+from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
+from tiered.formats.memory_bound import SHORTAGES
+
+PREFIX = "rocketmq_tiered_store_"
+
+
+class Scene:
+    """A source over a service that owns its groups, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.problem = ""
+        self.offsets = SimpleNamespace(holds_lease=True)
+        self.audited = {"refused": 3, "reset": 1}
+        service: Any = SimpleNamespace(
+            status=lambda: ArchiveStatus(5, [("a", 2), ("b", 1)], self.offsets.holds_lease),
+            offsets=self.offsets, audited=self.audited, refused_proxy_headers=7,
+        )  # fmt: skip
+        access: Any = SimpleNamespace(title="c/b in file:///a", state=SimpleNamespace(version=9))
+        self.source = ArchiveAdminSource(access, service, lambda: self.problem, lambda: self.now_s)
+
+    def metrics(self) -> dict[tuple[str, ...], float]:
+        families = text_string_to_metric_families(self.source.metrics().decode())
+        return {
+            (sample.name.removeprefix(PREFIX), *sorted(sample.labels.values())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+def test_it_is_ready_while_it_serves_and_owns_the_groups() -> None:
+    scene = Scene()
+    assert scene.source.readiness() == (False, "starting")
+    scene.source.address = "h:1"
+    assert scene.source.readiness()[0]
+    scene.problem = "refused"
+    assert scene.source.readiness() == (False, "blocked: object store: refused")
+    scene.problem = ""
+    scene.offsets.holds_lease = False
+    is_ready, why = scene.source.readiness()
+    assert not is_ready and "another server owns the consumer groups" in why
+    assert scene.source.health() == (True, "serving")
+
+
+def test_it_is_healthy_while_the_event_loop_runs() -> None:
+    scene = Scene()
+    assert scene.source.health() == (True, "starting")
+    scene.now_s += STALLED_S + 1
+    is_healthy, why = scene.source.health()
+    assert not is_healthy and "the event loop is held up" in why
+
+    async def one_beat() -> None:
+        beating = asyncio.create_task(scene.source.beat())
+        await asyncio.sleep(0)
+        beating.cancel()
+
+    asyncio.run(one_beat())
+    assert scene.source.health()[0]
+
+
+def test_status_and_metrics_have_clients_groups_and_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    scene.source.address = "h:1"
+    monkeypatch.setattr(SHORTAGES, "count", 4)
+    status = json.loads(scene.source.status_json())
+    assert status == {
+        "archive": "c/b in file:///a", "address": "h:1", "catalogVersion": 9, "storeProblem": "", "ownsGroups": True,
+        "connections": 5, "groups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}],
+        "audited": {"refused": 3, "reset": 1},
+    }  # fmt: skip
+    found = scene.metrics()
+    expected = {
+        ("serve_connections",): 5, ("serve_consumers",): 3, ("serve_owns_groups",): 1, ("serve_store_blocked",): 0,
+        ("serve_catalog_version",): 9,
+        ("serve_refused_proxy_headers_total",): 7, ("serve_audited_total", "refused"): 3,
+        ("serve_audited_total", "reset"): 1, ("decode_memory_shortages_total", "blob", "tiered"): 4,
+    }  # fmt: skip
+    assert expected.items() <= found.items()
+    assert any(name.startswith("process_") for name, *_ in found)

@@ -1,0 +1,215 @@
+"""The lag of every queue, counted from consume queues and by scanning: both must agree."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_tiered import lag as lag_module
+from rocketmq_tiered.process.lag import Lag, lag_by_queues, measure_lag, store_timestamp_at, written_end
+from rocketmq_tiered.process.retention_margin import LogGrowth, retention_margin_s
+from tests.bad_input.stale_checksum import copy_with_stale_checksum
+from tests.broker_store.bad_sectors import BadSectors
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.residency import PAGE_BYTES
+from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.errors import UnreadableError
+from tiered.model.queue import TopicFilter
+
+EVERYTHING = TopicFilter(include_system=True)
+USERS = TopicFilter(cluster="FxCluster", broker="fx-a")
+
+
+@pytest.fixture(params=["F", "B", "A", "K", "C"])
+def store(request: pytest.FixtureRequest, real_store: Callable[[str], Path]) -> Iterator[BrokerStore]:
+    """Killed; LMQs and batches; large; IPv6 hosts; RocksDB."""
+    with open_broker_store(real_store(request.param) / "store") as opened:
+        yield opened
+
+
+def no_queues() -> None:
+    """No consume queue is visible."""
+
+
+def _measure(store: BrokerStore, begin_phys: int, end_phys: int, *, scan: bool) -> Lag:
+    """By scanning, however long; or by the consume queues, as beyond damage."""
+    log = store.commit_log
+    return lag_by_queues(log, None if scan else store.consume_queues(), USERS, begin_phys, end_phys)
+
+
+def _counts(lag: Lag) -> dict[tuple[str, int], tuple[int, int, int]]:
+    return {queue: (found.messages, found.bytes, found.oldest_ms) for queue, found in lag.queues.items()}
+
+
+def test_the_log_alone_says_what_the_consume_queues_say(store: BrokerStore) -> None:
+    """For queues the broker still shows; records of deleted topics and older lives are only in the log."""
+    log = store.commit_log
+    scanned = _measure(store, log.min_phys, log.max_file_end, scan=True)
+    shown = _measure(store, log.min_phys, log.max_file_end, scan=False)
+    assert scanned.estimated_from == shown.estimated_from == 1
+    by_scan, by_units = _counts(scanned), _counts(shown)
+    assert by_units.keys() <= by_scan.keys()
+    same = [queue for queue in by_units if by_units[queue] == by_scan[queue]]
+    assert len(same) >= 0.9 * len(by_units)
+    assert all(by_units[queue][0] <= by_scan[queue][0] for queue in by_units)
+
+
+def test_a_copied_record_with_a_stale_checksum_does_not_end_the_count(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """No consume queue of a running broker shows it where those are in RocksDB."""
+    copy_with_stale_checksum(real_store("B"), tmp_path / "store")
+    lags = []
+    for directory in (real_store("B") / "store", tmp_path / "store"):
+        with open_broker_store(directory) as opened:
+            log = opened.commit_log
+            lags.append(_measure(opened, log.min_phys, log.max_file_end, scan=True))
+    # The checksum lies over the properties that put its message into LMQs.
+    before, after = ({k: v for k, v in _counts(lag).items() if not k[0].startswith("%LMQ%")} for lag in lags)
+    assert before == after
+    assert lags[0].end_phys == lags[1].end_phys
+
+
+def test_nothing_is_behind_at_the_end(store: BrokerStore) -> None:
+    whole = _measure(store, store.commit_log.min_phys, store.commit_log.max_file_end, scan=True)
+    lag = _measure(store, whole.end_phys, store.commit_log.max_file_end, scan=True)
+    assert (lag.queues, lag.messages, lag.oldest_ms()) == ({}, 0, None)
+    assert measure_lag(store.commit_log, no_queues, USERS, 10, 10).messages == 0
+
+
+def test_a_long_lag_is_estimated_from_its_first_part(
+    store: BrokerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = store.commit_log
+    whole = _measure(store, log.min_phys, log.max_file_end, scan=True)
+    monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", (whole.end_phys - log.min_phys) // 2)
+    lag = measure_lag(log, unexpected_search, USERS, log.min_phys, log.max_file_end)
+    assert 0.4 < lag.estimated_from < 0.6
+    assert 0 <= lag.end_phys - whole.end_phys < PAGE_BYTES
+    assert whole.messages is not None and lag.messages == pytest.approx(whole.messages, rel=0.6)
+    assert lag.oldest_ms() == whole.oldest_ms()
+    reports = lag.reports(0)
+    assert sum(queue.lag_messages for queue in reports) == pytest.approx(lag.messages, abs=len(reports))
+
+
+def unexpected_search() -> None:
+    pytest.fail("consume queues were searched")
+
+
+def test_a_long_lag_that_begins_with_damage_is_unknown(
+    store: BrokerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = store.commit_log
+    monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", 64 * 1024)
+    lag = measure_lag(log, no_queues, USERS, log.min_phys + 1, log.max_file_end)
+    assert lag.messages is None and lag.end_phys > log.min_phys
+
+
+def test_the_written_end_of_a_log_is_found_to_a_page(store: BrokerStore) -> None:
+    log = store.commit_log
+    end_phys = _measure(store, log.min_phys, log.max_file_end, scan=True).end_phys
+    for begin_phys in (log.min_phys, end_phys - 5000, end_phys):
+        found = written_end(log, begin_phys, log.max_file_end)
+        assert end_phys <= found <= end_phys + PAGE_BYTES, begin_phys
+    assert written_end(log, log.min_phys, end_phys) == end_phys
+
+
+def test_a_record_larger_than_a_chunk_is_counted(store: BrokerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = store.commit_log
+    whole = _measure(store, log.min_phys, log.max_file_end, scan=True)
+    monkeypatch.setattr(lag_module, "CHUNK_BYTES", 1024)
+    end_phys = log.min_phys + 300_000
+    small_chunks = _measure(store, log.min_phys, end_phys, scan=True)
+    monkeypatch.undo()
+    assert _counts(small_chunks) == _counts(_measure(store, log.min_phys, end_phys, scan=True))
+    assert small_chunks.messages is not None and whole.messages is not None
+    assert 0 < small_chunks.messages < whole.messages
+
+
+def test_excluded_topics_are_not_behind(store: BrokerStore) -> None:
+    log = store.commit_log
+    nothing = TopicFilter(exclude=("*",))
+    for find_index in (no_queues, store.consume_queues):
+        assert measure_lag(log, find_index, nothing, log.min_phys, log.max_file_end).queues == {}
+    everything = measure_lag(log, no_queues, EVERYTHING, log.min_phys, log.max_file_end)
+    assert len(everything.queues) >= len(
+        measure_lag(log, no_queues, USERS, log.min_phys, log.max_file_end).queues
+    )
+
+
+def test_store_timestamps_come_from_the_record(store: BrokerStore) -> None:
+    log = store.commit_log
+    assert 1.7e12 < (store_timestamp_at(log, log.min_phys) or 0) < 1.9e12
+    assert store_timestamp_at(log, log.min_phys + 1) is None
+
+
+def test_the_retention_margin_is_none_when_everything_is_archived(store: BrokerStore) -> None:
+    log = store.commit_log
+    store.conf = BrokerConf(file_reserved_hours=1_000_000)
+    assert retention_margin_s(store, log.max_file_end, log.max_file_end, 0.0) is None
+    if len(log.files) > 1:
+        assert (retention_margin_s(store, log.min_phys, log.max_file_end, 0.0) or 0) > 3600
+
+
+def test_growth_is_measured_over_a_window() -> None:
+    growth = LogGrowth()
+    assert growth.bytes_per_s(0.0, 1_000) == 0.0
+    assert growth.bytes_per_s(5.0, 9_000) == 0.0
+    assert growth.bytes_per_s(10.0, 11_000) == 1_000.0
+    assert growth.bytes_per_s(20.0, 0) == 0.0
+
+
+def test_records_after_a_damaged_one_are_counted(real_store: Callable[[str], Path], tmp_path: Path) -> None:
+    """A scan ends at it, the consume queues do not."""
+    directory = tmp_path / "store"
+    shutil.copytree(real_store("F") / "store", directory)
+    with open_broker_store(directory) as opened:
+        log = opened.commit_log
+        whole = _measure(opened, log.min_phys, log.max_file_end, scan=False)
+        size = log.record_size_at(log.min_phys)
+    first_file = min((directory / "commitlog").iterdir())
+    with first_file.open("r+b") as file:
+        file.seek(size or 0)
+        file.write(bytes(4) + b"\xff" * 4)
+    with open_broker_store(directory) as opened:
+        log = opened.commit_log
+        assert _measure(opened, log.min_phys, log.max_file_end, scan=True).end_phys == log.min_phys + (
+            size or 0
+        )
+        found = measure_lag(log, opened.consume_queues, USERS, log.min_phys, log.max_file_end)
+    assert (found.messages, found.end_phys) == (whole.messages, whole.end_phys)
+
+
+def test_there_is_no_lag_where_the_log_ends_below_the_archive(store: BrokerStore) -> None:
+    """As that of a broker restored from an older copy does."""
+    end_phys = store.commit_log.min_phys
+    for find_index in (no_queues, store.consume_queues):
+        lag = measure_lag(store.commit_log, find_index, USERS, end_phys + 1000, end_phys)
+        assert (lag.queues, lag.messages, lag.end_phys) == ({}, 0, end_phys + 1000)
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_messages_of_a_log_file_that_cannot_be_read_are_counted(
+    real_store: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_missing: bool
+) -> None:
+    """A scan ends at a missing file, and fails at a bad sector; the consume queues name the records."""
+    directory = tmp_path / "store"
+    shutil.copytree(real_store("F") / "store", directory)
+    file = sorted((directory / "commitlog").iterdir())[1]
+    if is_missing:
+        file.unlink()
+    else:
+        BadSectors(monkeypatch).break_page(file, 1 << 20)
+    with open_broker_store(directory) as opened:
+        log = opened.commit_log
+        begin_phys, end_phys = log.min_phys, log.max_file_end
+        by_units = _measure(opened, begin_phys, end_phys, scan=False)
+        if not is_missing:
+            with pytest.raises(UnreadableError):
+                _measure(opened, begin_phys, end_phys, scan=True)
+        found = measure_lag(log, opened.consume_queues, USERS, begin_phys, end_phys)
+    assert _counts(found) == _counts(by_units) and found.end_phys == by_units.end_phys
+    assert found.messages is not None and found.messages > 18_000

@@ -1,0 +1,206 @@
+"""Rendering of the admin page from values: escaping, figures, pictures, findings, paging."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocketmq_tiered.page.history import History, Sampler
+from rocketmq_tiered.page.html import Html, lines, tag
+from rocketmq_tiered.page.messages import hex_dump, text_of
+from rocketmq_tiered.page.overview import Overview, _upkeep, level_of, rates_of, render_overview
+from rocketmq_tiered.page.sparkline import sparkline
+from rocketmq_tiered.page.topic_summary import TopicNumbers, summarize
+from rocketmq_tiered.page.topics import TopicChoice, page_number, parse_choice, render_topics
+from rocketmq_tiered.page.worker_value import Reading, WorkerValue
+from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_report
+from rocketmq_tiered.process.report import StatusReport
+from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
+from tests.process.status_report import REPORT
+from tiered.catalog.deletions import KEPT_MS, DeletionList, PendingDeletion, Reason
+from tiered.catalog.queue_directory import QueueDirectory
+from tiered.catalog.state import CatalogState
+from tiered.errors import UnavailableError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_STATE_DTYPE
+
+HOSTILE = '<script>alert("1")</script>\u202e\x1b[31m&\'"'
+
+
+def test_everything_but_markup_is_escaped() -> None:
+    shown = tag("td", HOSTILE, Html("<b>"), [1, None, "<i>"], title=HOSTILE, hidden=False, open=True)
+    assert "<script" not in shown and "<i>" not in shown and "\u202e" not in shown and "\x1b" not in shown
+    assert (
+        shown.count("&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;\\u202e\\x1b[31m&amp;&#x27;&quot;") == 2
+    )
+    assert shown.endswith("<b>1&lt;i&gt;</td>") and " open>" in shown and "hidden" not in shown
+    assert lines("a\r\n<b>\t\x00\u202e") == "a\n&lt;b&gt;\t\\x00\\u202e"
+
+
+def test_bodies_are_text_or_hex() -> None:
+    assert text_of("grün\n{}".encode(), 100) == "grün\n{}"
+    assert text_of("üü".encode(), 3) == "ü", "cut inside a character"
+    assert text_of(b"\xff\xfe", 100) is None and text_of(bytes(20), 100) is None
+    assert hex_dump(b"ab<\x00" + bytes(16)).splitlines()[0].endswith("ab<.............")
+    assert hex_dump(bytes(17)).splitlines()[1].startswith("00000010  00 ")
+
+
+def test_a_sparkline_tells_its_values() -> None:
+    picture = sparkline("Lag", [(20.0, 4.0), (10.0, 8.0), (0.0, 0.0)], lambda value: f"{value:.0f} m")
+    assert 'aria-label="Lag, last 5 min: now 0 m, highest 8 m"' in picture and 'role="img"' in picture
+    (points,) = re.findall(r'<polyline points="([^"]+)"', picture)
+    assert points == "224.0,24.0 232.0,1.0 240.0,47.0"
+    assert "no measurement" in sparkline("Lag", [], str)
+
+
+def test_old_figures_are_shown_with_their_age() -> None:
+    def shown(report: StatusReport) -> Html:
+        none: Reading[Any] = Reading(None)
+        return render_overview(Overview("following", "", True, report, None, none, none, (), lambda _: ()))
+
+    assert "measured" not in shown(REPORT)
+    assert "measured 40s ago" in shown(replace(REPORT, measured_seconds=40))
+
+
+def test_history_keeps_an_hour_and_goes_over_failures() -> None:
+    now_s = 0.0
+    history = History(lambda: now_s)
+    for now_s in (0.0, 3000.0, 3700.0):
+        history.add({"lag": now_s, "other": None})
+    assert history.points("lag") == [(700.0, 3000.0), (0.0, 3700.0)] and not history.points("other")
+
+    def fail() -> dict[str, float | None]:
+        raise UnavailableError("stopping")
+
+    sampler = Sampler(history, fail)
+    sampler._sample()
+    sampler.close()
+
+
+def test_the_rate_of_a_counter_passes_over_its_restart() -> None:
+    assert rates_of([(30.0, 100.0), (20.0, 300.0), (10.0, 0.0), (0.0, 50.0)]) == [(20.0, 20.0), (0.0, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("state", "is_ready", "level"),
+    [
+        ("following", True, "good"), ("behind", True, "warn"), ("standby", False, "wait"),
+        ("blocked: object store", False, "bad"), ("frozen: broker b:1 does not answer", False, "bad"),
+        ("something new", False, "bad"), ("starting", False, "wait"),
+    ],
+)  # fmt: skip
+def test_what_is_not_ready_is_never_green(state: str, is_ready: bool, level: str) -> None:
+    assert level_of(state, is_ready=is_ready) == level
+
+
+def test_a_state_with_findings_is_not_green() -> None:
+    finding = Finding("gaps", "4 gaps", "tiered ls")
+    assert level_of("following", is_ready=True, findings=[finding]) == "warn"
+    assert level_of("following", is_ready=True, findings=[replace(finding, is_bad=True)]) == "bad"
+    assert level_of("blocked: archive", is_ready=False, findings=[finding]) == "bad"
+
+
+def test_findings_name_the_next_step() -> None:
+    report = replace(REPORT, retention_margin_seconds=120.0, pin_note="no room", unindexed_objects=2)
+    found = of_report(report)
+    assert [finding.is_bad for finding in found] == [True, False, False]
+    assert "2m 00s" in found[0].what and all(finding.step for finding in found)
+    assert of_report(replace(REPORT, retention_margin_seconds=None)) == []
+    gaps = np.zeros(3, GAP_DTYPE)
+    assert "3 gaps" in of_catalog(CatalogState(gaps=gaps), 0, 0)[0].what
+    proxy = ProxyStatus("h:1", 1, True, (), 1, has_plain_accounts=True)
+    slave = SlaveStatus("h:1", 1, True, (), 7, False, None, (), "refused")
+    assert "TLS" in of_relay(proxy)[0].what and "refused" in of_relay(slave)[0].what
+
+
+def test_the_archive_names_the_last_passes_and_what_is_to_be_deleted() -> None:
+    pending = {"a": PendingDeletion(1, 5, Reason.EXPIRED), "b": PendingDeletion(1, 5, Reason.EXPIRED)}
+    listed = DeletionList("k", Reason.COMPACTED, 1500, 1, 5, 5, 9)
+    state = CatalogState(
+        pending_deletions=pending, deletion_lists=(listed, listed._replace(oldest_ms=KEPT_MS))
+    )
+    report = replace(
+        REPORT, last_expire_ms=60_000, expire_stopped=True, last_gc_ms=120_000, gc_problem="denied"
+    )
+    assert dict(_upkeep(state, report)) == {
+        "Last pass of expiry": "1970-01-01 00:01:00, stopped by retention.max_share",
+        "Last garbage collection": "1970-01-01 00:02:00, denied",
+        "To be deleted": "1,500 compacted, 2 expired",
+    }
+    assert _upkeep(CatalogState(), None) == []
+
+
+def made_state(topics: int, queues: int) -> CatalogState:
+    """A catalog with topics "t0"…, each with so many queues of 10 messages and 1,000 bytes."""
+    keys = [QueueKey(f"t{topic}", queue, 0) for topic in range(topics) for queue in range(queues)]
+    table = np.zeros(len(keys), QUEUE_STATE_DTYPE)
+    table["row_count"], table["end_queue_offset"], table["end_byte"] = 10, 10, 1000
+    table["max_store_timestamp"] = np.arange(len(keys))
+    return CatalogState(directory=QueueDirectory(keys), table=table)
+
+
+def test_queues_are_summed_up_by_topic() -> None:
+    state = made_state(3, 4)
+    state.table["flags"][:4] = QUEUE_HIDDEN
+    state.table["flags"][4] = QUEUE_BATCH
+    state.table["end_queue_offset"][4] = 110
+    gaps = np.zeros(2, GAP_DTYPE)
+    gaps["queue"] = 5, 0
+    numbers = TopicNumbers()
+    found = summarize(replace(state, gaps=gaps), numbers)
+    assert found.names == ("t1", "t2") and found.row(0).messages == 140 and found.row(1).messages == 40
+    assert found.row(0).gaps == 1 and found.row(0).bytes == 4000 and found.row(1).newest_ms == 11
+    assert found.chosen("T", "messages") == [0, 1] and found.chosen("2", "topic") == [1]
+    assert found.chosen("", "newest") == [1, 0]
+    more = replace(
+        state,
+        directory=state.directory.extended(12, [QueueKey("t0", 9, 0)]),
+        table=np.append(state.table, state.table[-1:]),
+    )
+    assert summarize(more, numbers).names == ("t0", "t1", "t2"), "the same directory, extended"
+
+
+def test_ten_thousand_topics_take_a_fraction_of_a_second() -> None:
+    """The page is rendered beside an event loop, which waits for the interpreter's lock."""
+    state, numbers = made_state(10_000, 1), TopicNumbers()
+    summarize(state, numbers)
+    began_s = time.process_time()
+    found = summarize(state, numbers)
+    chosen = found.chosen("9", "bytes")
+    page = render_topics(TopicChoice(), [], len(chosen), None)
+    assert time.process_time() - began_s < 0.4
+    assert len(found.names) == 10_000 and "Page 1 of 69" in page
+
+
+def test_pages_keep_the_choice() -> None:
+    choice = parse_choice({"filter": 'a&"<', "order": "bytes", "page": "2"})
+    page = render_topics(choice, [], 500, None)
+    assert (
+        "/topics?filter=a%26%22%3C&amp;order=bytes&amp;page=3" in page and 'value="a&amp;&quot;&lt;"' in page
+    )
+    assert parse_choice({"order": "<script>", "page": "-1"}) == TopicChoice()
+    assert page_number("9" * 30) == 0 and page_number("٣") == 0
+
+
+def test_a_slow_value_is_kept_and_a_failure_is_shown_beside_it() -> None:
+    made: list[int] = []
+
+    def make() -> int:
+        if made:
+            raise UnavailableError("the store is away")
+        made.append(1)
+        return 7
+
+    value = WorkerValue("number", make, lambda _: 0.0)
+    assert value.get(5.0).value == 7
+    for _ in range(500):
+        reading = value.get(5.0)
+        if reading.problem:
+            break
+        time.sleep(0.01)
+    assert (reading.value, reading.problem) == (7, "the store is away")

@@ -1,0 +1,305 @@
+"""`tiered cat` and `tiered offset` on a real broker's store: by time, by tag, by property, bodies, following."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rocketmq_tiered
+from fetcher.io.waiting import run_sync
+from fetcher.span import Span
+from rocketmq_tiered.cli import main
+from tests.fetcher.broker_store_writer import WrittenStore
+from tests.process.imported import STARTING, imported, libraries
+from tests.truth import read_lines
+
+Run = Callable[..., tuple[int, str, str]]
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def batch_store(real_store: Callable[[str], Path]) -> Path:
+    """Store K: tags, properties, a BatchCQ topic."""
+    return real_store("K")
+
+
+@pytest.fixture(scope="module")
+def archive(batch_store: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """K, archived once."""
+    url = f"file://{tmp_path_factory.mktemp('archive')}"
+    assert (
+        main(["backfill", str(batch_store / "store"), url, "--cluster", "c", "--broker", "b", "--json"]) == 0
+    )
+    return url
+
+
+@pytest.fixture(scope="module")
+def truth(batch_store: Path) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """What a Java client pulled, by queue."""
+    queues: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for line in read_lines(batch_store / "truth" / "messages.jsonl.zst"):
+        queues.setdefault((line["topic"], line["queueId"]), []).append(line)
+    return queues
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_offset_prints_what_the_broker_answered(run: Run, archive: str, batch_store: Path) -> None:
+    asked = [
+        line for line in read_lines(batch_store / "truth" / "search_offset.jsonl.zst")
+        if (line["topic"], line["queueId"]) in (("t_one", 0), ("t_bcq", 0))
+    ]  # fmt: skip
+    assert len(asked) > 20
+    for line in asked[:: len(asked) // 20]:
+        place = ("offset", archive, line["topic"], "--queue", 0, "--time", line["timestamp"])
+        assert run(*place) == (0, f"{line['lower']}\n", "")
+        assert run(*place, "--boundary", "upper") == (0, f"{line['upper']}\n", "")
+
+
+def test_offset_as_json_and_for_all_queues(run: Run, archive: str, truth: Any) -> None:
+    stamp = truth["t_four", 1][3]["storeTimestamp"]
+    code, out, _ = run("offset", archive, "t_four", "--time", stamp, "--json")
+    document = json.loads(out)
+    assert (code, document["timestamp"], document["boundary"]) == (0, stamp, "lower")
+    found = {queue["queueId"]: queue for queue in document["queues"]}
+    assert sorted(found) == [0, 1, 2, 3]
+    first = next(line for line in truth["t_four", 1] if line["storeTimestamp"] >= stamp)
+    assert (found[1]["offset"], found[1]["storeTimestamp"]) == (first["queueOffset"], first["storeTimestamp"])
+    code, out, _ = run("offset", archive, "t_four", "--time", "2100-01-01T00:00:00Z", "--json", "--queue", 1)
+    (queue,) = json.loads(out)["queues"]
+    assert (queue["offset"], queue["storeTimestamp"]) == (queue["maxOffset"], None)
+    code, out, _ = run("offset", archive, "t_four", "--time", stamp)
+    assert code == 0 and len(out.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("offset", "ARCHIVE", "absent", "--queue", "0", "--time", "0"), 3, "absent"),
+        (("offset", "ARCHIVE", "t_one", "--queue", "99", "--time", "0"), 3, "99"),
+        (("offset", "ARCHIVE", "absent", "--time", "0"), 3, "absent"),
+        (("offset", "ARCHIVE", "t_one", "--queue", "0", "--time", "soon"), 2, "is not a time"),
+        (("offset", "ARCHIVE", "t_one", "--queue", "0"), 2, "--time"),
+        (("cat", "ARCHIVE", "t_one", "--since", "0", "--from", "0"), 2, "--since"),
+        (("cat", "ARCHIVE", "t_one", "--until", "0", "--follow"), 2, "--until"),
+        (("cat", "ARCHIVE", "t_one", "--tag", " || "), 2, "no tag"),
+        (("cat", "ARCHIVE", "t_one", "--where", "a >"), 2, "a >"),
+        (("cat", "ARCHIVE", "t_one", "--tag", "a", "--where", "a IS NULL"), 2, "--where"),
+        (("cat", "ARCHIVE", "t_one", "--format", "raw", "--body", "hex"), 2, "--body"),
+    ],
+)
+def test_failures_are_said_with_the_right_code(
+    run: Run, archive: str, arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    found, out, error = run(*(argument.replace("ARCHIVE", archive) for argument in arguments))
+    assert (found, out) == (code, "")
+    assert text in error.splitlines()[-1]
+
+
+def test_cat_begins_and_ends_at_a_time(run: Run, archive: str, truth: Any) -> None:
+    queue = truth["t_one", 0]
+    stamp, later = (queue[len(queue) * share // 4]["storeTimestamp"] for share in (2, 3))
+    for until, arguments in ((2**62, ()), (later, ("--until", later)), (stamp, ("--until", stamp))):
+        code, out, _ = run("cat", archive, "t_one", "--queue", 0, "--since", stamp, *arguments)
+        expected = [line["queueOffset"] for line in queue if stamp <= line["storeTimestamp"] < until]
+        assert code == 0 and [line["queueOffset"] for line in lines(out)] == expected
+    assert run("cat", archive, "t_one", "--since", "2100-01-01")[1] == ""
+
+
+def test_cat_keeps_messages_with_a_tag(run: Run, archive: str, truth: Any) -> None:
+    tagged = [line for key, queue in sorted(truth.items()) if key[0] == "t_tags" for line in queue]
+    wanted = {"Aa", "TagA"} & {line["tags"] for line in tagged}
+    assert wanted
+    code, out, _ = run("cat", archive, "t_tags", "--tag", " || ".join(sorted(wanted)))
+    expected = [(line["queueId"], line["queueOffset"]) for line in tagged if line["tags"] in wanted]
+    assert code == 0 and [(line["queueId"], line["queueOffset"]) for line in lines(out)] == expected
+
+
+def test_cat_counts_only_what_it_prints(run: Run, archive: str, truth: Any) -> None:
+    queue = truth["t_tags", 0]
+    tag = queue[-1]["tags"]
+    expected = [line["queueOffset"] for line in queue if line["tags"] == tag][:2]
+    code, out, _ = run("cat", archive, "t_tags", "--queue", 0, "--tag", tag, "--limit", 2)
+    assert code == 0 and [line["queueOffset"] for line in lines(out)] == expected
+
+
+def test_cat_keeps_messages_whose_properties_fit(run: Run, archive: str, truth: Any) -> None:
+    every = [line for key, queue in sorted(truth.items()) if key[0] == "t_tags" for line in queue]
+    tag = every[0]["tags"]
+    code, out, _ = run("cat", archive, "t_tags", "--where", f"TAGS = '{tag}' OR absent IS NOT NULL")
+    expected = [(line["queueId"], line["queueOffset"]) for line in every if line["tags"] == tag]
+    assert code == 0 and [(line["queueId"], line["queueOffset"]) for line in lines(out)] == expected
+
+
+def test_bodies_are_those_the_client_saw(run: Run, archive: str, truth: Any) -> None:
+    code, out, _ = run("cat", archive, "t_one", "--limit", 5, "--body", "hex")
+    assert code == 0
+    for line in lines(out):
+        assert hashlib.sha256(bytes.fromhex(line["body"])).hexdigest() == line["bodySha256"]
+    code, out, _ = run("cat", archive, "t_bcq", "--limit", 3, "--body", "hex")
+    inner = [item for line in lines(out) for item in line.get("inner", ())]
+    assert code == 0 and inner
+    for item in inner:
+        assert hashlib.sha256(bytes.fromhex(item["body"])).hexdigest() == item["bodySha256"]
+
+
+@pytest.mark.parametrize("arguments", [("cat", "--limit", "1"), ("offset", "--queue", "0", "--time", "0")])
+def test_one_shot_commands_load_few_libraries(archive: str, arguments: tuple[str, ...]) -> None:
+    """So that they answer at once; benchmarks/one_shot.py has the seconds."""
+    verb, *rest = arguments
+    names = imported([verb, archive, "t_one", *rest])
+    assert libraries(names) <= STARTING
+    assert "asyncio" not in names
+
+
+class Follower:
+    """`tiered cat --follow` as a process, its lines collected as they come."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-c", "import sys; from rocketmq_tiered.cli import main; sys.exit(main())"]
+        self._process = subprocess.Popen(
+            [*command, "cat", *arguments, "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.lines: list[bytes] = []
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line)
+
+    def wait_for(self, count: int) -> None:
+        """Until so many lines came."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(self.lines) < count:
+            assert time.monotonic() < deadline and self._process.poll() is None, len(self.lines)
+            time.sleep(0.05)
+
+    def interrupt(self) -> tuple[int, bytes]:
+        """Ctrl-C: (exit code, stderr)."""
+        self._process.send_signal(signal.SIGINT)
+        code = self._process.wait(TIMEOUT_S)
+        self._thread.join()
+        assert self._process.stderr is not None
+        error = self._process.stderr.read()
+        self._process.stderr.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code, error
+
+
+def test_follow_prints_what_comes_and_ends_cleanly(real_store: Callable[[str], Path], tmp_path: Path) -> None:
+    """An archive of the first commitlog file grows by the others while it is followed."""
+    directory = real_store("F")
+    part = tmp_path / "part"
+    shutil.copytree(directory / "store", part)
+    later = sorted((part / "commitlog").iterdir())[1:]
+    for path in later:
+        os.rename(path, tmp_path / path.name)
+    url = f"file://{tmp_path}/archive"
+    names = ["--cluster", "c", "--broker", "b"]
+    assert main(["backfill", str(part), url, *names]) == 1, "the consume queues name what is to come"
+    expected = [
+        (line["queueId"], line["queueOffset"])
+        for line in read_lines(directory / "truth" / "messages.jsonl.zst")
+        if line["topic"] == "t_k_one"
+    ]
+    follower = Follower(url, "t_k_one")
+    follower.wait_for(100)
+    for path in later:
+        os.rename(tmp_path / path.name, path)
+    assert main(["backfill", str(part), url, *names]) == 0
+    follower.wait_for(len(expected))
+    code, error = follower.interrupt()
+    assert (code, error) == (0, b"")
+    printed = [json.loads(line) for line in follower.lines]
+    assert [(line["queueId"], line["queueOffset"]) for line in printed] == expected
+
+
+def test_follow_prints_the_rest_of_a_deleted_topic_and_then_its_new_generation(tmp_path: Path) -> None:
+    store = WrittenStore(tmp_path / "store")
+    url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
+
+    def put(count: int) -> None:
+        for number in range(count):
+            store.put("t", 0, b"%d" % number)
+
+    put(50)
+    assert main(["backfill", str(store.path), url, *names]) == 0
+    follower = Follower(url, "t")
+    follower.wait_for(50)
+    put(30)
+    store.records.clear()
+    shutil.rmtree(store.path / "consumequeue" / "t")
+    put(20)
+    assert main(["backfill", str(store.path), url, *names]) == 0
+    follower.wait_for(100)
+    assert follower.interrupt() == (0, b"")
+    assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(80), *range(20)]
+
+
+def test_follow_prints_a_new_generation_from_its_first_message_wherever_the_old_one_was_begun(
+    tmp_path: Path,
+) -> None:
+    store = WrittenStore(tmp_path / "store")
+    url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
+    for number in range(50):
+        store.put("t", 0, b"%d" % number)
+    assert main(["backfill", str(store.path), url, *names]) == 0
+    follower = Follower(url, "t", "--from", "40")
+    follower.wait_for(10)
+    store.records.clear()
+    shutil.rmtree(store.path / "consumequeue" / "t")
+    for number in range(20):
+        store.put("t", 0, b"%d" % number)
+    assert main(["backfill", str(store.path), url, *names]) == 0
+    follower.wait_for(30)
+    assert follower.interrupt() == (0, b"")
+    assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(40, 50), *range(20)]
+
+
+def test_follow_says_once_that_its_topic_was_deleted(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("K") / "store", store)
+    url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
+    assert main(["backfill", str(store), url, *names]) == 0
+    follower = Follower(url, "t_one")
+    follower.wait_for(1)
+    for name in ("topics.json", "topics.json.bak"):
+        path = store / "config" / name
+        table = json.loads(path.read_text())
+        table["topicConfigTable"].pop("t_one", None)
+        path.write_text(json.dumps(table))
+    shutil.rmtree(store / "consumequeue" / "t_one")
+    assert main(["backfill", str(store), url, *names]) == 0
+    time.sleep(4)
+    code, error = follower.interrupt()
+    assert code == 0
+    (line,) = error.splitlines()
+    assert b"t_one" in line
+
+
+def test_a_walk_beyond_the_end_says_so_once(archive: str, caplog: pytest.LogCaptureFixture) -> None:
+    with rocketmq_tiered.open(archive) as opened:
+        walk = opened.queue("t_one", 0).walk(Span(1 << 40))
+        for _ in range(3):
+            assert run_sync(walk.next_batch()) is None
+    (record,) = [one for one in caplog.records if one.name == "fetcher.walk"]
+    assert "ends at" in record.getMessage() and str(1 << 40) in record.getMessage()

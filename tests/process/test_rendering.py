@@ -1,0 +1,75 @@
+"""Messages as lines, with bodies in the requested form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rocketmq_tiered.cli.rendering import jsonl_line
+from tests.kernels.record_builder import Message, encode, properties
+from tiered.model.queue import QueueKey
+
+QUEUE = QueueKey("t", 3, 0)
+
+
+def shown(body: bytes, form: str | None) -> dict[str, Any]:
+    """A message with ``body``, as printed and parsed again."""
+    line = jsonl_line(encode(_message(body), 4096), QUEUE, 7, body_form=form)
+    assert line.count(b"\n") == 1 and line.endswith(b"\n")
+    document: dict[str, Any] = json.loads(line)
+    return document
+
+
+def _message(body: bytes) -> Message:
+    return Message(topic=b"t", queue_id=3, queue_offset=7, body=body, properties=properties((b"TAGS", b"a")))
+
+
+@pytest.mark.parametrize("form", [None, "text", "hex", "json"])
+def test_a_body_that_its_producer_did_not_compress_as_it_says_is_null(
+    form: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = encode(Message(topic=b"t", queue_id=3, queue_offset=7, body=b"plain", sys_flag=0x1), 4096)
+    document = json.loads(jsonl_line(record, QUEUE, 7, body_form=form))
+    assert (document["bodyLen"], document["bodySha256"], document["wireBodyLen"]) == (None, None, 5)
+    assert document.get("body") is None and ("body" in document) is (form is not None)
+    assert "t queue 3 offset 7: body does not match its sysFlag" in caplog.text
+
+
+def test_an_inner_batch_that_does_not_decode_is_null(caplog: pytest.LogCaptureFixture) -> None:
+    record = encode(Message(topic=b"t", queue_id=3, queue_offset=7, body=b"no batch", sys_flag=0x80), 4096)
+    document = json.loads(jsonl_line(record, QUEUE, 7, body_form="text"))
+    assert (document["inner"], document["bodyLen"], document["body"]) == (None, 8, "no batch")
+    assert "offset 7: body does not match its sysFlag" in caplog.text
+
+
+def test_without_a_form_there_is_no_body() -> None:
+    document = shown(b"hello", None)
+    assert "body" not in document
+    assert (document["queueOffset"], document["tags"], document["bodyLen"]) == (7, "a", 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "form", "expected"),
+    [
+        ("größer\n".encode(), "text", "größer\n"),
+        (b"a\xffb", "text", "a\ufffdb"),
+        (b"\x00\xff", "hex", "00ff"),
+        (b"", "hex", ""),
+        (b'{"a":\r\n [1, 2.5, null]}\n', "json", {"a": [1, 2.5, None]}),
+        (b"not JSON", "json", None),
+        (b"\xff", "json", None),
+        (b"", "json", None),
+    ],
+)
+def test_bodies(body: bytes, form: str, expected: object) -> None:
+    assert shown(body, form)["body"] == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"123456789012345678901234567890", b'{"price": 0.12345678901234567890123, "id": 18446744073709551616}'],
+)
+def test_numbers_of_a_json_body_keep_all_their_digits(body: bytes) -> None:
+    assert body in jsonl_line(encode(_message(body), 4096), QUEUE, 7, body_form="json")

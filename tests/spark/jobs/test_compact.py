@@ -1,0 +1,178 @@
+"""The job `compact`: the same archive as `tiered compact` makes, from tasks that may be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rocketmq_tiered.maintenance.gc import run_gc
+from rocketmq_tiered.spark.jobs.compact import CompactTask, compact, output_groups
+from tests.archive.queue_reader import QueueReader
+from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.servers.running_store import RunningStore
+from tests.spark.jobs.inline_tasks import InlineTasks
+from tiered.archive.verify import verify_archive
+from tiered.catalog.catalog_reader import load
+from tiered.errors import UnavailableError
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.compaction_section import CompactionSettings
+from tiered.settings.sections import IndexSettings, OffloadSettings, Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MIB = 1 << 20
+RealStore = Callable[[str], Path]
+TINY = replace(SMALL, batch_bytes=96 << 10, split_bytes=1 << 20, block_bytes=32 << 10)
+SETTINGS = replace(
+    Settings(),
+    compaction=CompactionSettings(min_age_ms=0, split_bytes=64 << 10, object_bytes=2 * MIB),
+    offload=OffloadSettings(block_bytes=32 << 10),
+)
+
+
+def no_spark() -> SparkSession:
+    raise AssertionError("Spark was started")
+
+
+def contents(store: ObjectStore) -> dict[object, list[bytes]]:
+    """Every record of every queue."""
+    state, found = load(store), {}
+    for row in range(len(state.table)):
+        queue = state.directory.keys[row]
+        offset, end = int(state.table["min_queue_offset"][row]), int(state.table["end_queue_offset"][row])
+        reader, records = QueueReader(store, state, queue), []
+        while offset < end:
+            batch = reader.read(offset, max_rows=5000, max_bytes=MIB)
+            for begin, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True):
+                records.append(batch.data[begin : begin + size].tobytes())
+            offset = batch.next_offset
+        found[queue] = records
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tasks a round, although the archive is small."""
+    monkeypatch.setattr(
+        "rocketmq_tiered.spark.jobs.compact.output_groups", lambda plan, _: output_groups(plan, 256 << 10)
+    )
+
+
+@pytest.fixture
+def archived(real_store: RealStore, tmp_path: Path) -> tuple[str, ObjectStore]:
+    root = FileStore(tmp_path / "archive")
+    backfill(
+        real_store("F") / "store", root, settings=TINY, index_settings=IndexSettings(after_backfill=True)
+    )
+    return f"file://{tmp_path / 'archive'}", PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+
+
+def data_objects(store: ObjectStore) -> int:
+    return sum(1 for prefix in ("data/", "sets/") for _ in store.list(prefix))
+
+
+def checked(store: ObjectStore, expected: dict[object, list[bytes]]) -> None:
+    """Sound, nothing left over after garbage collection, and all records are what they were."""
+    later = store.clock_ms() + 2_000  # some buckets have a clock of whole seconds
+    run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: later)
+    report = verify_archive(store, full=True)
+    assert report.anomalies == []
+    assert report.leftovers == []
+    assert contents(store) == expected
+
+
+def test_tasks_write_and_the_driver_commits_each_round_once(
+    archived: tuple[str, ObjectStore], tmp_path: Path
+) -> None:
+    url, store = archived
+    expected, before = contents(store), data_objects(store)
+    dry = compact(no_spark, url, SETTINGS).report
+    assert not dry.is_applied
+    assert dry.rounds.objects == before
+    tasks: list[CompactTask] = []
+    steps: list[tuple[int, int]] = []
+    runner = InlineTasks(lambda task: tasks.append(task) if isinstance(task, CompactTask) else None)
+    version = load(store).version
+    found = compact(
+        no_spark, url, SETTINGS, apply=True, spool=str(tmp_path / "spool"), tasks=runner,
+        report=lambda done, total: steps.append((done, total)),
+    )  # fmt: skip
+    assert (found.cluster, found.broker) == (CLUSTER, BROKER)
+    rounds = found.report.rounds
+    assert found.report.is_applied
+    assert rounds.objects >= before
+    assert load(store).version == version + 2 * rounds.rounds, "an intent and a commit each"
+    assert steps[-1][0] == steps[-1][1] > 0
+    assert len(tasks) > 2 * rounds.rounds
+    for task in tasks:
+        assert len(task.candidates.object_keys) <= before, "no more than the task needs"
+    assert compact(no_spark, url, SETTINGS).report.rounds.objects == 0, "it ends"
+    checked(store, expected)
+    assert data_objects(store) * 4 < before
+
+
+@pytest.mark.integration
+def test_a_repeated_task_leaves_garbage_that_is_found(
+    archived: tuple[str, ObjectStore], tmp_path: Path
+) -> None:
+    url, store = archived
+    expected = contents(store)
+
+    class Repeating(InlineTasks):
+        def run(self, work, tasks, label):  # type: ignore[no-untyped-def]
+            super().run(work, tasks, label)
+            return super().run(work, tasks, label)
+
+    compact(no_spark, url, SETTINGS, apply=True, spool=str(tmp_path), tasks=Repeating())
+    checked(store, expected)
+
+
+@pytest.mark.integration
+def test_a_job_that_dies_changes_nothing_and_the_next_one_completes(
+    archived: tuple[str, ObjectStore], tmp_path: Path
+) -> None:
+    url, store = archived
+    expected, seen = contents(store), 0
+
+    def die(task: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            raise UnavailableError("the worker is gone")
+
+    with pytest.raises(UnavailableError, match="the worker is gone"):
+        compact(no_spark, url, SETTINGS, apply=True, spool=str(tmp_path), tasks=InlineTasks(die))
+    assert contents(store) == expected
+    compact(no_spark, url, SETTINGS, apply=True, spool=str(tmp_path), tasks=InlineTasks())
+    checked(store, expected)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+def test_on_spark_over_s3(
+    spark: SparkSession, minio_url: RunningStore, real_store: RealStore, tmp_path: Path
+) -> None:
+    """Small and large objects: level 1 in tasks, then level 2 copies inside the store."""
+    url, options = minio_url.fresh_bucket(), minio_url.options()
+    root = open_store(url, options)
+    try:
+        backfill(
+            real_store("F") / "store", root, settings=TINY, index_settings=IndexSettings(after_backfill=True)
+        )
+        store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+        expected, before = contents(store), data_objects(store)
+        found = compact(spark, url, SETTINGS, apply=True, store=options)
+        assert found.report.rounds.objects >= before
+        checked(store, expected)
+        assert data_objects(store) * 4 < before
+    finally:
+        root.close()

@@ -1,0 +1,51 @@
+"""Hadoop's settings for a bucket, and refused targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocketmq_tiered.spark.jobs.delta_table import DELTA_PACKAGE, delta_conf, s3a_settings
+from rocketmq_tiered.spark.jobs.export import DELTA, PARQUET, export
+from tests.spark.jobs.export_runs import NO_SPARK, source
+from tiered.errors import UsageError
+from tiered.object_store.store_options import S3Credentials, StoreOptions
+from tiered.settings.sections import ObjectStoreSettings
+
+
+def test_hadoop_settings_follow_those_of_our_own_store() -> None:
+    minio = ObjectStoreSettings(endpoint_url="http://127.0.0.1:9000", region="here")
+    given = s3a_settings(StoreOptions(minio, S3Credentials("key", "secret")))
+    assert given == {
+        "endpoint": "http://127.0.0.1:9000",
+        "endpoint.region": "here",
+        "path.style.access": "true",
+        "access.key": "key",
+        "secret.key": "secret",
+        "aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    }
+    session = s3a_settings(StoreOptions(minio, S3Credentials("key", "secret", "token")))
+    assert session["session.token"] == "token"
+    assert "Temporary" in session["aws.credentials.provider"]
+    aws = s3a_settings(StoreOptions())
+    assert aws["path.style.access"] == "false"
+    assert "DefaultCredentials" in aws["aws.credentials.provider"]
+    assert "endpoint" not in aws
+
+
+def test_only_a_bucket_needs_hadoop_s3() -> None:
+    assert delta_conf("file:///table")["spark.jars.packages"] == DELTA_PACKAGE
+    assert "hadoop-aws" in delta_conf("s3://bucket/table")["spark.jars.packages"]
+    with pytest.raises(UsageError, match="tables cannot be written there"):
+        delta_conf("memory://table")
+
+
+@pytest.mark.parametrize("format", [PARQUET, DELTA])
+def test_targets_inside_the_archive_or_in_memory_are_refused(tmp_path: Path, format: str) -> None:
+    archive = source(tmp_path / "archive")
+    for target in (archive.path, f"{archive.path}/table", f"{archive.path}//x/../table"):
+        with pytest.raises(UsageError, match="is inside the archive"):
+            export(NO_SPARK, archive, target, format=format)
+    with pytest.raises(UsageError, match="tables cannot be written there"):
+        export(NO_SPARK, archive, "memory://table", format=format)

@@ -1,0 +1,37 @@
+"""Reads a data source without a Spark session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from rocketmq_tiered.spark.options.columns import chosen
+from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.spark.options.source_options import parse_options
+from rocketmq_tiered.spark.options.spark_types import schema_of
+from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.spark.scan.store_scan import plan_ranges
+from rocketmq_tiered.spark.source.partition_reader import read_partition
+
+if TYPE_CHECKING:
+    pass
+
+
+def read_without_spark(options: dict[str, str], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """What the workers of a job would hand to Spark."""
+    parsed = parse_options(options)
+    wanted = chosen(columns)
+    schema = to_arrow_schema(schema_of(wanted), timezone="UTC")
+    parts = (
+        plan_ranges(parsed)
+        if options.get("source") == "store"
+        else plan(parsed, pinned_versions(parsed), Predicate(), is_header_only=False)
+    )
+    for part in parts:
+        for batch in read_partition(part, parsed, Predicate(), wanted, schema):
+            assert batch.schema.equals(schema)
+            batch.validate(full=True)
+            yield batch

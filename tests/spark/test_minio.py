@@ -1,0 +1,119 @@
+"""The same rows from an object store server as from a directory; endpoint and credentials travel as options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rocketmq_tiered.spark import read
+from tests.deploy.bucket_policies import Policy, for_minio, policy_of, without
+from tests.end_to_end.ground_truth import load_truth
+from tests.end_to_end.offloading import FILTER
+from tests.servers.running_store import REGION, RunningStore
+from tests.spark.conftest import STORES
+from tests.spark.row_truth import EVERY_COLUMN, differences, rows_by_place
+from tiered.errors import AccessDeniedError
+from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import S3Credentials
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = [
+    "brokerName",
+    "topic",
+    "queueId",
+    "queueOffset",
+    "tags",
+    "properties",
+    "body",
+    "bodyCrcOk",
+    "recCrc32",
+]
+
+
+def uploaded(archives: Path, server: RunningStore) -> str:
+    """The archives in a bucket of their own."""
+    url = f"{server.fresh_bucket()}/archives"
+    store = open_store(url, server.options())
+    for path in sorted(path for path in archives.rglob("*") if path.is_file()):
+        store.put_if_absent(path.relative_to(archives).as_posix(), [path.read_bytes()])
+    store.close()
+    return url
+
+
+def access(server: RunningStore, policy: Policy | None = None) -> dict[str, str]:
+    """Options of the data source that reach the server, as an account with ``policy`` or as the server's owner."""
+    keys = S3Credentials(server.access_key, server.secret_key) if policy is None else server.account(policy)
+    return {
+        "endpoint": server.endpoint,
+        "region": REGION,
+        "accessKey": keys.access_key,
+        "secretKey": keys.secret_key,
+        **({"sessionToken": keys.session_token} if keys.session_token else {}),
+    }
+
+
+def reader_of(url: str) -> Policy:
+    """deploy/s3's policy for reading the archives at ``url``."""
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    return for_minio(policy_of("reader", bucket, prefix), has_tls=False)
+
+
+@pytest.mark.integration
+def test_every_store_reads_the_same_from_minio(
+    spark: SparkSession, all_archives: Path, minio_url: RunningStore
+) -> None:
+    url = uploaded(all_archives, minio_url)
+    remote = read(spark, url, columns=COLUMNS, **access(minio_url, reader_of(url)))
+    local = read(spark, f"file://{all_archives}", columns=COLUMNS)
+    keys = ["brokerName", "topic", "queueId", "queueOffset"]
+    found, expected = (
+        frame.selectExpr(*keys, "tags", "bodyCrcOk", "recCrc32", "sha2(body, 256)", "to_json(properties)")
+        for frame in (remote, local)
+    )
+    assert found.exceptAll(expected).isEmpty()
+    assert found.count() == expected.count() > 300_000
+    plan_text = found._jdf.queryExecution().toString()  # type: ignore[operator]
+    assert minio_url.secret_key not in plan_text
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("action", ["s3:ListBucket", "s3:GetObject"])
+def test_an_action_that_the_policy_lacks_is_named(
+    spark: SparkSession, archive_of: Callable[[str], Path], minio_url: RunningStore, action: str
+) -> None:
+    url = uploaded(archive_of("F"), minio_url)
+    with pytest.raises(AccessDeniedError, match=rf"{url}\S*: {action}: AccessDenied"):
+        read(spark, url, **access(minio_url, without(reader_of(url), action))).count()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("where", ["file", "minio"])
+def test_every_field_of_the_dataframe_equals_the_truth_of_every_store(
+    where: str,
+    spark: SparkSession,
+    all_archives: Path,
+    real_store: Callable[[str], Path],
+    request: pytest.FixtureRequest,
+) -> None:
+    url, options = f"file://{all_archives}", {}
+    if where == "minio":
+        server: RunningStore = request.getfixturevalue("minio_url")
+        url, options = uploaded(all_archives, server), access(server)
+    compared = 0
+    for name in STORES:
+        frame = read(spark, url, columns=EVERY_COLUMN, broker=name, **options)
+        rows = rows_by_place(frame.toArrow().to_batches())
+        truth = load_truth(real_store(name), name, FILTER)
+        for (topic, queue_id), lines in truth.queues.items():
+            for line in lines:
+                row = rows.pop((name, topic, queue_id, line["queueOffset"]))
+                assert differences(row, line) == {}, line
+                compared += 1
+        assert {topic for _, topic, _, _ in rows} <= truth.compaction_topics
+    assert compared > 260_000

@@ -1,0 +1,190 @@
+"""Plans: the same version gives the same partitions, large runs are split, no offset is read twice or missed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.synthetic_store import StoreSpec, write_store
+from rocketmq_tiered.spark import read
+from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.spark.options.source_options import MIB, Mode, Source, Starting, parse_options
+from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.spark.plan.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices, cut
+from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.spark.conftest import archive_store
+from tiered.errors import NotFoundError, UsageError
+from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUNS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 1000), st.integers(1, 10_000_000)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(RUNS, st.integers(1000, 5_000_000))
+def test_partitions_are_bounded_and_contain_every_offset_once(
+    runs: list[tuple[int, int, int, int]], partition_bytes: int
+) -> None:
+    table = np.zeros(len(runs), SLICE_DTYPE)
+    for number, (queue, key, offsets, weight) in enumerate(runs):
+        table[number] = (queue, key, number, 0, 10, 10 + offsets, weight)
+    objects = tuple(ObjectRef(f"key-{number}", 100, 50) for number in range(6))
+    queues = tuple(QueueKey("t", number, 0) for number in range(4))
+    whole = Slices(ArchiveRef("c", "b", 1), table, queues, objects)
+    parts = cut([whole], partition_bytes)
+    found: dict[int, list[tuple[int, int]]] = {}
+    for part in parts:
+        heaviest = int(part.table["weight"].max())
+        assert int(part.table["weight"].sum()) <= 2 * partition_bytes or heaviest > partition_bytes
+        for row in part.table:
+            queue, key, offsets, weight = runs[int(row["ordinal"])]
+            assert part.queues[int(row["queue"])].queue_id == queue
+            assert part.objects[int(row["object"])].key == f"key-{key}"
+            is_one_offset = row["end"] - row["begin"] == 1
+            assert row["weight"] <= partition_bytes or is_one_offset
+            found.setdefault(int(row["ordinal"]), []).append((int(row["begin"]), int(row["end"])))
+    for number, (_, _, offsets, _) in enumerate(runs):
+        pieces = sorted(found[number])
+        assert pieces[0][0] == 10 and pieces[-1][1] == 10 + offsets
+        assert all(one[1] == following[0] for one, following in pairwise(pieces))
+
+
+def test_a_version_has_the_same_plan_after_later_commits(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    archive_store(real_store("K") / "store", tmp_path / "one", "K")
+    options = replace(parse_options({"path": f"file://{tmp_path / 'one'}"}), partition_bytes=200_000)
+    newest = pinned_versions(options)
+    pinned = {names: version - 4 for names, version in newest.items()}
+    before = plan(options, pinned, Predicate(), is_header_only=False)
+    archive_store(real_store("B") / "store", tmp_path / "one", "K2")
+    again = plan(options, pinned, Predicate(), is_header_only=False)
+    assert len(before) > 5
+    for one, other in zip(before, again, strict=True):
+        assert (one.archive, one.queues, one.objects) == (other.archive, other.queues, other.objects)
+        assert one.archive.version == pinned[("FxCluster", "K")]
+        assert (one.table == other.table).all()
+    rows = sum(int((part.table["end"] - part.table["begin"]).sum()) for part in before)
+    every = plan(options, newest, Predicate(), is_header_only=False)
+    assert 0 < rows < sum(int((part.table["end"] - part.table["begin"]).sum()) for part in every)
+
+
+def test_a_large_queue_is_read_by_many_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    """One queue of 30,000 messages beside others of a few: no task gets much more than any other."""
+    store, archive = tmp_path / "store", tmp_path / "archive"
+    write_store(store, StoreSpec(1, 1, 512), messages=30_000)
+    archive_store(store, archive, "skewed")
+    write_store(tmp_path / "small", StoreSpec(2, 8, 512), messages=160)
+    archive_store(tmp_path / "small", archive, "small")
+    frame = read(
+        spark,
+        f"file://{archive}",
+        columns=["brokerName", "queueId", "queueOffset", "recCrc32"],
+        partitionBytes=2 << 20,
+    )
+    counted = frame.selectExpr("*", "spark_partition_id() AS task").cache()
+    try:
+        tasks = {row["task"]: row["count"] for row in counted.groupBy("task").count().collect()}
+        (large,) = counted.where("brokerName = 'skewed'").selectExpr(
+            "count(*) AS rows", "count(DISTINCT queueOffset) AS offsets", "count(DISTINCT task) AS tasks"
+        ).collect()  # fmt: skip
+        assert (large["rows"], large["offsets"]) == (30_000, 30_000)
+        assert large["tasks"] >= 8
+        assert sum(tasks.values()) == 30_160
+        assert max(tasks.values()) <= 2 * 30_000 / large["tasks"]
+    finally:
+        counted.unpersist()
+
+
+def test_actions_on_one_dataframe_see_one_version(
+    spark: SparkSession, small_archive: Path, tmp_path: Path
+) -> None:
+    """An archive that grows between two actions: commits appear one by one, as a copy shows them."""
+    archive = tmp_path / "growing"
+    shutil.copytree(small_archive, archive)
+    commits = sorted((archive / "FxCluster/K/catalog").iterdir())  # newest first
+    kept = [(path, path.read_bytes()) for path in commits[:4]]
+    for path, _ in kept:
+        path.unlink()
+    frame = read(spark, f"file://{archive}", columns=["topic", "queueOffset"])
+    before = frame.count()
+    for path, data in reversed(kept):
+        path.write_bytes(data)
+    assert frame.count() == before
+    assert read(spark, f"file://{archive}", columns=["queueOffset"]).count() > before
+
+
+def test_options_are_checked() -> None:
+    good = parse_options({
+        "path": "s3://b/p", "Topic": "a, b*", "MODE": "permissive", "source": "STORE", "partitionbytes": str(MIB),
+        "accessKey": "A", "secretKey": "S", "startingOffsets": "timestamp", "startingTimestamp": "5",
+    })  # fmt: skip
+    assert (good.topics, good.mode, good.source) == (("a", "b*"), Mode.PERMISSIVE, Source.STORE)
+    dated = parse_options({"path": "p", "since": "2026-11-21T02:21:48.020Z", "until": "1795227708021"})
+    assert (dated.since_ms, dated.until_ms) == (1795227708020, 1795227708021)
+    assert good.wants("bcd") and not good.wants("c")
+    assert (good.starting, good.starting_timestamp) == (Starting.TIMESTAMP, 5)
+    assert "S'" not in repr(good) and good.store_options().credentials is not None
+    for wrong, complaint in (
+        ({}, "path is missing"),
+        ({"path": "x", "topics": "a"}, "unknown option topics"),
+        ({"path": "x", "mode": "DROP"}, "use one of FAILFAST, PERMISSIVE"),
+        ({"path": "x", "partitionBytes": "1k"}, "a whole number"),
+        ({"path": "x", "batchBytes": str((1 << 30) + 1)}, "a whole number from 65536 to 1073741824"),
+        ({"path": "x", "accessKey": "a"}, "require each other"),
+        ({"path": "x", "since": "soon"}, "since: soon is not a time"),
+        ({"path": "x", "since": "5", "until": "5"}, "since is not before until"),
+        ({"path": "x", "startingOffsets": "timestamp"}, "require each other"),
+        ({"path": "x", "maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "mutually exclusive"),
+        ({"path": "/x", "source": "store", "generation": "all"}, "generation requires source=archive"),
+        ({"path": "/x", "source": "store", "version": "3"}, "version requires source=archive"),
+        ({"path": "x", "brokerConf": "/broker.conf"}, "brokerConf requires source=store"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            parse_options(wrong)
+
+
+def test_lmqs_weigh_as_much_as_the_records_they_refer_to(tmp_path: Path) -> None:
+    """A task holds what it reads of them; an export all of a part."""
+    parent, lmq = QueueKey("parent", 0, 0), QueueKey("%LMQ%light", 0, 0)
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), archive_prefix("cluster", "broker")))
+    body = b"x" * 300_000
+    builder.commit([Sent(parent, body, offset, lmq=[lmq]) for offset in range(20)])
+    for topic in (parent.topic, lmq.topic):
+        options = parse_options(
+            {"path": f"file://{tmp_path}", "topic": topic, "partitionBytes": str(1 << 20)}
+        )
+        parts = plan(options, pinned_versions(options), Predicate(), is_header_only=False)
+        assert 5 <= len(parts) <= 6
+        assert sum(int(part.table["weight"].sum()) for part in parts) >= 20 * len(body)
+        heads = plan(options, pinned_versions(options), Predicate(), is_header_only=True)
+        assert len(heads) == 1
+
+
+def test_missing_topics_archives_and_versions_are_errors(small_archive: Path, tmp_path: Path) -> None:
+    options = parse_options({"path": f"file://{small_archive}", "topic": "no_such_topic"})
+    with pytest.raises(NotFoundError, match="no topic no_such_topic"):
+        plan(options, pinned_versions(options), Predicate(), is_header_only=True)
+    with pytest.raises(NotFoundError, match="archives: FxCluster/K"):
+        pinned_versions(replace(options, broker="other"))
+    with pytest.raises(NotFoundError, match="no catalog version 999; the newest version is"):
+        pinned_versions(replace(options, version=999))
+    with pytest.raises(NotFoundError):
+        pinned_versions(parse_options({"path": f"file://{tmp_path}"}))

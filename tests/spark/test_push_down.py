@@ -1,0 +1,311 @@
+"""Filters handed to the source give the rows they give without it, and save the reading of what they exclude."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from rocketmq_tiered.spark import read
+from rocketmq_tiered.spark.options.columns import chosen
+from rocketmq_tiered.spark.options.predicate import Allowed, Predicate, push_down
+from rocketmq_tiered.spark.options.source_options import parse_options
+from rocketmq_tiered.spark.options.spark_types import schema_of
+from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.spark.plan.partitions import Slices
+from rocketmq_tiered.spark.scan.archive_scan import archive_chunks
+from rocketmq_tiered.spark.scan.queue_scan import ArchiveScan
+from rocketmq_tiered.spark.scan.row_chunk import RowChunk
+from rocketmq_tiered.spark.scan.store_scan import plan_ranges
+from rocketmq_tiered.spark.source.partition_reader import read_partition
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.fetcher.broker_store_writer import WrittenStore
+from tests.kernels.record_builder import Message, encode, properties
+from tests.sweeps import examples
+from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = [
+    "topic",
+    "generation",
+    "queueId",
+    "queueOffset",
+    "commitLogOffset",
+    "storeTimestamp",
+    "storeSize",
+    "tags",
+]
+NUMBERS = ("queueId", "queueOffset", "storeTimestamp", "commitLogOffset", "storeSize", "generation")
+FIRST_MS, LAST_MS = 1_795_229_580_000, 1_795_229_640_000
+
+
+def numbers(name: str) -> st.SearchStrategy[int]:
+    """Values of a column, and some that it never has."""
+    if name == "storeTimestamp":
+        return st.integers(FIRST_MS, LAST_MS)
+    return st.integers(-1, 6_000_000) if name in ("commitLogOffset",) else st.integers(-1, 40)
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> Filter:
+    kind = draw(st.sampled_from(["number", "number", "number", "tags", "topic", "other"]))
+    if kind == "number":
+        name = draw(st.sampled_from(NUMBERS))
+        compare = draw(
+            st.sampled_from(
+                [EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, In]
+            )
+        )
+        value = draw(numbers(name))
+        if compare is In:
+            return In((name,), tuple(draw(st.lists(numbers(name), max_size=20))))
+        return compare((name,), value)
+    if kind == "other":
+        inner = EqualTo(("queueId",), draw(st.integers(0, 3)))
+        others = [
+            Not(inner),
+            IsNotNull(("tags",)),
+            IsNotNull(("queueOffset",)),
+            StringContains(("topic",), "size"),
+        ]
+        return draw(st.sampled_from(others))
+    names = {
+        "tags": ["text", "rand", "R0", "nothing", ""],
+        "topic": ["t_sizes", "t_bcq", "%LMQ%t_all", "t_none"],
+    }[kind]
+    value = draw(st.sampled_from(names))
+    return draw(st.sampled_from([EqualTo((kind,), value), In((kind,), (value, names[0]))]))
+
+
+def passes(row: dict[str, Any], one: Filter) -> bool:
+    """Whether SQL's WHERE keeps ``row``."""
+    if isinstance(one, Not):
+        return not passes(row, one.child)
+    value = row[one.attribute[0]]  # type: ignore[attr-defined]
+    if isinstance(one, IsNotNull):
+        return value is not None
+    wanted = one.value  # type: ignore[attr-defined]
+    if value is None:
+        return False
+    return {
+        EqualTo: lambda: value == wanted,
+        EqualNullSafe: lambda: value == wanted,
+        GreaterThan: lambda: value > wanted,
+        GreaterThanOrEqual: lambda: value >= wanted,
+        LessThan: lambda: value < wanted,
+        LessThanOrEqual: lambda: value <= wanted,
+        In: lambda: value in wanted,
+        StringContains: lambda: wanted in value,
+    }[type(one)]()
+
+
+def read_rows(archive: Path, predicate: Predicate, names: list[str]) -> list[dict[str, Any]]:
+    options = replace(
+        parse_options({"path": f"file://{archive}"}), partition_bytes=300_000, batch_bytes=100_000
+    )
+    columns = chosen(names)
+    schema = to_arrow_schema(schema_of(columns), timezone="UTC")
+    parts = plan(options, pinned_versions(options), predicate, is_header_only="tags" not in names)
+    return [
+        row
+        for part in parts
+        for batch in read_partition(part, options, predicate, columns, schema)
+        for row in batch.to_pylist()
+    ]
+
+
+def order(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple((row[name] is None, row[name]) for name in COLUMNS)
+
+
+@pytest.fixture(scope="session")
+def every_row(small_archive: Path) -> list[dict[str, Any]]:
+    return read_rows(small_archive, Predicate(), COLUMNS)
+
+
+@settings(max_examples=examples(40))
+@given(wanted=st.lists(filters(), min_size=1, max_size=4))
+def test_push_down_does_not_change_the_rows(
+    small_archive: Path, every_row: list[dict[str, Any]], wanted: list[Filter]
+) -> None:
+    predicate, left = push_down(wanted)
+    found = [
+        row for row in read_rows(small_archive, predicate, COLUMNS) if all(passes(row, one) for one in left)
+    ]
+    expected = [row for row in every_row if all(passes(row, one) for one in wanted)]
+    assert sorted(found, key=order) == sorted(expected, key=order)
+
+
+def test_exact_filters_are_not_returned_to_spark() -> None:
+    exact = [
+        IsNotNull(("queueId",)),
+        EqualTo(("queueId",), 1),
+        In(("queueOffset",), (3, None, 1)),
+        LessThan(("storeTimestamp",), 9),
+    ]
+    asked_again = [
+        EqualTo(("tags",), "a"),
+        Not(exact[1]),
+        EqualTo(("queueId",), 1.5),
+        IsNotNull(("tags",)),
+    ]
+    predicate, left = push_down([*exact, *asked_again])
+    assert left == asked_again
+    assert predicate.numbers["queueOffset"] == Allowed(values=(1, 3))
+    assert predicate.tags == {"a"}
+    assert push_down([EqualTo(("tags",), "\ufffd")])[0].tags is None
+
+
+class RecordingStore:
+    """Notes every ranged read."""
+
+    def __init__(self, store: PrefixedStore) -> None:
+        self._store = store
+        self.reads: list[tuple[str, int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self.reads.append((key, offset, length))
+        return self._store.get_range(key, offset, length)
+
+
+@pytest.fixture
+def scanned(
+    archive_of: Callable[[str], Path],
+) -> Callable[..., tuple[list[tuple[str, int, int]], list[Slices], int]]:
+    """Reads store A's archive with a predicate: (ranged reads, partitions, rows)."""
+
+    archive = archive_of("A")
+
+    def scan_with(
+        predicate: Predicate, *, with_records: bool
+    ) -> tuple[list[tuple[str, int, int]], list[Slices], int]:
+        options = parse_options({"path": f"file://{archive}", "broker": "A", "topic": "t_*"})
+        parts = plan(options, pinned_versions(options), predicate, is_header_only=not with_records)
+        store = RecordingStore(PrefixedStore(FileStore(archive), "FxCluster/A"))
+        scan = ArchiveScan(
+            store,
+            predicate,
+            with_records=with_records,
+            window_bytes=200_000,
+            on_corrupt=pytest.fail,  # type: ignore[arg-type]
+        )
+        chunks: Iterator[RowChunk] = (chunk for part in parts for chunk in archive_chunks(scan, part))
+        return store.reads, parts, sum(len(chunk) for chunk in chunks)
+
+    return scan_with
+
+
+def test_header_only_scans_touch_no_block(scanned: Callable[..., Any]) -> None:
+    reads, parts, rows = scanned(Predicate(), with_records=False)
+    tails = {
+        (ref.key, ref.size_bytes - ref.tail_bytes, ref.tail_bytes) for part in parts for ref in part.objects
+    }
+    assert rows > 100_000
+    assert set(reads) == tails
+
+
+def test_a_time_range_reads_little_more_than_its_messages(scanned: Callable[..., Any]) -> None:
+    everything, _, rows = scanned(Predicate(), with_records=True)
+    narrow = Predicate({"storeTimestamp": Allowed(1_795_227_671_000, 1_795_227_672_000)})
+    reads, parts, few = scanned(narrow, with_records=True)
+    assert 0 < few < rows / 10
+    assert sum(length for *_, length in reads) < sum(length for *_, length in everything) / 4
+    assert len({ref.key for part in parts for ref in part.objects}) < len({key for key, *_ in everything}) / 2
+
+
+def test_tags_select_blocks_by_hash_code(scanned: Callable[..., Any]) -> None:
+    everything, _, rows = scanned(Predicate(), with_records=True)
+    reads, _, few = scanned(Predicate(tags=frozenset({"no such tag"})), with_records=True)
+    assert few == 0 < rows
+    assert len(reads) < len(everything) / 2
+
+
+def store_of_scheduled_messages(path: Path) -> Path:
+    """Messages that wait for their time, in an LMQ too, as 4.9 and 5.0 dispatch them: units of both queues have
+    the time as code."""
+    store = WrittenStore(path)
+    for offset in range(5):
+        names = (b"TAGS", b"x"), (b"DELAY", b"3"), (b"INNER_MULTI_DISPATCH", b"%LMQ%light")
+        text = properties(*names, (b"INNER_MULTI_QUEUE_OFFSET", b"%d" % offset))
+        message = Message(SCHEDULE_TOPIC.encode(), 2, offset, b"body", text)
+        unit = struct.pack(">qiq", store.phys, len(encode(message, 0)), message.store_timestamp + 10_000)
+        for topic, queue_id in ((SCHEDULE_TOPIC, 2), ("%LMQ%light", 0)):
+            store.put_unit(topic, queue_id, offset, unit)
+        store.put_record(encode(message, store.phys))
+    return path
+
+
+@pytest.mark.parametrize("source", ["archive", "store"])
+def test_tags_filter_an_lmq_with_scheduled_messages(source: str, tmp_path: Path) -> None:
+    store = store_of_scheduled_messages(tmp_path / "store")
+    everything = TopicFilter(include_system=True, cluster=CLUSTER, broker=BROKER)
+    backfill(store, FileStore(tmp_path / "archive"), topic_filter=everything)
+    predicate, _ = push_down([EqualTo(("tags",), "x")])
+    if source == "archive":
+        rows = read_rows(tmp_path / "archive", predicate, COLUMNS)
+    else:
+        names = {"cluster": CLUSTER, "broker": BROKER, "topic": f"{SCHEDULE_TOPIC},%LMQ%*"}
+        options = parse_options({"path": str(store), "source": source, **names})
+        columns = chosen(COLUMNS)
+        schema = to_arrow_schema(schema_of(columns), timezone="UTC")
+        batches = [
+            batch
+            for part in plan_ranges(options)
+            for batch in read_partition(part, options, predicate, columns, schema)
+        ]
+        rows = [row for batch in batches for row in batch.to_pylist()]
+    found = sorted((row["topic"], row["queueOffset"], row["tags"]) for row in rows)
+    assert found == [(topic, n, "x") for topic in ("%LMQ%light", SCHEDULE_TOPIC) for n in range(5)]
+
+
+def test_spark_pushes_filters_and_gets_the_same_rows(spark: SparkSession, small_archive: Path) -> None:
+    setting = "spark.sql.python.filterPushdown.enabled"
+    frame = read(spark, f"file://{small_archive}", columns=COLUMNS, pushFilters="true")
+    where = "queueId in (1, 2) and queueOffset > 3 and tags = 'text' and topic like 't_s%'"
+    pushed = frame.where(where)
+    plan_text = pushed._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    still_asked = "".join(line for line in plan_text.splitlines() if "Filter" in line and "Scan" not in line)
+    assert "tags" in still_asked
+    assert "queueOffset" not in still_asked and "queueId" not in still_asked, plan_text
+    found = sorted(map(tuple, pushed.collect()))
+    spark.conf.set(setting, "false")
+    try:
+        assert sorted(map(tuple, frame.where(where).collect())) == found != []
+    finally:
+        spark.conf.set(setting, "true")
+
+
+def test_a_dataframe_used_again_is_not_filtered(spark: SparkSession, small_archive: Path) -> None:
+    """Spark keeps what was pushed for one scan and applies it to every other scan of the DataFrame."""
+    frame = read(spark, f"file://{small_archive}", columns=["queueOffset", "queueId"])
+    everything = frame.count()
+    few = frame.where("queueOffset >= 10").count()
+    assert 0 < few < everything == frame.count()
+    assert frame.where("queueOffset >= 10").unionAll(frame).count() == few + everything

@@ -1,0 +1,99 @@
+"""The footer of an index file: its coverage, and the data objects by physical offset.
+
+Read for offsetMsgId queries, verification and merging only. A footer of version 1 has no pages of places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import fastcrc
+import numpy as np
+
+from tiered.archive.index.layout import COVERED_DTYPE, FOOTER_KIND, TRAILER_BYTES, Shape, decode_trailer
+from tiered.archive.index.places import PAGE_DTYPE
+from tiered.errors import CorruptionError
+from tiered.formats.container import decode_container, encode_container
+from tiered.model.tables import Table
+
+
+@dataclass(frozen=True)
+class Covered:
+    """The data objects an index file covers, sorted by ``min_phys``; ``objects["key"]`` indexes ``keys``.
+
+    Compaction replaces objects; ``pages`` (PAGE_DTYPE of places.py) name the queue of each record for good.
+    """
+
+    objects: Table
+    keys: tuple[str, ...]
+    pages: Table = field(default_factory=lambda: np.zeros(0, PAGE_DTYPE))
+    names_queues: bool = True
+    """False: the file is of version 1, without places."""
+
+    def page_range(self, shape: Shape, page: int) -> tuple[int, int]:
+        """Offset and length of a page of places."""
+        before = int(self.pages["stored_bytes"][:page].sum(dtype=np.int64))
+        return shape.places_offset + before, int(self.pages["stored_bytes"][page])
+
+    def at(self, phys: int) -> list[tuple[str, np.void]]:
+        """Objects whose records may include the one at physical offset ``phys``, the largest first."""
+        objects = self.objects
+        found = np.flatnonzero((objects["min_phys"] <= phys) & (phys < objects["end_phys"]))
+        order = found[np.argsort(-objects["raw_bytes"][found], kind="stable")]
+        return [(self.keys[int(objects["key"][index])], objects[index]) for index in order.tolist()]
+
+
+@dataclass(frozen=True)
+class IndexMeta:
+    """Coverage of a file: every key of every run that catalog versions [from, to] added. Times are ms since the
+    epoch, [begin_phys, end_phys) is a range of the commitlog."""
+
+    from_version: int
+    to_version: int
+    begin_ms: int
+    end_ms: int
+    begin_phys: int
+    end_phys: int
+
+
+def joined(parts: Sequence[Covered]) -> Covered:
+    """The union of several sets of objects."""
+    seen: dict[str, np.void] = {}
+    for part in parts:
+        for row in part.objects:
+            seen.setdefault(part.keys[int(row["key"])], row)
+    objects = np.array(list(seen.values()), COVERED_DTYPE) if seen else np.zeros(0, COVERED_DTYPE)
+    objects["key"] = np.arange(len(objects))
+    return Covered(objects[np.argsort(objects["min_phys"], kind="stable")], tuple(seen))
+
+
+def encode_footer(meta: IndexMeta, covered: Covered) -> bytes:
+    """The container."""
+    header = {"meta": list(vars(meta).values()), "object_keys": list(covered.keys)}
+    return encode_container(FOOTER_KIND, header, {"objects": covered.objects, "places": covered.pages})
+
+
+def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
+    """Check and parse footer and trailer; raises CorruptionError or UnsupportedFormatError."""
+    found, footer_crc = decode_trailer(shape.key, tail)
+    if found != shape or len(tail) != shape.tail_bytes:
+        raise CorruptionError(f"{shape.key}: is {found} by its trailer, {shape} by the catalog")
+    footer = memoryview(tail)[: len(tail) - TRAILER_BYTES]
+    where = f"{shape.key} footer at {shape.footer_offset}"
+    if fastcrc.crc32.iscsi(footer) != footer_crc:
+        raise CorruptionError(f"{where} fails its CRC32C")
+    container = decode_container(footer, FOOTER_KIND, source=where)
+    try:
+        meta = IndexMeta(*map(int, container.header["meta"]))
+        keys = tuple(map(str, container.header["object_keys"]))
+        objects = container.table("objects", COVERED_DTYPE)
+        if len(objects) and int(objects["key"].max()) >= len(keys):
+            raise ValueError("objects point outside the keys")
+        names_queues = "places" in container.tables
+        pages = container.table("places", PAGE_DTYPE) if names_queues else np.zeros(0, PAGE_DTYPE)
+        if int(pages["stored_bytes"].sum(dtype=np.int64)) != shape.footer_offset - shape.places_offset:
+            raise ValueError("pages of places do not fill their room")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CorruptionError(f"{where} does not parse: {error!r}") from error
+    return meta, Covered(objects, keys, pages, names_queues)

@@ -1,0 +1,228 @@
+"""Layout of an index file: header, pages of items, slots, footer, trailer; and the checks of each.
+
+    header 16 | pages of 256 items, each with its CRC32C | slots | pages of places (places.py) |
+    footer (container RMQTIDXF) | trailer 60
+
+Items are sorted, so those of a slot lie together. All positions follow from the numbers of items and slots and the
+widths of an item's columns, which are in the catalog: one read of a slot and one of its items answer a query. Every
+checksum begins with the file's identity (XXH64 of its key), so bytes of another file never pass.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import fastcrc
+import numpy as np
+
+from tiered.archive.index.items import WIDTHS_MAX, Widths, decode_items
+from tiered.archive.index.key_hash import xxh64
+from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.formats.memory_bound import memory_contained
+from tiered.model.tables import Table
+
+INDEX_MAJOR = 2
+INDEX_MINOR = 0
+MAGIC = b"RMQTIDX\n"
+TRAILER_MAGIC = b"RMQTIDXE"
+FOOTER_KIND = b"RMQTIDXF"
+HEADER = struct.Struct("<8sHHI")
+HEADER_BYTES = HEADER.size
+TRAILER = struct.Struct("<QQqIHHIBBBBB3x8sQ")
+TRAILER_BYTES = TRAILER.size
+
+COVERED_DTYPE = np.dtype([
+    ("key", "<u4"),                # index into the footer's ``object_keys``
+    ("tail_crc32c", "<u4"),
+    ("size_bytes", "<i8"),
+    ("tail_bytes", "<i8"),
+    ("min_phys", "<i8"), ("end_phys", "<i8"),
+    ("raw_bytes", "<i8"),
+])  # fmt: skip
+"""A covered data object, sorted by ``min_phys``: for finding a physical offset."""
+
+PAGE_ITEMS = 256
+SLOT_ITEMS = 64
+"""Items a slot holds on average."""
+SLOT = struct.Struct("<QII")
+"""first item, items, CRC32C of (file identity, slot, first item, items)."""
+SLOT_BITS_MAX = 32
+_SLOT_CHECKED = struct.Struct("<QQQI")
+_PAGE_CHECKED = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All positions in the file ``key``. ``size_bytes``, ``tail_bytes``: the whole, and its last part from the
+    footer on. Times are stored as distances from ``base_ms``."""
+
+    key: str
+    items: int
+    slot_bits: int
+    widths: Widths
+    base_ms: int
+    size_bytes: int
+    tail_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.slot_bits <= SLOT_BITS_MAX or self.items < 0 or self.tail_bytes < TRAILER_BYTES:
+            raise CorruptionError(f"{self.key}: an index of {self.items} items, 2^{self.slot_bits} slots")
+        if not all(0 <= width <= most for width, most in zip(self.widths, WIDTHS_MAX, strict=True)):
+            raise CorruptionError(f"{self.key}: an index with columns of {tuple(self.widths)} bytes")
+        if self.places_offset > self.footer_offset:
+            raise CorruptionError(
+                f"{self.key}: {self.size_bytes} bytes cannot hold {self.items} items and 2^{self.slot_bits} slots"
+            )
+
+    @cached_property
+    def identity(self) -> int:
+        """Included in every checksum of this file."""
+        return xxh64(self.key.encode())
+
+    @property
+    def slots_offset(self) -> int:
+        """Begin of the slots, end of the pages."""
+        return HEADER_BYTES + self.items * self.widths.item_bytes + 4 * self.pages
+
+    @property
+    def page_stride(self) -> int:
+        """Bytes from one page to the next."""
+        return PAGE_ITEMS * self.widths.item_bytes + 4
+
+    @property
+    def places_offset(self) -> int:
+        """Begin of the pages of places, end of the slots."""
+        return self.slots_offset + (SLOT.size << self.slot_bits)
+
+    @property
+    def footer_offset(self) -> int:
+        """Begin of the tail."""
+        return self.size_bytes - self.tail_bytes
+
+    @property
+    def pages(self) -> int:
+        """Pages of items; the last may be shorter."""
+        return -(-self.items // PAGE_ITEMS)
+
+    def slot_of(self, hash_: int) -> int:
+        """The slot of a hash: its highest bits."""
+        return hash_ >> (64 - self.slot_bits) if self.slot_bits else 0
+
+    def slot_range(self, slot: int) -> tuple[int, int]:
+        """Offset and length of one slot."""
+        return self.slots_offset + SLOT.size * slot, SLOT.size
+
+    def page_range(self, first_page: int, end_page: int) -> tuple[int, int]:
+        """Offset and length of consecutive pages."""
+        begin = HEADER_BYTES + self.page_stride * first_page
+        end = min(HEADER_BYTES + self.page_stride * end_page, self.slots_offset)
+        return begin, end - begin
+
+    @property
+    def tail_range(self) -> tuple[int, int]:
+        """Offset and length of footer and trailer."""
+        return self.footer_offset, self.tail_bytes
+
+
+def slot_bits_for(items: int) -> int:
+    """log2 of the number of slots for so many items."""
+    return min(SLOT_BITS_MAX, max(0, (items // SLOT_ITEMS).bit_length() - 1))
+
+
+def encode_header() -> bytes:
+    """The first 16 bytes: they identify the object to a person or a repair tool."""
+    return HEADER.pack(MAGIC, INDEX_MAJOR, INDEX_MINOR, 0)
+
+
+def check_header(key: str, data: bytes) -> None:
+    """Raise CorruptionError unless ``data`` is the header of an index file of a version read here."""
+    if data not in [HEADER.pack(MAGIC, major, INDEX_MINOR, 0) for major in range(1, INDEX_MAJOR + 1)]:
+        raise CorruptionError(f"{key}: bytes [0, {HEADER_BYTES}) are not an index header")
+
+
+def encode_slot(identity: int, slot: int, first_item: int, count: int) -> bytes:
+    """One slot."""
+    crc = fastcrc.crc32.iscsi(_SLOT_CHECKED.pack(identity, slot, first_item, count))
+    return SLOT.pack(first_item, count, crc)
+
+
+def decode_slot(shape: Shape, slot: int, data: bytes) -> tuple[int, int]:
+    """(first item, items) of ``slot``; raises CorruptionError."""
+    offset, length = shape.slot_range(slot)
+    where = f"{shape.key}: slot {slot} [{offset}, {offset + length})"
+    if len(data) != length:
+        raise CorruptionError(f"{where} was read as {len(data)} bytes")
+    first_item, count, crc = SLOT.unpack(data)
+    if crc != fastcrc.crc32.iscsi(_SLOT_CHECKED.pack(shape.identity, slot, first_item, count)):
+        raise CorruptionError(f"{where} fails its CRC32C")
+    if first_item + count > shape.items:
+        raise CorruptionError(f"{where} points beyond the {shape.items} items")
+    return first_item, count
+
+
+def page_crc(identity: int, page: int, content: bytes | memoryview) -> int:
+    """Checksum of a page's items."""
+    begun: int = fastcrc.crc32.iscsi(_PAGE_CHECKED.pack(identity, page))
+    crc: int = fastcrc.crc32.iscsi(content, begun)
+    return crc
+
+
+def decode_pages(shape: Shape, first_page: int, end_page: int, data: bytes) -> Table:
+    """ITEM_DTYPE rows of consecutive pages; raises CorruptionError. Read-only."""
+    offset, length = shape.page_range(first_page, end_page)
+    if len(data) != length:
+        raise CorruptionError(f"{shape.key}: [{offset}, {offset + length}) was read as {len(data)} bytes")
+    identity, view, stride = shape.identity, memoryview(data), shape.page_stride
+    parts: list[memoryview] = []
+    for page in range(first_page, end_page):
+        begin = stride * (page - first_page)
+        end = min(begin + stride, length)
+        content, stored = view[begin : end - 4], bytes(view[end - 4 : end])
+        if int.from_bytes(stored, "little") != page_crc(identity, page, content):
+            raise CorruptionError(
+                f"{shape.key}: page {page} of items [{offset + begin}, {offset + end}) fails its CRC32C"
+            )
+        parts.append(content)
+    with memory_contained(f"{shape.key}: items [{offset}, {offset + length})"):
+        return decode_items(b"".join(parts), shape.widths, shape.base_ms)
+
+
+class Form(NamedTuple):
+    """The layout of a file, decided before its items are written."""
+
+    slot_bits: int
+    widths: Widths
+    base_ms: int
+
+
+def encode_trailer(footer_offset: int, items: int, footer: bytes, form: Form) -> bytes:
+    """The last bytes of a file whose footer begins at ``footer_offset``."""
+    total = footer_offset + len(footer) + TRAILER_BYTES
+    crc = fastcrc.crc32.iscsi(footer)
+    first = (footer_offset, items, form.base_ms, crc, INDEX_MAJOR, INDEX_MINOR)
+    rest = (form.slot_bits, *form.widths, TRAILER_MAGIC, total)
+    return TRAILER.pack(*first, fastcrc.crc32.iscsi(TRAILER.pack(*first, 0, *rest)), *rest)
+
+
+def decode_trailer(key: str, data: bytes) -> tuple[Shape, int]:
+    """(shape, CRC32C of the footer) from the last bytes of an index file.
+
+    Raises CorruptionError, or UnsupportedFormatError when a newer major version wrote it.
+    """
+    if len(data) < TRAILER_BYTES:
+        raise CorruptionError(f"{key}: {len(data)} bytes are too few for an index file")
+    raw = bytes(data[len(data) - TRAILER_BYTES :])
+    fields = TRAILER.unpack(raw)
+    footer_offset, items, base_ms, footer_crc, major, minor, own, slot_bits, *widths, magic, total = fields
+    if magic != TRAILER_MAGIC:
+        raise CorruptionError(f"{key}: the last {TRAILER_BYTES} bytes are not the trailer of an index file")
+    if raw != TRAILER.pack(*fields) or own != fastcrc.crc32.iscsi(TRAILER.pack(*fields[:6], 0, *fields[7:])):
+        raise CorruptionError(f"{key}: the trailer fails its CRC32C")
+    if major > INDEX_MAJOR:
+        raise UnsupportedFormatError(
+            f"{key}: index format {major}.{minor} is newer than {INDEX_MAJOR}.x", hint="upgrade this program"
+        )
+    return Shape(key, items, slot_bits, Widths(*widths), base_ms, total, total - footer_offset), footer_crc

@@ -1,0 +1,153 @@
+"""Finds the items of a key in an index file: one read where its hash should be.
+
+Hashes are uniform, so their position is known within some square roots of the number of items. In files of more than
+GUESSED_ITEMS_MAX items, and where keys of many messages shift the others, a read of a slot and one of its items follow
+instead. Coroutines over ``read(key, offset, length)`` serve threads and event loops alike. Bytes are checked before
+use. Only a slot that holds a key of thousands of messages takes more reads: its pages are searched by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import isqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from tiered.archive.index.items import ITEM_DTYPE
+from tiered.archive.index.layout import PAGE_ITEMS, Shape, decode_pages, decode_slot
+from tiered.errors import CorruptionError
+from tiered.model.tables import Table
+
+ReadRange = Callable[[str, int, int], Awaitable[bytes]]
+"""(key, offset, length) -> exactly these bytes."""
+
+PAGES_AT_ONCE = 8
+"""Pages of one read: 32 KiB."""
+GUESSED_ITEMS_MAX = 1 << 20
+GUESS_SPREAD = 2
+"""Half of the guessed range in square roots of the number of items: at least four standard deviations."""
+
+
+class Wanted(NamedTuple):
+    """Items of ``hash`` stored in [begin_ms, end_ms]; at least the ``items_max`` newest ones."""
+
+    hash: int
+    begin_ms: int
+    end_ms: int
+    items_max: int
+
+
+class Matches(NamedTuple):
+    """Items found, newest first. ``is_all``: no older ones exist in the time range."""
+
+    items: Table
+    is_all: bool
+
+
+async def find_items(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches:
+    """Items of ``shape.key`` that match. Raises CorruptionError and the errors of ``read``."""
+    nothing = Matches(np.zeros(0, ITEM_DTYPE), True)
+    if shape.items == 0:
+        return nothing
+    guessed = await _guessed(read, shape, wanted) if shape.items <= GUESSED_ITEMS_MAX else None
+    if guessed is not None:
+        return guessed
+    slot = shape.slot_of(wanted.hash)
+    first, count = decode_slot(shape, slot, await read(shape.key, *shape.slot_range(slot)))
+    if count == 0:
+        return nothing
+    pages = _Pages(read, shape, slot, first, first + count)
+    begin = await pages.first_at_least(wanted.hash, wanted.end_ms)
+    parts: list[Table] = []
+    found = 0
+    while begin < pages.end_item:
+        items, begin = await pages.items_from(begin)
+        mine = items[
+            (items["hash"] == np.uint64(wanted.hash)) & (items["store_timestamp"] >= wanted.begin_ms)
+        ]
+        parts.append(mine)
+        found += len(mine)
+        if len(mine) < len(items):
+            break
+        if found >= wanted.items_max and begin < pages.end_item:
+            return Matches(np.concatenate(parts), False)
+    return Matches(np.concatenate(parts), True) if parts else nothing
+
+
+async def _guessed(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches | None:
+    """All matches, if they lie inside the range of items where they are expected, else None."""
+    middle = wanted.hash * shape.items >> 64
+    spread = GUESS_SPREAD * isqrt(shape.items) + 1
+    first_page = max(0, middle - spread) // PAGE_ITEMS
+    end_page = min(shape.pages, (middle + spread) // PAGE_ITEMS + 1)
+    data = await read(shape.key, *shape.page_range(first_page, end_page))
+    items = decode_pages(shape, first_page, end_page, data)
+    hashes = items["hash"]
+    if bool((hashes[1:] < hashes[:-1]).any()):
+        raise CorruptionError(f"{shape.key}: items of pages [{first_page}, {end_page}) are not in order")
+    begin = _lower_bound(items, wanted.hash, wanted.end_ms)
+    end = int(np.searchsorted(hashes, np.uint64(wanted.hash), side="right"))
+    if (begin == 0 and first_page > 0) or (end == len(items) and end_page < shape.pages):
+        return None
+    found = items[begin:end]
+    return Matches(found[found["store_timestamp"] >= wanted.begin_ms], True)
+
+
+class _Pages:
+    """Items [first_item, end_item) of one slot, read in pieces; the last piece is cached."""
+
+    def __init__(self, read: ReadRange, shape: Shape, slot: int, first_item: int, end_item: int) -> None:
+        self._read, self._shape, self._slot = read, shape, slot
+        self.first_item, self.end_item = first_item, end_item
+        self._begin = 0
+        self._items = np.zeros(0, ITEM_DTYPE)
+
+    async def items_from(self, item: int) -> tuple[Table, int]:
+        """(items from number ``item`` on, as many as one read gives, the number after them)."""
+        if not self._begin <= item < self._begin + len(self._items):
+            await self._load(item // PAGE_ITEMS, PAGES_AT_ONCE)
+        found = self._items[item - self._begin :]
+        return found, item + len(found)
+
+    async def first_at_least(self, hash_: int, end_ms: int) -> int:
+        """Number of the first item that is not before (``hash_``, ``end_ms``) in file order."""
+        low, high = self.first_item, self.end_item
+        pages = PAGES_AT_ONCE
+        while low < high:
+            middle = low if pages == PAGES_AT_ONCE else (low + high) // 2
+            if not self._begin <= middle < self._begin + len(self._items):
+                await self._load(middle // PAGE_ITEMS, pages)
+            pages = 1
+            begin = max(low, self._begin)
+            here = self._items[begin - self._begin : high - self._begin]
+            at = _lower_bound(here, hash_, end_ms)
+            if at == 0 and begin > low:
+                high = begin
+            elif at < len(here) or at == 0:
+                return begin + at
+            else:
+                low = begin + at
+        return low
+
+    async def _load(self, page: int, pages: int) -> None:
+        shape = self._shape
+        end_page = min(page + pages, -(-self.end_item // PAGE_ITEMS))
+        data = await self._read(shape.key, *shape.page_range(page, end_page))
+        items = decode_pages(shape, page, end_page, data)
+        begin = max(self.first_item, page * PAGE_ITEMS)
+        mine = items[begin - page * PAGE_ITEMS : self.end_item - page * PAGE_ITEMS]
+        shift = np.uint64(64 - shape.slot_bits)
+        hashes = mine["hash"]
+        if len(mine) == 0 or (shape.slot_bits and bool(((hashes >> shift) != np.uint64(self._slot)).any())):
+            raise CorruptionError(f"{shape.key}: slot {self._slot} holds items of another one")
+        if bool((hashes[1:] < hashes[:-1]).any()):
+            raise CorruptionError(f"{shape.key}: items of slot {self._slot} are not in order")
+        self._begin, self._items = begin, mine
+
+
+def _lower_bound(items: Table, hash_: int, end_ms: int) -> int:
+    """Index of the first of sorted ``items`` that is not before (hash, newest allowed time)."""
+    low = int(np.searchsorted(items["hash"], np.uint64(hash_), side="left"))
+    high = int(np.searchsorted(items["hash"], np.uint64(hash_), side="right"))
+    return low + int(np.searchsorted(~items["store_timestamp"][low:high], ~end_ms, side="left"))

@@ -1,0 +1,55 @@
+"""Streaming merge of index files: at most a bounded piece of each input is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tiered.archive.index.footer import Covered
+from tiered.archive.index.items import ITEM_DTYPE
+from tiered.archive.index.layout import PAGE_ITEMS, Shape, decode_pages
+from tiered.archive.index.order import item_key, position_after, sorted_items
+from tiered.archive.index.places import Places, decode_page
+from tiered.model.tables import Table
+
+Read = Callable[[str, int, int], bytes]
+"""(key, offset, length) -> exactly these bytes."""
+
+
+def file_items(read: Read, shape: Shape, *, pages_at_once: int) -> Iterator[Table]:
+    """All items of a file in order, piece by piece. Raises CorruptionError and the errors of ``read``."""
+    for first in range(0, shape.pages, pages_at_once):
+        end = min(first + pages_at_once, shape.pages)
+        yield decode_pages(shape, first, end, read(shape.key, *shape.page_range(first, end)))
+
+
+def file_places(read: Read, shape: Shape, covered: Covered) -> Iterator[Places]:
+    """The pages of places of a file. Raises CorruptionError and the errors of ``read``."""
+    for page in range(len(covered.pages)):
+        offset, length = covered.page_range(shape, page)
+        yield decode_page(
+            read(shape.key, offset, length), f"{shape.key} places [{offset}, {offset + length})"
+        )
+
+
+def merged_items(read: Read, shapes: Sequence[Shape], *, items_in_memory: int) -> Iterator[Table]:
+    """Items of all files in file order, equal ones once; about ``items_in_memory`` of them are in memory."""
+    pages = max(1, items_in_memory // PAGE_ITEMS // max(1, 2 * len(shapes)))
+    streams = [file_items(read, shape, pages_at_once=pages) for shape in shapes]
+    heads = [np.zeros(0, ITEM_DTYPE)] * len(streams)
+    is_open = [True] * len(streams)
+    while True:
+        for number, stream in enumerate(streams):
+            while is_open[number] and len(heads[number]) == 0:
+                piece = next(stream, None)
+                is_open[number] = piece is not None
+                heads[number] = heads[number] if piece is None else piece
+        if not any(map(len, heads)):
+            return
+        # Beyond the smallest of the last items, files still open may have more.
+        lasts = [head[-1] for head, more in zip(heads, is_open, strict=True) if more]
+        limit = min(lasts, key=item_key, default=None)
+        cuts = [len(head) if limit is None else position_after(head, limit) for head in heads]
+        yield sorted_items(np.concatenate([head[:cut] for head, cut in zip(heads, cuts, strict=True)]))
+        heads = [head[cut:] for head, cut in zip(heads, cuts, strict=True)]

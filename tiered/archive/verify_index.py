@@ -1,0 +1,230 @@
+"""Verifies index files: undamaged, in order, and complete for the segments they cover.
+
+Tails are always read; ``full`` reads every item, and every key section to look up its entries. Entries of expired
+messages are no anomaly: queries compare the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from tiered.archive.index.collect import items_of_segment
+from tiered.archive.index.footer import Covered, decode_tail
+from tiered.archive.index.items import ITEM_DTYPE
+from tiered.archive.index.layout import HEADER_BYTES, SLOT, Shape, check_header, decode_slot
+from tiered.archive.index.merge import file_items, file_places
+from tiered.archive.index.order import in_order, sorted_items
+from tiered.archive.index.places import Places, joined_places, missing_places, places_of_segment
+from tiered.archive.index_shape import meta_of, shape_of
+from tiered.archive.key_section_reader import read_keys
+from tiered.archive.segment_reader import SegmentReader
+from tiered.archive.verify_segment import Anomaly, AnomalyKind
+from tiered.catalog.index_refs import IndexRef
+from tiered.catalog.pages import Page
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.model.tables import Table
+from tiered.object_store.interface import ObjectStore
+
+ITEMS_AT_ONCE = 1 << 21
+"""Items in memory, twice: 128 MiB."""
+PAGES_AT_ONCE = 1024
+PLACE_PAGES_AT_ONCE = 256
+SLOTS_AT_ONCE = 1 << 16
+
+
+@dataclass
+class _Segment:
+    """An object with the runs of some versions."""
+
+    key: str
+    place: np.void
+    ordinals: list[int] = field(default_factory=list)
+
+
+PagesBetween = Callable[[int, int], Iterable[Page]]
+"""(from version, to version) -> pages with the living runs that these versions, both included, added."""
+
+
+def check_indexes(
+    store: ObjectStore, state: CatalogState, pages: PagesBetween, *, full: bool
+) -> tuple[list[Anomaly], int]:
+    """(anomalies, items in all files). Raises the store's errors, except for a single file."""
+    anomalies: list[Anomaly] = []
+    for ref in state.indexes:
+        segments = _segments(pages, ref)
+        try:
+            covered = _check_tail(store, ref)
+            if full:
+                indexed = [segment for segment in segments if segment.key not in state.unindexed]
+                _check_items(store, ref, indexed)
+                if len(covered.pages):
+                    _check_places(store, ref, covered, indexed)
+        except NotFoundError:
+            continue  # reported with everything else that is named and does not exist
+        except (CorruptionError, UnsupportedFormatError) as error:
+            kind = AnomalyKind.CONTRADICTION if isinstance(error, _IncompleteError) else AnomalyKind.DAMAGED
+            anomalies.append(Anomaly(kind, ref.key, None, error.message))
+    return anomalies, sum(ref.items for ref in state.indexes)
+
+
+class _IncompleteError(CorruptionError):
+    """The file is undamaged, but incomplete."""
+
+
+def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
+    found: dict[str, _Segment] = {}
+    for page in pages(ref.from_version, ref.to_version):
+        for run in page.chunk.runs:
+            place = page.chunk.objects[int(run["object"])]
+            key = page.chunk.object_keys[int(place["key"])]
+            found.setdefault(key, _Segment(key, place)).ordinals.append(int(run["ordinal"]))
+    return list(found.values())
+
+
+def _check_tail(store: ObjectStore, ref: IndexRef) -> Covered:
+    shape = shape_of(ref)
+    meta, covered = decode_tail(shape, store.get_range(ref.key, *shape.tail_range))
+    wanted = meta_of(ref)
+    if meta != wanted:
+        raise _IncompleteError(f"covers {meta}, {wanted} by the catalog")
+    return covered
+
+
+def _check_items(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]) -> None:
+    shape = shape_of(ref)
+    check_header(ref.key, store.get_range(ref.key, 0, HEADER_BYTES))
+    slots = _check_slots(store, shape)
+    passes = max(1, -(-shape.items // ITEMS_AT_ONCE))
+    step = -(-(1 << 64) // passes)
+    for number in range(passes):
+        low, high = number * step, min((number + 1) * step, 1 << 64) - 1
+        _check_pass(store, shape, segments, (low, high), slots if number == 0 else None)
+
+
+def _check_places(store: ObjectStore, ref: IndexRef, covered: Covered, segments: Sequence[_Segment]) -> None:
+    """The queue of every record of ``segments`` is named, in passes over ranges of physical offsets."""
+    shape, pages = shape_of(ref), covered.pages
+    ends = [*pages["first_phys"][PLACE_PAGES_AT_ONCE::PLACE_PAGES_AT_ONCE].tolist(), None]
+    low: int | None = None
+    streams = file_places(store.get_range, shape, covered)
+    last = -1
+    for number, high in enumerate(ends):
+        some = list(islice(streams, PLACE_PAGES_AT_ONCE))
+        for page, first_phys in zip(
+            some, pages["first_phys"][number * PLACE_PAGES_AT_ONCE :].tolist(), strict=False
+        ):
+            if int(page.rows["phys"][0]) != first_phys or first_phys < last:
+                raise CorruptionError(f"{ref.key}: pages of places are not in order")
+            last = int(page.rows["phys"][-1])
+        named = joined_places(some)
+        for wanted in _recorded(store, segments, low, high):
+            missing = missing_places(named, wanted)
+            # Equal offsets of several log histories may be in the page before.
+            if missing > (0 if low is None else int((wanted.rows["phys"] == low).sum())):
+                raise _IncompleteError(f"lacks the places of {missing} records of the segments it covers")
+        low = high
+
+
+def _recorded(
+    store: ObjectStore, segments: Sequence[_Segment], low: int | None, high: int | None
+) -> Iterator[Places]:
+    """Records of each segment with physical offsets in [low, high)."""
+    for segment in segments:
+        begin, end = int(segment.place["min_phys"]), int(segment.place["end_phys"])
+        if (low is not None and end <= low) or (high is not None and begin >= high):
+            continue
+        try:
+            size, tail = int(segment.place["size_bytes"]), int(segment.place["tail_bytes"])
+            index = SegmentReader.open(store, segment.key, size_bytes=size, tail_bytes=tail).index
+            if max(segment.ordinals) >= len(index.runs):
+                continue
+            places = places_of_segment(index, segment.ordinals)
+        except (CorruptionError, NotFoundError, UnsupportedFormatError):
+            continue  # an anomaly of the segment, reported there
+        phys = places.rows["phys"]
+        is_in = (phys >= (begin if low is None else low)) & (phys < (end if high is None else high))
+        yield Places(places.queues, places.rows[is_in])
+
+
+def _check_slots(store: ObjectStore, shape: Shape) -> Table:
+    """Items of every slot."""
+    counts = np.zeros(1 << shape.slot_bits, np.int64)
+    expected = 0
+    for begin in range(0, len(counts), SLOTS_AT_ONCE):
+        end = min(begin + SLOTS_AT_ONCE, len(counts))
+        data = store.get_range(shape.key, shape.slot_range(begin)[0], SLOT.size * (end - begin))
+        for slot in range(begin, end):
+            at = SLOT.size * (slot - begin)
+            first, counts[slot] = decode_slot(shape, slot, data[at : at + SLOT.size])
+            if first != expected:
+                raise CorruptionError(f"{shape.key}: slot {slot} begins at item {first}, not {expected}")
+            expected += int(counts[slot])
+    if expected != shape.items:
+        raise CorruptionError(f"{shape.key}: slots hold {expected} items, not {shape.items}")
+    return counts
+
+
+def _check_pass(
+    store: ObjectStore,
+    shape: Shape,
+    segments: Sequence[_Segment],
+    hashes: tuple[int, int],
+    slots: Table | None,
+) -> None:
+    """Items whose hash lies in ``hashes``, checked for completeness."""
+    held: list[Table] = []
+    last = np.zeros(0, ITEM_DTYPE)
+    for items in file_items(store.get_range, shape, pages_at_once=PAGES_AT_ONCE):
+        if slots is not None:
+            if not in_order(np.concatenate([last, items])):
+                raise CorruptionError(f"{shape.key}: items are not in order")
+            last = items[-1:]
+            shift = np.uint64(64 - shape.slot_bits)
+            found = (
+                (items["hash"] >> shift).astype(np.int64)
+                if shape.slot_bits
+                else np.zeros(len(items), np.int64)
+            )
+            np.subtract.at(slots, found, 1)
+        held.append(_between(items, hashes))
+    if slots is not None and bool(slots.any()):
+        raise CorruptionError(f"{shape.key}: slots do not point to their items")
+    present = np.concatenate([np.zeros(0, ITEM_DTYPE), *held])
+    for wanted in _expected(store, segments, hashes):
+        missing = len(sorted_items(np.concatenate([present, wanted]))) - len(present)
+        if missing:
+            raise _IncompleteError(f"lacks {missing} keys of the segments it covers")
+
+
+def _between(items: Table, hashes: tuple[int, int]) -> Table:
+    column = items["hash"]
+    return items[(column >= np.uint64(hashes[0])) & (column <= np.uint64(hashes[1]))]
+
+
+def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[int, int]) -> Iterator[Table]:
+    """Items of the segments, in pieces."""
+    parts: list[Table] = []
+    count = 0
+    for segment in segments:
+        try:
+            index, keys = read_keys(
+                store, segment.key, size_bytes=int(segment.place["size_bytes"]),
+                tail_bytes=int(segment.place["tail_bytes"]), rows=int(segment.place["rows"]),
+            )  # fmt: skip
+            if max(segment.ordinals) >= len(index.runs):
+                continue
+            items = items_of_segment(index, keys, segment.ordinals)
+        except (CorruptionError, NotFoundError, UnsupportedFormatError):
+            continue  # an anomaly of the segment, reported there
+        parts.append(_between(items, hashes))
+        count += len(parts[-1])
+        if count >= ITEMS_AT_ONCE:
+            yield np.concatenate(parts)
+            parts, count = [], 0
+    if parts:
+        yield np.concatenate(parts)

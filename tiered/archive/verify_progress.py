@@ -1,0 +1,125 @@
+"""The progress of `verify`: an interrupted pass continues, and the next pass follows the chain of put ids from where
+the last clean one ended.
+
+A pass is of one catalog version. Kept are its positions in the listings and in the chain, which objects were found, and
+what was wrong; the pages of the catalog are read again. Owns the document, not the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.archive.verify_segment import Anomaly, AnomalyKind
+from tiered.errors import UsageError
+
+SAVE_EVERY_S = 10.0
+AGE_MS_MAX = 24 * 3600 * 1000
+"""An older pass is repeated from the beginning: objects of its version may have been collected."""
+
+
+@dataclass
+class VerifyPass:
+    """A pass over ``version``, as far as it got. ``versions_left``: those not listed yet. ``after``: the object listed
+    last. ``found``: one bit for each named object. ``missing``: objects of the catalog that were not listed yet."""
+
+    version: int = 0
+    begun_ms: int = 0
+    versions_left: int = 0
+    chain: tuple[int, str] = (0, "")
+    after: str = ""
+    found: str = ""
+    missing: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    pending_deletions: int = 0
+    anomalies: list[Anomaly] = field(default_factory=list)
+
+    def pack(self, is_found: NDArray[np.bool_]) -> None:
+        """Keep ``is_found``."""
+        self.found = base64.b64encode(zlib.compress(np.packbits(is_found).tobytes())).decode()
+
+    def unpack(self, count: int) -> NDArray[np.bool_]:
+        """What ``pack`` kept for ``count`` objects; none were found if it kept nothing."""
+        if not self.found:
+            return np.zeros(count, bool)
+        bits = np.frombuffer(zlib.decompress(base64.b64decode(self.found)), np.uint8)
+        return np.unpackbits(bits, count=count).astype(bool)
+
+
+class VerifyProgress:
+    """The progress of the archive ``url``: what ``document``, if any, says. ``write`` replaces the document; None: it
+    is in memory only.
+
+    Raises UsageError when ``document`` is of another archive or no such document, and what ``write`` raises.
+    """
+
+    def __init__(
+        self,
+        url: str = "",
+        document: bytes | None = None,
+        write: Callable[[bytes], object] | None = None,
+        *,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._url, self._write, self._clock_ms = url, write, clock_ms
+        self._saved_s = time.monotonic()
+        self.verified: tuple[int, str] = (0, "")
+        """Version and put id at which the last clean pass ended."""
+        self._begun: VerifyPass | None = None
+        if document is not None:
+            self._load(document)
+
+    def begin(self, head: int) -> VerifyPass:
+        """The interrupted pass, or one over ``head``."""
+        now_ms, found = self._clock_ms(), self._begun
+        if found is None or found.version > head or now_ms - found.begun_ms > AGE_MS_MAX:
+            found = VerifyPass(head, now_ms, versions_left=head)
+        self._begun = found
+        return found
+
+    def save(self, prepare: Callable[[], object] = lambda: None) -> None:
+        """Write the document if that is due, after ``prepare``."""
+        if self._write is not None and time.monotonic() - self._saved_s >= SAVE_EVERY_S:
+            prepare()
+            self._write(self._document())
+            self._saved_s = time.monotonic()
+
+    def end(self, put_id: str, *, is_clean: bool) -> None:
+        """The pass ended; a clean one moves ``verified``."""
+        if self._begun is not None and is_clean:
+            self.verified = self._begun.version, put_id
+        self._begun = None
+        if self._write is not None:
+            self._write(self._document())
+
+    def _document(self) -> bytes:
+        begun = None if self._begun is None else asdict(self._begun)
+        return json.dumps({"archive": self._url, "verified": self.verified, "pass": begun}).encode()
+
+    def _load(self, content: bytes) -> None:
+        try:
+            document: dict[str, Any] = json.loads(content)
+            url, (version, put_id), begun = document["archive"], document["verified"], document["pass"]
+            self.verified = int(version), str(put_id)
+            if begun is not None:
+                found = VerifyPass(**begun)
+                anomalies = [_anomaly(**one) for one in begun["anomalies"]]
+                self._begun = replace(found, chain=tuple(begun["chain"]), anomalies=anomalies)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError("this is no progress file of verify", hint="name another file") from error
+        if url != self._url:
+            raise UsageError(
+                f"this is the progress file of {url}, not of {self._url}", hint="name another file"
+            )
+
+
+def _anomaly(kind: str, key: str, range: list[int] | None, detail: str) -> Anomaly:
+    return Anomaly(AnomalyKind(kind), key, None if range is None else (range[0], range[1]), detail)

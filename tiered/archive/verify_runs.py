@@ -1,0 +1,174 @@
+"""The live runs of an archive in passes, so that verification takes memory for live queues, not for history.
+
+    in_order     all runs by (queue, base offset): the catalog's sorted sequences merged, a page of each in memory
+    between      runs that a span of versions added, page by page
+    windows      spans of versions with up to WINDOW_RUNS runs each, object by object
+
+A window is a pass over the pages that may hold runs of it: more history means more passes, not more memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.archive.verify_segment import SegmentCheck
+from tiered.catalog.page_merge import merged_pages, sequences_of
+from tiered.catalog.pages import Page, RunIndex, sorted_page
+from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
+from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
+from tiered.object_store.interface import ObjectStore
+
+WINDOW_RUNS = 262_144
+"""Runs of 112 bytes, and at most as many objects, in memory at a time."""
+MERGED_RUNS = 32_768
+
+
+@dataclass(frozen=True)
+class Window:
+    """First and last version, both included."""
+
+    from_version: int
+    to_version: int
+
+
+@dataclass
+class LivingRuns:
+    """The runs of one state. ``unreadable``: pages that could not be read, with the reason; their runs are missing.
+    ``seen`` is called with every page as it is read."""
+
+    store: ObjectStore
+    state: CatalogState
+    unreadable: dict[str, str] = field(default_factory=dict)
+    seen: Callable[[Page], object] = lambda page: None
+
+    def in_order(self) -> Iterator[Page]:
+        """Every run once, by (queue, base offset), without the objects they are in."""
+        streams = [map(_bare, self._pages(sequence)) for sequence in sequences_of(self.state.pages)]
+        if self.state.memory_runs:
+            streams.append(map(_bare, [sorted_page(self.state.directory.keys, self.state.memory)]))
+        return merged_pages(streams, MERGED_RUNS)
+
+    def between(self, from_version: int, to_version: int) -> Iterator[Page]:
+        """Pages with the runs that these versions, both included, added."""
+        refs = [page for page in self.state.pages if page.overlaps(from_version, to_version)]
+        for page in self._pages(refs):
+            yield _of_versions(page, from_version, to_version)
+        if self.state.memory_runs:
+            memory = Page(self.state.directory.keys, self.state.memory)
+            yield _of_versions(memory, from_version, to_version)
+
+    def windows(self) -> tuple[list[Window], int]:
+        """Spans of versions that together cover all runs, and their share of the progress."""
+        counts = np.zeros(self.state.version + 1, np.int64)
+        cost = 0
+        for page in self.between(0, self.state.version):
+            counts += np.bincount(page.chunk.runs["version"], minlength=len(counts))
+            cost += run_cost(page.chunk.runs)
+        return cut_windows(counts, WINDOW_RUNS), cost
+
+    def objects(self, window: Window) -> WindowObjects:
+        """The objects that runs of ``window`` are in."""
+        return WindowObjects(self.between(window.from_version, window.to_version))
+
+    def _pages(self, refs: Iterable[PageRef]) -> Iterator[Page]:
+        index = RunIndex(self.store)
+        for ref in refs:
+            try:
+                page = index.living(self.state, index.read_page(ref))
+            except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+                self.unreadable[ref.key] = error.message
+                continue
+            self.seen(page)
+            yield page
+
+
+def cut_windows(counts: NDArray[np.int64], runs_max: int) -> list[Window]:
+    """Spans of versions (indices of ``counts``) of at most ``runs_max`` runs, or one version of more. Pure."""
+    windows: list[Window] = []
+    begin = held = 0
+    for version in np.flatnonzero(counts).tolist():
+        if held and held + int(counts[version]) > runs_max:
+            windows.append(Window(begin, version - 1))
+            begin, held = version, 0
+        held += int(counts[version])
+    if held:
+        windows.append(Window(begin, len(counts) - 1))
+    return windows
+
+
+class WindowObjects(Mapping[str, SegmentCheck]):
+    """Objects by key. The catalog's expectation of an object is assembled on access."""
+
+    def __init__(self, pages: Iterable[Page]) -> None:
+        objects: dict[str, int] = {}
+        queues: dict[QueueKey, int] = {}
+        places: list[Table] = [np.zeros(0, OBJECT_DTYPE)]
+        tables: list[Table] = [np.zeros(0, RUN_DTYPE)]
+        for page in pages:
+            chunk, known = page.chunk, len(objects)
+            numbers = np.array([objects.setdefault(key, len(objects)) for key in chunk.object_keys], np.int64)
+            number = numbers[chunk.objects["key"]]
+            _, first = np.unique(number, return_index=True)
+            places.append(chunk.objects[first[number[first] >= known]])
+            runs = chunk.runs.copy()
+            runs["object"] = number[chunk.runs["object"]]
+            runs["queue"] = np.array([queues.setdefault(queue, len(queues)) for queue in page.queues])[
+                chunk.runs["queue"]
+            ]
+            tables.append(runs)
+        runs = np.concatenate(tables)
+        self._runs = runs[np.argsort(runs["object"], kind="stable")]
+        self._first = np.searchsorted(self._runs["object"], np.arange(len(objects) + 1))
+        self._places = np.concatenate(places)
+        self._numbers, self._queues = objects, list(queues)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._numbers))
+
+    def __getitem__(self, key: str) -> SegmentCheck:
+        runs = self._runs_of(key)
+        queues = [self._queues[number] for number in runs["queue"].tolist()]
+        return SegmentCheck(key, self._places[self._numbers[key]], [runs], queues)
+
+    @property
+    def runs(self) -> int:
+        """Runs in all of them."""
+        return len(self._runs)
+
+    def cost(self, key: str) -> int:
+        """Its share of the progress."""
+        return run_cost(self._runs_of(key))
+
+    def _runs_of(self, key: str) -> Table:
+        number = self._numbers[key]
+        return self._runs[self._first[number] : self._first[number + 1]]
+
+
+def run_cost(runs: Table) -> int:
+    """The share of ``runs`` in the progress: message bytes, and one for each row."""
+    return int(runs["byte_count"].sum()) + int(runs["rows"].sum(dtype=np.int64))
+
+
+_NO_OBJECT = np.zeros(1, OBJECT_DTYPE)
+
+
+def _bare(page: Page) -> Page:
+    """``page`` without objects: their names are most of what merged pages hold."""
+    runs = page.chunk.runs.copy()
+    runs["object"] = 0
+    return Page(page.queues, RunChunk(runs, _NO_OBJECT, ("",)))
+
+
+def _of_versions(page: Page, from_version: int, to_version: int) -> Page:
+    version = page.chunk.runs["version"]
+    wanted = (version >= from_version) & (version <= to_version)
+    return Page(page.queues, selected(page.chunk, wanted))
