@@ -1,7 +1,7 @@
 """DataFrames planned when they are created: one Spark partition for each part of the plan.
 
 ``read`` and the jobs use them. Batches reach Spark through ``mapInArrow``, which copies each value into a row once;
-from a Python data source Spark copies it twice (docs/decisions/0032). Filters are not pushed down: Spark 4.2 applies
+from a Python data source Spark copies it twice (docs/decisions/0016). Filters are not pushed down: Spark 4.2 applies
 the filters pushed for one use of a DataFrame to all others. Offsets and times that a job selects are part of the plan.
 """
 
