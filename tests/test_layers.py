@@ -291,7 +291,7 @@ def test_the_checks_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (test_computed_imports_are_only_verbs_and_lazy_names, "imports <computed>"),
         (
             test_modules_import_without_cycles,
-            "server.one -> rocketmq_tiered.server.two -> rocketmq_tiered.server.one",
+            "process.one -> rocketmq_tiered.process.sub.two -> rocketmq_tiered.process.one",
         ),
     ):
         with pytest.raises(AssertionError, match=re.escape(says)):
