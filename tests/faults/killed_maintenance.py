@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rocketmq_tiered import loaded_archive
 from rocketmq_tiered.cli import expire, gc, ls, verify
 from rocketmq_tiered.cli import main as tiered
+from rocketmq_tiered.process import loaded_archive
 from tests.faults.killed_child import die
 from tiered.formats.keys import parse_catalog_key
 from tiered.object_store.interface import Body, ObjectStore

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_tiered import instance
 from rocketmq_tiered.cli import main
+from rocketmq_tiered.process import instance
 from rocketmq_tiered.process.instance import IDENTITY_FILE
 from rocketmq_tiered.process.lifecycle import Service
 from rocketmq_tiered.process.loaded_archive import open_for_reading

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rocketmq_tiered import uploader_job
 from rocketmq_tiered.doctor.broker import BrokerSubject, broker_checks, judge_clock, judge_version
 from rocketmq_tiered.doctor.broker_store import StoreAccess, StoreSubject, margin, store_checks
 from rocketmq_tiered.doctor.bucket_rules import judge_lifecycle, judge_lock, judge_versioning
@@ -29,6 +28,7 @@ from rocketmq_tiered.doctor.check import (
 )
 from rocketmq_tiered.doctor.host import usable
 from rocketmq_tiered.doctor.store_trial import StoreTrial
+from rocketmq_tiered.process import uploader_job
 from tests.object_store.imperfect_stores import (
     ForgetfulStore,
     OverwritingStore,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered import lag as lag_module
+from rocketmq_tiered.process import lag as lag_module
 from rocketmq_tiered.process.lag import Lag, lag_by_queues, measure_lag, store_timestamp_at, written_end
 from rocketmq_tiered.process.retention_margin import LogGrowth, retention_margin_s
 from tests.bad_input.stale_checksum import copy_with_stale_checksum

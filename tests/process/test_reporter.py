@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
-from rocketmq_tiered import reporter as reporter_module
+from rocketmq_tiered.process import reporter as reporter_module
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.reporter import COST_SHARE, Reporter
 from tests.end_to_end.offloading import FILTER
