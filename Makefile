@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-UV := $(shell command -v uv 2>/dev/null)
+UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 WORKERS ?= 2
 RESULTS_DIR ?= build/soak
 # Tests start hundreds of processes: none compiles what another one has compiled.
@@ -17,24 +17,37 @@ help: ## this list
 
 install: $(VENV)/.installed ## a virtual environment with the locked dependencies and the `tiered` command
 
-# The lock pins every file by hash. The project itself is linked, so edits take effect immediately.
-$(VENV)/.installed: requirements.lock pyproject.toml
-ifneq ($(UV),)
-	test -x $(BIN)/python || $(UV) venv --quiet --python ">=3.11" $(VENV)
-	VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --compile-bytecode --require-hashes -r requirements.lock
-	VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --no-deps --no-build-isolation -e .
-else
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is required: make install PYTHON=python3.11")'
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
-endif
+# The locks pin every file by hash. The project itself is linked, so edits take effect immediately.
+$(VENV)/.installed: requirements.lock $(VENV)/.runtime
+	$(call install_locked,$(VENV),-r requirements.lock)
 	@touch $@
 
-demo: install ## archive a real broker's store, delete it, read it back, compare
+# What the `tiered` command needs, without Spark and development tools.
+$(VENV)/.runtime: requirements-runtime.lock requirements-build.lock pyproject.toml | $(UV)
+	test -x $(BIN)/python || $(UV) venv --quiet --python ">=3.11" $(VENV)
+	$(call install_locked,$(VENV),-r requirements-runtime.lock -r requirements-build.lock)
+	VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --no-deps --no-build-isolation -e . || \
+	    $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Installs in a tenth of pip's time. pip does it where uv cannot be had or does not reach the package index.
+$(VENV)/bin/uv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is required: make install PYTHON=python3.11")'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	-$(BIN)/pip install --quiet --require-hashes -r requirements-uv.lock
+install_locked = VIRTUAL_ENV="$(abspath $(1))" $(UV) pip install --quiet --require-hashes $(2) || \
+    $(1)/bin/pip install --quiet --require-hashes $(2)
+
+# Compiled once, for every process of tests and demo.
+$(VENV)/.kernels: $(wildcard tiered/kernels/*.py) $(VENV)/.runtime
+	rm -rf tiered/kernels/__pycache__/ahead-*
+	$(BIN)/tiered compile
+	@touch $@
+
+demo: $(VENV)/.kernels ## archive a real broker's store, delete it, read it back, compare
 	$(BIN)/python examples/demo.py
 
-test: install ## the fast tests
+test: install $(VENV)/.kernels ## the fast tests
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not integration and not soak"
 
 lint: install ## style
@@ -55,10 +68,10 @@ servers: install ## install the servers of integration tests; report those that 
 
 # Of these, `.ci/run` has time for a slice: SLICE="and not extended".
 SLICE ?=
-integration: install ## tests against real servers; unavailable ones are skipped by name
+integration: install $(VENV)/.kernels ## tests against real servers; unavailable ones are skipped by name
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "integration and not soak $(SLICE)"
 
-soak: install ## the long tests behind published results; figures go to $RESULTS_DIR (build/soak)
+soak: install $(VENV)/.kernels ## the long tests behind published results; figures go to $RESULTS_DIR (build/soak)
 	mkdir -p "$(RESULTS_DIR)"
 	RESULTS_DIR="$(abspath $(RESULTS_DIR))" $(BIN)/pytest -m soak --timeout 7200; \
 	code=$$?; \
@@ -66,7 +79,7 @@ soak: install ## the long tests behind published results; figures go to $RESULTS
 	cat $(RESULTS_DIR)/soak.md; \
 	exit $$code
 
-bench: install ## the offload benchmark; more in benchmarks/
+bench: install $(VENV)/.kernels ## the offload benchmark; more in benchmarks/
 	$(BIN)/python -m benchmarks.offload
 
 format: install ## format the sources
@@ -89,23 +102,19 @@ docs: build/docs-venv/.installed ## the documentation site with the API referenc
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict --config-file mkdocs.yml
 
 # Tools with a lock of their own get an environment of their own.
-build/%-venv/.installed: requirements-%.lock
-ifneq ($(UV),)
-	$(UV) venv --quiet --clear --python ">=3.11" $(@D)
-	VIRTUAL_ENV="$(abspath $(@D))" $(UV) pip install --quiet --require-hashes -r $<
-else
-	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/pip install --quiet --require-hashes -r $<
-endif
+build/%-venv/.installed: requirements-%.lock | $(UV)
+	$(UV) venv --quiet --clear --python ">=3.11" $(@D) || $(PYTHON) -m venv --clear $(@D)
+	$(call install_locked,$(@D),-r $<)
 	@touch $@
 
-# Needs uv. The smaller locks have the versions of requirements.lock. `make lock UPGRADE=--upgrade` updates all.
-LOCK = uv pip compile --quiet --generate-hashes --no-header --no-annotate --python-version 3.11 $(UPGRADE)
-lock: ## rewrite the lock files after a change of the dependencies in pyproject.toml
+# The smaller locks have the versions of requirements.lock. `make lock UPGRADE=--upgrade` updates all.
+LOCK = $(UV) pip compile --quiet --generate-hashes --no-header --no-annotate --python-version 3.11 $(UPGRADE)
+lock: | $(UV) ## rewrite the lock files after a change of the dependencies in pyproject.toml
 	$(LOCK) --all-extras pyproject.toml -o requirements.lock
 	mkdir -p build && sed -nE 's/^([A-Za-z0-9].*[^ ]) *\\$$/\1/p' requirements.lock > build/constraints.txt
 	$(LOCK) -c build/constraints.txt pyproject.toml -o requirements-runtime.lock
 	$(LOCK) -c build/constraints.txt --group build -o requirements-build.lock
+	$(LOCK) --group uv -o requirements-uv.lock
 	$(LOCK) --group audit -o requirements-audit.lock
 	$(LOCK) --group docs -o requirements-docs.lock
 

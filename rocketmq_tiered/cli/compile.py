@@ -53,12 +53,8 @@ def _uses() -> Iterator[Callable[[], object]]:
 
 
 def _rescan() -> None:
-    """Of arrays that may be written, and that may not."""
-    data = np.zeros(8, np.uint8)
-    for is_writable in (True, False):
-        sizes, phys = np.full(1, 8, np.int32), np.zeros(1, np.int64)
-        sizes.flags.writeable = phys.flags.writeable = is_writable
-        rescan(data, np.zeros(1, np.int64), sizes, phys, QueueTable(), RecordColumns(1, 1, 1))
+    one = np.zeros(1, np.int64)
+    rescan(np.zeros(8, np.uint8), one, one + 8, one, QueueTable(), RecordColumns(1, 1, 1))
 
 
 def _bytes(directory: Path) -> int:

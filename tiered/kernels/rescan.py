@@ -40,11 +40,13 @@ def rescan(
         raise ValueError("a record lies outside the data")
     if not data.flags.c_contiguous or data.dtype != np.uint8:
         raise ValueError(f"data of {data.dtype}")
-    starts, sizes = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(sizes, np.int32)
-    phys = np.ascontiguousarray(phys, np.int64)
-    done = 0
+    # Copies: read-only arrays would need a second compilation.
+    starts, sizes, phys = np.array(starts, np.int64), np.array(sizes, np.int32), np.array(phys, np.int64)
+    done = no_levels = 0
     while done < len(starts):
-        done, outcome = _rescan(data.ctypes.data, starts, sizes, phys, done, table.address, out.address)
+        done, outcome = _rescan(
+            data.ctypes.data, starts, sizes, phys, done, table.address, out.address, no_levels
+        )
         if outcome == VALID:
             break
         if outcome < GROW_ROWS:
@@ -68,15 +70,17 @@ def _rescan(
     row: Int,
     table: Int,
     out: Int,
+    no_levels: Int,
 ) -> tuple[Int, Int]:
-    """(rows done, VALID or the reason of the stop)."""
+    """(rows done, VALID or the reason of the stop). A literal 0 in place of ``no_levels`` would compile emit_record a
+    second time."""
     while row < len(starts):
         begin = starts[row]
         end = begin + sizes[row]
         file_end_phys = phys[row] + sizes[row] + END_OF_FILE_BYTES
         outcome = check_record(data, begin, end, phys[row], file_end_phys, out)
         if outcome == VALID:
-            outcome = emit_record(data, begin, phys[row], table, out, 0, 0)
+            outcome = emit_record(data, begin, phys[row], table, out, no_levels, no_levels)
         if outcome != VALID:
             return row, outcome
         row += 1
