@@ -19,7 +19,9 @@ from tiered.timestamps import milliseconds, parse_instant
     [
         ("0", 0),
         ("1795227708020", 1795227708020),
-        ("-5", -5),
+        ("20261121", 1795219200000),
+        ("2026-11-21", 1795219200000),
+        ("2524608000000", 2524608000000),
         ("1970-01-01", 0),
         ("1970-01-01T00:00:01", 1_000),
         ("1970-01-01 00:00:01.5Z", 1_500),
@@ -40,7 +42,27 @@ def test_times_before_now(text: str, ago_ms: int) -> None:
     assert 0 <= parse_instant(text) + ago_ms - now_ms < 10_000
 
 
-@pytest.mark.parametrize("text", ["-1y", "-h", "1h", "", "soon", "2026-13-01", "12:00", "1.5", "--5"])
+@pytest.mark.parametrize(
+    ("text", "understood"),
+    [
+        ("1795227708", "1970-01-21T18:40:27Z, .*in seconds it is 2026-11-21T02:21:48Z, so use 1795227708000"),
+        ("2026", "1970-01-01T00:00:02Z"),
+        ("202611", "1970-01-01T00:03:22Z"),
+        ("2026112107", "in seconds it is 2034-03-16"),
+        ("202611210700", "1976-06-03"),
+        ("20261121070000", "2612-01-19"),
+        ("1795227708020000", "outside the years 1 to 9999"),
+        ("-5", "1969-12-31T23:59:59Z"),
+    ],
+)  # fmt: skip
+def test_implausible_integers_are_refused_with_what_was_understood(text: str, understood: str) -> None:
+    with pytest.raises(UsageError, match=f"^{text} milliseconds since 1970 is .*{understood}"):
+        parse_instant(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["-1y", "-h", "1h", "", "soon", "2026-13-01", "20261301", "12345678", "12:00", "1.5", "--5"]
+)
 def test_anything_else_is_wrong_usage(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time"):
         parse_instant(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import index
 from time import time_ns
 
@@ -16,6 +16,9 @@ RELATIVE = re.compile(r"-(?P<count>\d{1,9})(?P<unit>[smhdw])")
 """Seconds, minutes, hours, days or weeks before now."""
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _EPOCH = datetime.fromtimestamp(0, UTC)
+_PLAUSIBLE_MS = range(946_684_800_000, 4_102_444_800_000)
+"""Integers that are times: 2000 to 2099. Outside are seconds, years, microseconds, dates of twelve or more digits."""
+_FORMS = "use milliseconds since 1970, 2026-11-21T07:00:00Z, 2026-11-21, or -1h"
 
 
 def milliseconds(time: TimePoint) -> int:
@@ -37,19 +40,35 @@ def milliseconds(time: TimePoint) -> int:
 
 
 def parse_instant(text: str) -> int:
-    """Milliseconds since the epoch of ``1795227708020``, ``2026-11-21T07:00:00.5Z`` (without a zone it is UTC), or
-    ``-90m``, which is 90 minutes ago.
+    """Milliseconds since the epoch of ``1795227708020``, ``2026-11-21T07:00:00.5Z`` (without a zone it is UTC),
+    ``2026-11-21`` or ``20261121``, or ``-90m``, which is 90 minutes ago.
 
-    Raises UsageError.
+    An integer is 0 or within 2000 to 2099, so that seconds are not taken for a time in 1970. Raises UsageError.
     """
     text = text.strip()
     if ago := RELATIVE.fullmatch(text):
         return time_ns() // 1_000_000 - int(ago["count"]) * _UNIT_MS[ago["unit"]]
+    if re.fullmatch(r"-?\d+", text, re.ASCII) and len(text) != len("20261121"):
+        return _plausible(int(text))
     try:
-        if text.lstrip("-").isdecimal():
-            return int(text)
         return milliseconds(datetime.fromisoformat(text))
     except ValueError as error:
-        raise UsageError(
-            f"{text or '(empty)'} is not a time: use milliseconds since 1970, 2026-11-21T07:00:00Z, or -1h"
-        ) from error
+        raise UsageError(f"{text or '(empty)'} is not a time: {_FORMS}") from error
+
+
+def _plausible(time_ms: int) -> int:
+    if time_ms == 0 or time_ms in _PLAUSIBLE_MS:
+        return time_ms
+    readings = [f"{time_ms} milliseconds since 1970 is {_moment(time_ms)}, which is implausible"]
+    if time_ms * 1000 in _PLAUSIBLE_MS:
+        readings.append(f"in seconds it is {_moment(time_ms * 1000)}, so use {time_ms}000")
+    else:
+        readings.append(_FORMS)
+    raise UsageError(": ".join(readings))
+
+
+def _moment(time_ms: int) -> str:
+    try:
+        return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except OverflowError:
+        return "outside the years 1 to 9999"

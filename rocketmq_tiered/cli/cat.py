@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="start", type=int, metavar="OFFSET", help="first queue offset")
     parser.add_argument(
         "--since", type=instant, metavar="TIME",
-        help="from the first message stored at or after this time (ms since 1970, or ISO 8601, by default in UTC)",
+        help="from the first message stored at or after this time (ISO 8601, by default in UTC, ms since 1970, or -1h)",
     )  # fmt: skip
     parser.add_argument(
         "--until", type=instant, metavar="TIME", help="up to the first message stored at or after this time"

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", type=int, metavar="N", help="only this queue: prints its offset alone")
     parser.add_argument(
         "--time", type=instant, metavar="TIME", required=True,
-        help="ms since 1970, or ISO 8601, by default in UTC: 2026-11-21T07:00:00Z",
+        help="ISO 8601, by default in UTC, ms since 1970, or -1h: 2026-11-21T07:00:00Z",
     )  # fmt: skip
     parser.add_argument(
         "--boundary", choices=[str(boundary) for boundary in Boundary], default=str(Boundary.LOWER),

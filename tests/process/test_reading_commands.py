@@ -93,6 +93,7 @@ def test_offset_as_json_and_for_all_queues(run: Run, archive: str, truth: Any) -
         (("offset", "ARCHIVE", "t_one", "--queue", "99", "--time", "0"), 3, "99"),
         (("offset", "ARCHIVE", "absent", "--time", "0"), 3, "absent"),
         (("offset", "ARCHIVE", "t_one", "--queue", "0", "--time", "soon"), 2, "is not a time"),
+        (("offset", "ARCHIVE", "t_one", "--time", "1795227708"), 2, "in seconds it is 2026-11-21T02:21:48Z"),
         (("offset", "ARCHIVE", "t_one", "--queue", "0"), 2, "--time"),
         (("cat", "ARCHIVE", "t_one", "--since", "0", "--from", "0"), 2, "--since"),
         (("cat", "ARCHIVE", "t_one", "--until", "0", "--follow"), 2, "--until"),

@@ -134,13 +134,13 @@ def test_actions_on_one_dataframe_see_one_version(
 def test_options_are_checked() -> None:
     good = parse_options({
         "path": "s3://b/p", "Topic": "a, b*", "MODE": "permissive", "source": "STORE", "partitionbytes": str(MIB),
-        "accessKey": "A", "secretKey": "S", "startingOffsets": "timestamp", "startingTimestamp": "5",
+        "accessKey": "A", "secretKey": "S", "startingOffsets": "timestamp", "startingTimestamp": "20261121",
     })  # fmt: skip
     assert (good.topics, good.mode, good.source) == (("a", "b*"), Mode.PERMISSIVE, Source.STORE)
     dated = parse_options({"path": "p", "since": "2026-11-21T02:21:48.020Z", "until": "1795227708021"})
     assert (dated.since_ms, dated.until_ms) == (1795227708020, 1795227708021)
     assert good.wants("bcd") and not good.wants("c")
-    assert (good.starting, good.starting_timestamp) == (Starting.TIMESTAMP, 5)
+    assert (good.starting, good.starting_timestamp) == (Starting.TIMESTAMP, 1795219200000)
     assert "S'" not in repr(good) and good.store_options().credentials is not None
     for wrong, complaint in (
         ({}, "path is missing"),
@@ -150,7 +150,8 @@ def test_options_are_checked() -> None:
         ({"path": "x", "batchBytes": str((1 << 30) + 1)}, "a whole number from 65536 to 1073741824"),
         ({"path": "x", "accessKey": "a"}, "require each other"),
         ({"path": "x", "since": "soon"}, "since: soon is not a time"),
-        ({"path": "x", "since": "5", "until": "5"}, "since is not before until"),
+        ({"path": "x", "until": "1795227708"}, "until: 1795227708 milliseconds since 1970 is 1970-01-21"),
+        ({"path": "x", "since": "20261121", "until": "2026-11-21"}, "since is not before until"),
         ({"path": "x", "startingOffsets": "timestamp"}, "require each other"),
         ({"path": "x", "maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "mutually exclusive"),
         ({"path": "/x", "source": "store", "generation": "all"}, "generation requires source=archive"),

@@ -149,9 +149,9 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     if not path:
         raise UsageError("path is missing", hint="use load('s3://bucket/prefix') or option('path', …)")
     starting = text.choice("startingOffsets", Starting, Starting.EARLIEST)
-    timestamp = text.number("startingTimestamp", 0)
+    timestamp = text.instant("startingTimestamp")
     if (starting is Starting.TIMESTAMP) != (timestamp is not None):
-        raise UsageError("startingOffsets=timestamp and startingTimestamp (ms) require each other")
+        raise UsageError("startingOffsets=timestamp and startingTimestamp require each other")
     rows, size = text.number("maxRowsPerTrigger", 1), text.number("maxBytesPerTrigger", 1)
     if rows is not None and size is not None:
         raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger are mutually exclusive")
