@@ -138,13 +138,39 @@ def test_a_topic_without_messages_is_as_in_the_archived_table(tmp_path: Path) ->
         second = store_with(tmp_path / "second", {0: 5}, b"second")
         (second / "config").mkdir()
         table = {
-            "idle": {"topicName": "idle", "readQueueNums": 3, "writeQueueNums": 2, "perm": 4, "order": True}
+            "idle": {"topicName": "idle", "readQueueNums": 3, "writeQueueNums": 2, "perm": 4, "order": True},
+            "%DLQ%g": {"topicName": "%DLQ%g", "readQueueNums": 1, "writeQueueNums": 1, "perm": 2},
+            "closed": {"topicName": "closed", "readQueueNums": 1, "writeQueueNums": 1, "perm": 0},
         }
         (second / "config/topics.json").write_text(json.dumps({"topicConfigTable": table}))
         on_another_disk(second, root)
         await grown(archive)
         assert archive.topics()["idle"] == TopicConfig("idle", 3, 2, perm=4, order=True)
         assert archive.topics()["t"].perm == 6
+        # An archive may always be read: dead letter topics have no read permission at the broker.
+        routes = RouteTable(archive, "host:9876")
+        for topic, perm in (("%DLQ%g", 6), ("closed", 4)):
+            assert (routes.route(topic) or {})["queueDatas"][0]["perm"] == perm
+
+    run(tmp_path, story)
+
+
+def test_groups_may_read_the_archive_whatever_the_broker_permitted(tmp_path: Path) -> None:
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        second = store_with(tmp_path / "second", {0: 5}, b"second")
+        (second / "config").mkdir()
+        stopped = {"consumeEnable": False, "consumeBroadcastEnable": False, "brokerId": 3, "retryMaxTimes": 7}
+        table = {"subscriptionGroupTable": {"g": {"groupName": "g", **stopped}}}
+        (second / "config/subscriptionGroup.json").write_text(json.dumps(table))
+        on_another_disk(second, root)
+        await grown(archive)
+        config = RouteTable(archive, "host:9876").group_config("g")
+        assert (config["consumeEnable"], config["consumeBroadcastEnable"], config["brokerId"]) == (
+            True,
+            True,
+            0,
+        )
+        assert config["retryMaxTimes"] == 7
 
     run(tmp_path, story)
 

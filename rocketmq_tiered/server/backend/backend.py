@@ -33,8 +33,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class TopicConfig:
-    """A topic's configuration for routes and tools. ``perm`` bits: 4 read, 2 write, as at the broker: a client sends to
-    a topic that it may not write nothing, and would report a missing route instead of the refusal."""
+    """A topic's configuration for routes and tools. ``perm`` bits: 4 read, which an archive always offers; 2 write, as
+    at the broker: a client sends nothing to a topic that it may not write, and would report a missing route instead of
+    the refusal."""
 
     name: str
     read_queues: int

@@ -21,6 +21,11 @@ PERM_READ = 4
 PERM_READ_WRITE = 6
 PROXY_TOPIC = "DefaultHeartBeatSyncerTopic"
 """A RocketMQ 5 proxy needs it to start, and creates it; it is kept in memory."""
+LIVE_GROUP_SETTINGS = frozenset({
+    "brokerId", "consumeBroadcastEnable", "consumeEnable", "consumeFromMinEnable", "notifyConsumerIdsChangedEnable",
+    "whichBrokerWhenConsumeSlowly",
+})  # fmt: skip
+"""Settings of a group that are about reading from the live broker, such as whether it may consume there: not copied."""
 MADE_QUEUES_MAX = 16
 """A proxy creates one. Replies about a topic go through all its queues."""
 READ_ONLY = "archives are read-only"
@@ -85,7 +90,7 @@ class RouteTable:
         return {"brokerDatas": [self.broker_data()], "filterServerTable": {}, "queueDatas": [queue_data]}
 
     def group_config(self, group: str) -> dict[str, Any]:
-        """The archived configuration of a group, or a default one."""
+        """The archived configuration of a group, which may always read the archive, or a default one."""
         default = {
             "brokerId": 0, "consumeBroadcastEnable": True, "consumeEnable": True, "consumeFromMinEnable": True,
             "consumeMessageOrderly": False, "groupName": group, "groupSysFlag": 0,
@@ -93,7 +98,8 @@ class RouteTable:
             "whichBrokerWhenConsumeSlowly": 0, "attributes": {}, "consumeTimeoutMinute": 15,
             "groupRetryPolicy": {"type": "CUSTOMIZED"},
         }  # fmt: skip
-        return default | self.archive.subscription_groups().get(group, {})
+        archived = self.archive.subscription_groups().get(group, {})
+        return default | {name: value for name, value in archived.items() if name not in LIVE_GROUP_SETTINGS}
 
 
 class RouteHandlers:

@@ -36,7 +36,7 @@ from tiered.object_store.interface import ObjectStore
 logger = logging.getLogger(__name__)
 
 UNITS_BYTES_MAX = 1 << 20
-PERM_READ_WRITE = 6
+PERM_READ, PERM_READ_WRITE = 4, 6
 QUERIES_MAX = 4
 """Concurrent queries by key: their memory is in no budget."""
 FILTERED_PULLS_MAX = 32
@@ -178,7 +178,7 @@ class ServedArchive:
                 topic,
                 max(count, int(config.get("readQueueNums") or 0)),
                 max(count, int(config.get("writeQueueNums") or 0)),
-                perm=int(config.get("perm", PERM_READ_WRITE)),
+                perm=int(config.get("perm", PERM_READ_WRITE)) | PERM_READ,
                 order=bool(config.get("order", False)),
                 attributes=dict(attributes) if isinstance(attributes, dict) else {},
             )
