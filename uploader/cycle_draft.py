@@ -1,7 +1,4 @@
-"""Keys of a cycle's objects, and its commit. Pure.
-
-Shared by the uploader and `tiered-spark backfill`, so that both write the same archive.
-"""
+"""Keys of a cycle's objects, and its commit. Pure."""
 
 from __future__ import annotations
 

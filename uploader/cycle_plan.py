@@ -107,8 +107,7 @@ class _Runs:
 
 
 class CyclePlanner:
-    """Plans cycles for one queue table. Without ``knows_ends`` the tails are unknown, and no start of a queue is
-    unusual. ``skipped``: parts of the log that earlier processes skipped."""
+    """Plans cycles for one queue table. ``skipped``: parts of the log that earlier processes skipped."""
 
     def __init__(
         self,
@@ -116,14 +115,12 @@ class CyclePlanner:
         tails: QueueTails,
         *,
         split_bytes: int,
-        knows_ends: bool = True,
         skipped: SkippedLog | None = None,
         ttl_classes: QueueTtlClasses | None = None,
     ) -> None:
         self._table = table
         self._tails = tails
         self._split_bytes = split_bytes
-        self._knows_ends = knows_ends
         self._skipped = skipped or SkippedLog()
         self._ttl_classes = ttl_classes or QueueTtlClasses()
         self._generations = QueueGenerations(table)
@@ -235,7 +232,7 @@ class CyclePlanner:
         is_first = np.ones(len(runs.ordinal), bool)
         is_first[1:] = runs.ordinal[1:] != runs.ordinal[:-1]
         continues = is_first & ((tails[:, 0] == UNKNOWN) | (tails[:, 0] == runs.base))
-        begins_late = is_first & (tails[:, 0] == UNKNOWN) & (runs.base > 0) & self._knows_ends
+        begins_late = is_first & (tails[:, 0] == UNKNOWN) & (runs.base > 0)
         is_unusual = (begins_late | ~continues) & (runs.kind != RunKind.LMQ)
         ordinals = np.unique(runs.ordinal[is_unusual])
         next_offsets = self._tails.of(ordinals)[:, 0]

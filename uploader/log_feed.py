@@ -40,12 +40,10 @@ class FeedOutcome(Enum):
 
 @dataclass(frozen=True)
 class FeedBound:
-    """``limit_phys``: nothing at or above it is read. ``proven_phys``: below it every byte must be valid.
-    ``is_record_end``: no record crosses the limit."""
+    """``limit_phys``: nothing at or above it is read. ``proven_phys``: below it every byte must be valid."""
 
     limit_phys: int
     proven_phys: int
-    is_record_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,6 @@ class LogFeed:
             return FeedOutcome.FULL
         if self._is_disproved(phys, size, bound):
             return self._skip_damage(batch, bound, read.file, InvalidReason.SIZE.name.lower())
-        if size > read.available and bound.is_record_end and phys < bound.proven_phys:
-            return self._skip_damage(batch, bound, read.file, InvalidReason.SIZE.name.lower())
         if size > read.available:
             # The size fits the file, so only the bound cuts it: wait for the rest.
             return FeedOutcome.CAUGHT_UP
@@ -259,7 +255,7 @@ class LogFeed:
         if following is None and bound.proven_phys < bound.limit_phys:
             # A dead broker's recovery would end here too.
             return FeedOutcome.CAUGHT_UP
-        if following is None and not bound.is_record_end:
+        if following is None:
             # A sound record may cross the bound: wait for its rest.
             following = find_cut_record(self._log, end_phys - 1, limit) or (end_phys if is_whole else None)
         following = limit if following is None else min(following, limit)

@@ -1,7 +1,6 @@
 """The time limit after which a backfill ends because the object store stores nothing. Pure.
 
-A catalog commit is retried without limit, which suits a process that follows a broker. A backfill must end with an exit
-code. Used by `tiered backfill` and by `tiered-spark backfill`.
+bounded_run.py applies it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,6 @@ from tiered.errors import UnavailableError
 from uploader.offload_status import OffloadStatus
 
 AGAIN = "the same command continues where it stopped"
-
-
-def outage_error(outage_s_max: float, why: str) -> UnavailableError:
-    """The error that ends a backfill at its outage limit."""
-    return UnavailableError(f"nothing stored for {outage_s_max:g} s: {why}", hint=AGAIN)
 
 
 @dataclass
@@ -43,6 +37,6 @@ class OutageLimit:
         elif failing:
             self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
             if now_s - self._failing_since_s >= self.outage_s_max:
-                raise outage_error(self.outage_s_max, why)
+                raise UnavailableError(f"nothing stored for {self.outage_s_max:g} s: {why}", hint=AGAIN)
         else:
             self._failing_since_s = None

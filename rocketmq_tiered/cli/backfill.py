@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 
 from rocketmq_tiered.cli.arguments import add_json, add_writer_flags, settings_of
 from rocketmq_tiered.process.allocator import return_freed_memory
+from rocketmq_tiered.process.instance import backfill_instance
 from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.process.uploader_job import UploaderJob, Writer
 from tiered.console import camel_names, print_json, print_lines
 from tiered.object_store.request_metrics import StoreMetrics
-from uploader.offload import OffloadResult
+from uploader.bounded_run import run_bounded
+from uploader.offload_status import OffloadResult, OffloadStatus
 from uploader.outage_limit import AGAIN, OutageLimit
 from uploader.outcome_text import outcome_text
 
 EXIT_ANOMALIES = 1
 EXIT_INTERRUPTED = 130
 INTERRUPTED = f"interrupted; {AGAIN}"
-POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +46,7 @@ def execute(options: argparse.Namespace) -> int:
     return_freed_memory()
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
-    writer = Writer(_instance(settings.broker.store_path), "backfill", settings.archive.take_over)
+    writer = Writer(backfill_instance(settings.broker.store_path), "backfill", settings.archive.take_over)
     job = UploaderJob(settings, writer, StoreMetrics())
     stop = threading.Event()
     with _set_by_signals(stop), Progress("backfill", 0, quiet=options.json) as progress:
@@ -71,34 +69,17 @@ def _run(
     job: UploaderJob, stop: threading.Event, progress: Progress, outage_limit: OutageLimit
 ) -> OffloadResult:
     """The uploader in a thread, progress and signals in this one."""
-    outcome: list[OffloadResult] = []
-    failure: list[BaseException] = []
-    ended = threading.Event()
-
-    def work() -> None:
-        try:
-            outcome.append(job.offload(stop, follow=False))
-        except BaseException as error:  # raised in the main thread
-            failure.append(error)
-        finally:
-            ended.set()
-
-    threading.Thread(target=work, name="uploader", daemon=True).start()
     first_phys: int | None = None
-    while not ended.wait(POLL_S):
-        status = job.offloader.status()
-        now_s = time.monotonic()
-        outage_limit.check(
-            status, is_stopping=stop.is_set(), now_s=now_s, retry_reason=job.offloader.retry_reason
-        )
-        if status is not None:
-            first_phys = status.committed_phys if first_phys is None else first_phys
-            progress.update(status.committed_phys - first_phys, job.expected_end_phys(status) - first_phys)
-    if failure:
-        raise failure[0]
-    done = outcome[0].to_phys - (outcome[0].from_phys if first_phys is None else first_phys)
+
+    def observe(status: OffloadStatus) -> None:
+        nonlocal first_phys
+        first_phys = status.committed_phys if first_phys is None else first_phys
+        progress.update(status.committed_phys - first_phys, job.expected_end_phys(status) - first_phys)
+
+    result = run_bounded(lambda: job.offload(stop, follow=False), job.offloader, outage_limit, stop, observe)
+    done = result.to_phys - (result.from_phys if first_phys is None else first_phys)
     progress.update(done, done)
-    return outcome[0]
+    return result
 
 
 @contextmanager
@@ -118,9 +99,3 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, previous[0])
         signal.signal(signal.SIGINT, previous[1])
-
-
-def _instance(store: str) -> str:
-    """Stable per store and host, so that a killed backfill can be repeated at once."""
-    place = f"{os.uname().nodename}\0{Path(store).absolute()}"
-    return f"backfill-{hashlib.sha256(place.encode()).hexdigest()[:16]}"

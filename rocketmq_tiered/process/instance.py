@@ -123,6 +123,12 @@ class StateDirectory:
             logger.debug("state directory not linked: %s", error)  # only a convenience
 
 
+def backfill_instance(store: str) -> str:
+    """The id of a backfill of ``store``: stable on one host, so that a killed backfill can be repeated at once."""
+    place = f"{os.uname().nodename}\0{Path(store).absolute()}"
+    return f"backfill-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+
+
 def default_state_dir(environment: Mapping[str, str], cluster: str, broker: str) -> Path:
     """``$XDG_STATE_HOME/rocketmq-tiered/<cluster>/<broker>``."""
     return state_root(environment) / _path_component(cluster) / _path_component(broker)

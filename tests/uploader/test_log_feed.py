@@ -205,18 +205,3 @@ def test_a_record_that_the_bound_cuts_is_waited_for_behind_damage_too(damage: st
             assert batch.to_phys <= limit
         assert batch.columns.phys[: batch.columns.rows].tolist() == [positions[0], positions[2]], bound
         assert [(d.begin_phys, d.end_phys) for d in batch.damaged] == [(positions[1], positions[2])]
-
-
-def test_where_a_record_ends_at_the_bound_what_reaches_above_it_is_damaged(tmp_path: Path) -> None:
-    log, positions = b"", []
-    for number in range(3):
-        positions.append(len(log))
-        log += encode(Message(queue_offset=number, body=bytes(300)), len(log))
-    data, end = bytearray(log + bytes(1 << 16)), positions[2]
-    struct.pack_into(">i", data, positions[1], 500)
-    (tmp_path / f"{0:020d}").write_bytes(data)
-    batch = read_all(feed_of(tmp_path), FeedBound(end, end))
-    assert (batch.to_phys, batch.damaged) == (positions[1], [])
-    batch = read_all(feed_of(tmp_path), FeedBound(end, end, is_record_end=True))
-    assert batch.to_phys == end
-    assert [(d.begin_phys, d.end_phys, d.detail) for d in batch.damaged] == [(positions[1], end, "size")]

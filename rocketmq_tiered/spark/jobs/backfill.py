@@ -1,30 +1,60 @@
-"""Bulk backfill: archives the commitlogs of store directories, several at a time."""
+"""Bulk backfill: archives store directories, several at a time, each by one uploader in a Spark task of its own.
+
+A task is an ordinary backfill (`tiered backfill`). The driver starts the tasks, reads their progress from the catalogs
+and collects their reports.
+"""
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocketmq_tiered.spark.jobs.backfill_driver import StoreBackfill
+from rocketmq_tiered.process.instance import backfill_instance
+from rocketmq_tiered.spark.jobs.archive_target import ArchiveTarget
 from rocketmq_tiered.spark.jobs.backfill_options import (
     BackfillOptions,
     BackfillReport,
     Report,
     StoreToBackfill,
 )
-from rocketmq_tiered.spark.jobs.backfill_tasks import StoreSource
 from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
+from rocketmq_tiered.spark.plan.archive_plan import archive_store
+from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.names import BrokerNames, require_names
-from tiered.errors import UnavailableError, UsageError
+from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.catalog.catalog_reader import head_version, read_commit
+from tiered.catalog.claims import BACKFILL
+from tiered.errors import TieredError, UnavailableError, UsageError
+from tiered.object_store.create_race import require_exclusive_creates
+from tiered.object_store.open_store import open_store
+from uploader.bound_source import no_offsets
+from uploader.bounded_run import run_bounded
+from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity
+from uploader.outage_limit import OutageLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+PROGRESS_S = 2.0
 
-STORES_AT_ONCE = 4
+
+@dataclass(frozen=True)
+class BackfillTask:
+    """Archive ``store``, whose names are known. ``begin_phys`` and ``end_phys``: its log, for progress."""
+
+    store: StoreToBackfill
+    target: ArchiveTarget
+    options: BackfillOptions
+    instance: str
+    begin_phys: int
+    end_phys: int
 
 
 def backfill(
@@ -43,37 +73,108 @@ def backfill(
     and commits stay.
     """
     options = options or BackfillOptions()
-    sources = [_source(StoreToBackfill(one) if isinstance(one, str) else one, options) for one in stores]
-    names = [(source.cluster, source.broker) for source in sources]
+    target = ArchiveTarget(url, options.store)
+    todo = [_task(StoreToBackfill(one) if isinstance(one, str) else one, target, options) for one in stores]
+    names = [(task.store.cluster, task.store.broker) for task in todo]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
                 f"two stores of broker {name[0]}/{name[1]}", hint="backfill them one after the other"
             )
-    with ThreadPoolExecutor(STORES_AT_ONCE, thread_name_prefix="backfill") as pool:
-        jobs = [
-            # Each job has its own SparkTasks: a failure cancels only its own tasks.
-            pool.submit(StoreBackfill(source, url, options, tasks or SparkTasks(spark), report).run)
-            for source in sources
-        ]
-        errors = [job.exception() for job in jobs]
-    for error in errors:
-        if error is not None:
+    if not todo:
+        return []
+    runner = tasks or SparkTasks(spark)
+    with ThreadPoolExecutor(min(len(todo), runner.parallelism), thread_name_prefix="backfill") as pool:
+        # One Spark job for each store: a failure ends only its own.
+        jobs = {pool.submit(_run, runner, task): task for task in todo}
+        _follow(jobs, report)
+    for job in jobs:
+        if (error := job.exception()) is not None:
             raise error
     return [job.result() for job in jobs]
 
 
-def _source(store: StoreToBackfill, options: BackfillOptions) -> StoreSource:
+def _task(store: StoreToBackfill, target: ArchiveTarget, options: BackfillOptions) -> BackfillTask:
+    path = str(Path(store.path).absolute())
     conf_path = str(Path(store.conf_path).absolute()) if store.conf_path else ""
-    source = StoreSource(str(Path(store.path).absolute()), store.cluster, store.broker, conf_path)
-    with source.open() as opened:
+    store = replace(store, path=path, conf_path=conf_path)
+    with _open(store) as opened:
         found = opened.names()
         names = BrokerNames(store.cluster or found.cluster, store.broker or found.broker)
-        names = require_names(names, source.path)
+        names = require_names(names, path)
         if not opened.liveness().is_dead:
             raise UnavailableError(
-                f"{source.path}: a broker runs or may run on this store, so its confirm offset is unknown",
+                f"{path}: a broker runs or may run on this store, so its confirm offset is unknown",
                 hint="use tiered run for a live broker, or backfill a stopped broker's directory or a copy",
             )
+        begin_phys, end_phys = opened.commit_log.min_phys, opened.commit_log.data_end_phys()
+    store = replace(store, cluster=names.cluster, broker=names.broker)
     topics = replace(options.topics, cluster=names.cluster, broker=names.broker)
-    return replace(source, cluster=names.cluster, broker=names.broker, topics=topics)
+    # Made by the driver: a task repeated on another host is the same writer, and need not wait for the first.
+    instance = backfill_instance(path)
+    return BackfillTask(store, target, replace(options, topics=topics), instance, begin_phys, end_phys)
+
+
+def _open(store: StoreToBackfill) -> BrokerStore:
+    conf = read_broker_conf(Path(store.conf_path)) if store.conf_path else None
+    return open_broker_store(Path(store.path), conf=conf)
+
+
+def _run(runner: TaskRunner, task: BackfillTask) -> BackfillReport:
+    (result,) = runner.run(backfill_store, [task], f"backfill {task.store.cluster}/{task.store.broker}")
+    if isinstance(result, UnavailableError):
+        raise result
+    return result
+
+
+def _follow(jobs: dict[Future[BackfillReport], BackfillTask], report: Report) -> None:
+    """Report the progress of ``jobs`` until all have ended."""
+    running, reached = set(jobs), {job: task.begin_phys for job, task in jobs.items()}
+    while running:
+        for job in running:
+            task = jobs[job]
+            reached[job] = max(reached[job], min(_archived_phys(task), task.end_phys))
+            report(task.store.path, reached[job] - task.begin_phys, task.end_phys - task.begin_phys)
+        ended, running = wait(running, PROGRESS_S)
+        for job in ended:
+            total = jobs[job].end_phys - jobs[job].begin_phys
+            report(jobs[job].store.path, total, total)
+
+
+def _archived_phys(task: BackfillTask) -> int:
+    """The end of the archived log by the last commit; 0 if that does not tell."""
+    try:
+        with task.target.open(task.store.cluster, task.store.broker) as archive:
+            version = head_version(archive)
+            return read_commit(archive, version).draft.to_phys if version else 0
+    except TieredError:  # the task reports what is wrong
+        return 0
+
+
+def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
+    """In a worker: archive one store to the end of its log.
+
+    An outage is returned: Spark would repeat a task that raises it, though it has waited long enough.
+    """
+    store, options, target = task.store, task.options, task.target
+    with _open(store) as opened, closing(open_store(target.url, target.options)) as root:
+        archive = archive_store(root, store.cluster, store.broker)
+        offloader = Offloader(
+            opened,
+            root,
+            OffloadIdentity(store.cluster, store.broker, task.instance, BACKFILL),
+            options.settings,
+            topic_filter=options.topics,
+            offsets_source=no_offsets,
+            take_over=options.take_over,
+            supersedes_max_bytes=math.inf if options.replace_log else 0,
+            environment=Environment(refuse_empty=partial(require_exclusive_creates, archive)),
+            options=ObjectOptions(options.index, options.rules),
+        )
+        stop, limit = threading.Event(), OutageLimit(options.outage_limit_s, drain_s_max=0.0)
+        try:
+            result = run_bounded(lambda: offloader.run(stop, follow=False), offloader, limit, stop)
+        except UnavailableError as error:
+            offloader.abort(error)
+            return error
+    return BackfillReport(store.path, store.cluster, store.broker, **asdict(result))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tiered.model.queue import TopicFilter
 from tiered.object_store.store_options import StoreOptions
@@ -59,9 +59,4 @@ class BackfillReport:
     damaged: int = 0
     lost: int = 0
     hidden: int = 0
-    abandoned: int = 0
     duration_s: float = 0.0
-
-    def plus(self, **amounts: int) -> BackfillReport:
-        """With ``amounts`` added to the fields of these names."""
-        return replace(self, **{name: getattr(self, name) + amount for name, amount in amounts.items()})

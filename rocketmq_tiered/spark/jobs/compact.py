@@ -28,7 +28,7 @@ from rocketmq_tiered.maintenance.compaction_run import (
     write_outputs,
 )
 from rocketmq_tiered.maintenance.prices import Prices
-from rocketmq_tiered.spark.jobs.backfill_tasks import ArchiveTarget
+from rocketmq_tiered.spark.jobs.archive_target import ArchiveTarget
 from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-ATTEMPTS_PER_TASK = 1000
-
 
 class TaskRunner(Protocol):
     """Runs functions on tasks in parallel."""
@@ -37,17 +35,12 @@ class TaskRunner(Protocol):
         """
         ...
 
-    def cancel(self) -> None:
-        """Stop running tasks; best effort."""
-        ...
-
 
 class SparkTasks:
     """Tasks of one Spark session. Several stages may run at once."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
-        self._tag = f"rocketmq-tiered-{id(self):x}"
 
     @property
     def parallelism(self) -> int:
@@ -58,7 +51,6 @@ class SparkTasks:
         """One Spark task for each of ``tasks``."""
         if not tasks:
             return []
-        self._context.addJobTag(self._tag)
         self._context.setJobDescription(label)
         rows: Any = self._context.parallelize(list(tasks), len(tasks))
         try:
@@ -69,10 +61,6 @@ class SparkTasks:
             if isinstance(result, TieredError):
                 raise result
         return list(results)
-
-    def cancel(self) -> None:
-        """Cancel the stages of this object."""
-        self._context.cancelJobsWithTag(self._tag)
 
 
 class _Guarded:
@@ -101,11 +89,3 @@ def typed(error: BaseException) -> TieredError | None:
     name, message = found[-1]
     parsed: TieredError = getattr(errors, name, TieredError)(message)
     return parsed
-
-
-def attempt_number() -> int:
-    """In a worker, a number unique to the task attempt in the application, times ATTEMPTS_PER_TASK; 0 outside Spark."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return 0 if context is None else (int(context.taskAttemptId()) + 1) * ATTEMPTS_PER_TASK

@@ -16,7 +16,6 @@ class InlineTasks:
     def __init__(self, before: Callable[[object], None] = lambda task: None, *, parallelism: int = 2) -> None:
         self._before = before
         self._parallelism = parallelism
-        self.cancelled = 0
 
     @property
     def parallelism(self) -> int:
@@ -31,7 +30,3 @@ class InlineTasks:
             result: R = pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(task)))))
             results.append(result)
         return results
-
-    def cancel(self) -> None:
-        """Counted."""
-        self.cancelled += 1
