@@ -27,7 +27,7 @@ def run_bounded(
 ) -> OffloadResult:
     """Run ``offload``, a run of ``offloader``, in a thread; ``observe`` sees its status several times a second.
 
-    Raises what ``offload`` raises, and UnavailableError at ``limit``: the thread then goes on until the process ends or
+    Raises what ``offload`` raises, and UnavailableError at ``limit``: the thread continues until the process ends or
     ``offloader`` is aborted.
     """
     outcome: Future[OffloadResult] = Future()
