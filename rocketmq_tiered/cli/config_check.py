@@ -9,8 +9,10 @@ from typing import Any
 
 from rocketmq_tiered.cli.arguments import SERVE_FLAGS, add_json, add_places, add_writer_flags, settings_of
 from rocketmq_tiered.process.archive_rules import archived_topic_table
+from rocketmq_tiered.process.broker_side import read_conf, topic_filter_of
 from rocketmq_tiered.process.loaded_archive import open_for_reading
 from tiered.broker_store.config import read_broker_state
+from tiered.broker_store.names import find_names
 from tiered.console import print_json, print_lines, print_table
 from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
 from tiered.object_store.open_store import check_addresses
@@ -65,7 +67,7 @@ def _plain(value: Any) -> Any:
 
 def _explain(topic: str, loaded: LoadedSettings, *, as_json: bool) -> None:
     settings = loaded.settings
-    table, place = _topic_table(settings)
+    table, place, refusal = _topic_table(topic, settings)
     rule = TopicRules.of(settings).of_topic(topic, table)
     days = ttl_class(rule.ttl_ms)
     source = {
@@ -73,6 +75,7 @@ def _explain(topic: str, loaded: LoadedSettings, *, as_json: bool) -> None:
         for key in ("retention.ttl", "retention.min_archived", "read.policy")
     }
     found = {
+        "archived": ("no" if refusal else "yes", refusal or "topics.include"),
         "ttl": (rule.ttl, source.get(rule.ttl_from, rule.ttl_from)),
         "minArchived": (duration_text(rule.min_archived_ms), source["retention.min_archived"]),
         "maxBytes": (rule.max_bytes, rule.max_bytes_from),
@@ -90,12 +93,19 @@ def _explain(topic: str, loaded: LoadedSettings, *, as_json: bool) -> None:
     print_lines(f"topic attributes: {place or 'not read, because neither --store nor --url is given'}")
 
 
-def _topic_table(settings: Settings) -> tuple[Mapping[str, Any], str | None]:
-    """The broker's topic table and where it was read: in the store, else in the archive."""
-    store_path, url = settings.broker.store_path, settings.archive.url
+def _topic_table(topic: str, settings: Settings) -> tuple[Mapping[str, Any], str | None, str]:
+    """The broker's topic table, where it was read (in the store, else in the archive), and why ``topic`` is not
+    archived. Without both, a system topic that the broker names after itself is not recognised."""
+    store_path, url, conf = settings.broker.store_path, settings.archive.url, read_conf(settings)
+    cluster, broker = settings.archive.cluster, settings.archive.broker
+    table: Mapping[str, Any] = {}
+    place = None
     if store_path:
-        return read_broker_state(Path(store_path)).topics, store_path
-    if url:
+        table, place = read_broker_state(Path(store_path)).topics, store_path
+        found = find_names(conf, table)
+        cluster, broker = cluster or found.cluster, broker or found.broker
+    elif url:
         with open_for_reading(url, settings) as archive:
-            return archived_topic_table(archive.store, archive.state), archive.title
-    return {}, None
+            cluster, broker = archive.cluster, archive.broker
+            table, place = archived_topic_table(archive.store, archive.state), archive.title
+    return table, place, topic_filter_of(settings, conf, cluster, broker).refusal(topic)

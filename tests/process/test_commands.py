@@ -191,6 +191,29 @@ def test_config_check_explains_a_topic(run: Run, archive: str, killed: Path) -> 
         assert name in found["topicTable"]
         assert found["ttl"] == {"value": "forever", "from": "retention.ttl (default)"}
         assert found["ttlClass"]["value"] == "forever"
+        assert found["archived"] == {"value": "yes", "from": "topics.include"}
+
+
+def test_config_check_says_why_a_topic_is_not_archived(run: Run, archive: str) -> None:
+    check = (
+        "config",
+        "check",
+        "--json",
+        "--include",
+        "RMQ_SYS_TRACE_TOPIC,orders",
+        "--exclude",
+        "t_k_*",
+        "--topic",
+    )
+    for topic, places, archived, why in (
+        ("RMQ_SYS_TRACE_TOPIC", (), "yes", "topics.include"),
+        ("OFFSET_MOVED_EVENT", (), "no", "it is a system topic"),
+        ("t_k_one", (), "no", "topics.exclude has t_k_*"),
+        ("payments", (), "no", "no pattern of topics.include matches it"),
+        ("fx-a", ("--url", archive), "no", "it is a system topic"),
+    ):
+        found = json.loads(run(*check, topic, *places)[1])["archived"]
+        assert found["value"] == archived and found["from"].startswith(why)
 
 
 def test_the_attribute_of_a_topic_is_read_from_the_store(run: Run, killed: Path, tmp_path: Path) -> None:

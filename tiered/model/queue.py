@@ -34,8 +34,11 @@ class QueueKey(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicFilter:
-    """Which topics are archived: system topics on request, then include, then exclude (shell patterns).
-    ``trace_topic``: the broker's trace topic, if renamed."""
+    """Which topics are archived, by names and shell patterns.
+
+    System topics are archived if ``include`` has their name itself, or with ``include_system``. ``exclude`` takes
+    precedence. ``trace_topic``: the broker's trace topic, if renamed.
+    """
 
     include: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
@@ -56,8 +59,17 @@ class TopicFilter:
 
     def admits(self, topic: str) -> bool:
         """Whether messages of ``topic`` are archived. ``%RETRY%``, ``%DLQ%`` and ``%LMQ%`` are ordinary topics here."""
+        return not self.refusal(topic)
+
+    def refusal(self, topic: str) -> str:
+        """Why messages of ``topic`` are not archived; empty if they are."""
+        excluding = next((pattern for pattern in self.exclude if fnmatch.fnmatchcase(topic, pattern)), None)
+        if excluding is not None:
+            return f"topics.exclude has {excluding}"
+        if topic in self.include:
+            return ""
         if not self.include_system and self.is_system(topic):
-            return False
+            return "it is a system topic: add its name to topics.include, or set topics.include_system"
         if not any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.include):
-            return False
-        return not any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.exclude)
+            return "no pattern of topics.include matches it"
+        return ""

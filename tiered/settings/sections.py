@@ -114,7 +114,9 @@ class ArchiveSettings:
 class TopicSettings:
     """Topics to archive, and rules by topic. Patterns are shell patterns."""
 
-    include: tuple[str, ...] = setting(("*",), "patterns of topics to archive")
+    include: tuple[str, ...] = setting(
+        ("*",), "names and patterns of topics to archive; a system topic is archived if its name is here"
+    )
     exclude: tuple[str, ...] = setting((), "patterns of topics not to archive; takes precedence over include")
     include_system: bool = setting(False, "also archive RocketMQ's system topics")
     rules: tuple[RuleEntry, ...] = setting(

@@ -7,7 +7,7 @@ RocketMQ's own topics unless they are named.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -132,10 +132,7 @@ def store_chunks(
 
 
 def _filter(topics: tuple[str, ...], names: BrokerNames) -> TopicFilter:
-    plain = TopicFilter(cluster=names.cluster, broker=names.broker)
-    return replace(
-        plain, include=topics or ("*",), include_system=any(plain.is_system(topic) for topic in topics)
-    )
+    return TopicFilter(topics or ("*",), cluster=names.cluster, broker=names.broker)
 
 
 def _chunks(
