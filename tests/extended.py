@@ -18,7 +18,6 @@ EXTENDED = {
     "faults/test_kill_maintenance.py": ALL,
     "faults/test_kill_nine.py": r".*\[(commit sent|data put|index build|reply lost|scan)",
     "faults/test_non_stop_write.py": ALL,
-    "fetcher/queries/test_both_sides.py": ALL,
     "fetcher/queries/test_ground_truth.py": r".*\[A",
     "fetcher/test_read_router.py": r".*\[[ADGH]",
     "fetcher/test_sql92_java.py": r".*\[5\.5",

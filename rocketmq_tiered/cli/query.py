@@ -1,33 +1,23 @@
-"""`tiered query`: find messages of an archive by key, unique key or offsetMsgId; with --store also in the broker's
-files."""
+"""`tiered query`: find messages of an archive by key, unique key or offsetMsgId."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
-from fetcher.policy.read_policy import ReadPolicy
 from fetcher.queries.archive_queries import ArchiveQueries
-from fetcher.queries.both_sides import BothSidesQueries
-from fetcher.queries.broker_files_lookup import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from fetcher.queries.found import ALWAYS_MS, FoundMessage, newest_ms
-from rocketmq_tiered.cli.arguments import BROKER_FLAGS, add_archive, add_json, instant, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, instant, settings_of
 from rocketmq_tiered.cli.rendering import warn_of_body
-from rocketmq_tiered.process.broker_side import open_store_of, read_conf
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.logs import log_plain
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, print_json, print_json_line, print_lines, time_text
 from tiered.errors import NotFoundError, UsageError
 from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN
-from tiered.settings.sections import Settings
 
 DEFAULT_RANGE_MS = 7 * 86_400_000
 DEFAULT_LIMIT = 64
@@ -36,7 +26,7 @@ DEFAULT_LIMIT = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, key or id, time range."""
-    add_archive(parser, BROKER_FLAGS[:1])
+    add_archive(parser)
     parser.add_argument(
         "--topic", metavar="TOPIC", help="the topic (default: all topics); required with --key"
     )
@@ -61,31 +51,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="newest N messages (default: %(default)s)",
     )
-    parser.add_argument(
-        "--store", metavar="STORE_DIR", type=Path,
-        help="the broker's store directory, to find messages that are not archived yet",
-    )  # fmt: skip
     parser.add_argument("--hidden", action="store_true", help="also search deleted topics")
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the messages found, newest first. Exit code 3 if none is found, 4 if a store is unavailable."""
+    """Print the messages found, newest first. Exit code 3 if none is found, 4 if the store is unavailable."""
     _check(options)
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     with (
         open_for_reading(options.url, settings) as archive,
         ArchiveQueries(archive.store, archive.state) as queries,
-        _broker_files(options.store, settings) as broker,
     ):
-        policy = ReadPolicy[settings.read.policy]
-        both = None if broker is None else BothSidesQueries(queries, broker, policy)
         expired = 0
         if options.id is not None:
-            found = _by_id(both or queries, options)
+            found = _by_id(queries, options)
         else:
-            found, expired = _by_key(archive, queries, both, options)
+            found, expired = _by_key(archive, queries, options)
         if not found and expired:
             raise NotFoundError(
                 f"{archive.title} has no message {_wanted(options)}: {expired:,} expired",
@@ -111,18 +94,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--since is not before --until", hint="--until is exclusive")
 
 
-@contextmanager
-def _broker_files(store: Path | None, settings: Settings) -> Iterator[BrokerSideQueries | None]:
-    """The broker's files, with --store."""
-    if store is None:
-        yield None
-        return
-    named = replace(settings, broker=replace(settings.broker, store_path=str(store)))
-    with open_store_of(named, read_conf(named)) as opened:
-        yield BrokerSideQueries(opened)
-
-
-def _by_id(queries: ArchiveQueries | BothSidesQueries, options: argparse.Namespace) -> list[FoundMessage]:
+def _by_id(queries: ArchiveQueries, options: argparse.Namespace) -> list[FoundMessage]:
     found = queries.by_id(OffsetMsgId.parse(options.id))
     if found is None or options.topic not in (None, found.queue.topic):
         return []
@@ -130,10 +102,7 @@ def _by_id(queries: ArchiveQueries | BothSidesQueries, options: argparse.Namespa
 
 
 def _by_key(
-    archive: LoadedArchive,
-    queries: ArchiveQueries,
-    both: BothSidesQueries | None,
-    options: argparse.Namespace,
+    archive: LoadedArchive, queries: ArchiveQueries, options: argparse.Namespace
 ) -> tuple[list[FoundMessage], int]:
     """The messages, and how many more have expired, as far as that is known."""
     topics = [options.topic] if options.topic is not None else _topics(archive.state, options.hidden)
@@ -146,13 +115,9 @@ def _by_key(
     ]
     if options.all_time:
         _announce(queries, wanted)
-    expired = 0
-    if both is None:
-        pages = queries.by_keys(wanted)
-        found = [message for page in pages for message in page.messages]
-        expired = sum(page.expired for page in pages)
-    else:
-        found = [message for messages in both.by_keys(wanted) for message in messages]
+    pages = queries.by_keys(wanted)
+    found = [message for page in pages for message in page.messages]
+    expired = sum(page.expired for page in pages)
     found.sort(key=lambda message: -message.record.store_timestamp)
     return found[: options.limit], expired
 

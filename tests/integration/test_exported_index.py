@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from rocketmq_tiered.cli import main
-from tests.archive.index.broker_index import broker_settings
+from tests.archive.index.broker_index import BrokerIndex, broker_settings
 from tests.broker_store.checkpoint_file import read_checkpoint
 from tests.end_to_end.ground_truth import read_jsonl
 from tests.end_to_end.offloading import FILTER, SMALL, backfill
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, recorded_settings
-from tiered.archive.index.rocketmq_index_file import HEADER, BrokerIndex, IndexHeader
+from tiered.archive.index.rocketmq_index_file import HEADER, IndexHeader
 from tiered.formats.record import Record, decode_record
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
@@ -139,11 +139,11 @@ def test_time_ranges_are_answered_as_these_files_say(case: Case) -> None:
     slots, _ = broker_settings(case.original)
     ranged = [line for line in case.truth() if not is_whole_time(line)][::9]
     assert len(ranged) > 50
-    with BrokerIndex(case.broker.store / "index", slots) as index:
-        for line in ranged:
-            found = case.query(line["topic"], line["key"], line["begin"], line["end"])
-            expected = index.query(line["topic"], line["key"], line["begin"], line["end"], BROKER_MAX)
-            assert [record.physical_offset for record in found] == sorted(expected), line
+    index = BrokerIndex(case.broker.store / "index", slots)
+    for line in ranged:
+        found = case.query(line["topic"], line["key"], line["begin"], line["end"])
+        expected = index.query(line["topic"], line["key"], line["begin"], line["end"], BROKER_MAX)
+        assert [record.physical_offset for record in found] == sorted(expected), line
 
 
 def test_mqadmin_finds_messages_and_the_broker_continues_in_the_last_file(case: Case) -> None:

@@ -15,10 +15,9 @@ import pytest
 import rocketmq_tiered
 from rocketmq_tiered.cli import main
 from tests.archive.archive_builder import ArchiveBuilder, Sent
-from tests.archive.index.broker_index import broker_settings
+from tests.archive.index.broker_index import BrokerIndex, broker_settings
 from tests.end_to_end.offloading import SMALL, backfill
 from tests.process.imported import STARTING, imported, libraries
-from tiered.archive.index.rocketmq_index_file import BrokerIndex
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
@@ -157,8 +156,7 @@ def test_exported_files_answer_as_the_broker_s_do(
     document = json.loads(capsys.readouterr().out)
     theirs = sorted((real_store("F") / "store" / "index").iterdir())
     assert [Path(path).read_bytes() for path in document["files"]][:1] == [theirs[0].read_bytes()]
-    with BrokerIndex(target, slots) as index:
-        found = index.query(message["topic"], message["uniqKey"], 0, 1 << 62, 64)
+    found = BrokerIndex(target, slots).query(message["topic"], message["uniqKey"], 0, 1 << 62, 64)
     assert found == [message["commitLogOffset"]]
     assert main(arguments) == 2  # nothing is overwritten
     assert "not empty" in capsys.readouterr().err

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,12 +24,7 @@ from tiered.archive.index.footer import decode_tail
 from tiered.archive.index.layout import Shape
 from tiered.archive.index.lookup import Wanted, find_items
 from tiered.archive.index.merge import file_items
-from tiered.archive.index.rocketmq_index_file import (
-    RocketMqIndexFile,
-    broker_hash,
-    indexed_message,
-    write_files,
-)
+from tiered.archive.index.rocketmq_index_file import indexed_message
 from tiered.archive.index_shape import shape_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
@@ -56,7 +50,6 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
 
-SLOTS, ITEMS = 64, 400
 TABLE_KINDS = (COMMIT_KIND, PAGE_KIND, ROOT_KIND, LIST_KIND)
 ARCHIVE = max(GOLDEN.glob("[0-9].[0-9]")) / "archive"
 CATALOG = max(GOLDEN.glob("catalog/page_objects_*"))
@@ -98,7 +91,6 @@ def subjects(store: Path) -> list[Subject]:
         ),
         Subject("segment", segments, _decode_segment, True),
         Subject("index file", [data for _, data in _indexes()], _decode_index, True),
-        Subject("RocketMQ index file", _rocketmq_index(records), _decode_rocketmq_index),
         Subject("record", records, _decode_record),
         Subject("record of the local log", records, _check_record),
         Subject("fastjson", documents, lambda _, data: loads(data)),
@@ -299,22 +291,6 @@ def _records(store: Path) -> list[bytes]:
         found.append(log.read(phys, size))
         phys += size
     return found
-
-
-def _rocketmq_index(records: Sequence[bytes]) -> list[bytes]:
-    messages = [indexed_message(decode_record(data), with_tags=True) for data in records]
-    with tempfile.TemporaryDirectory() as directory:
-        return [
-            path.read_bytes() for path in write_files(messages, Path(directory), slots=SLOTS, items=ITEMS)
-        ]
-
-
-def _decode_rocketmq_index(_: int, data: bytes) -> Any:
-    file = RocketMqIndexFile(data, SLOTS, source="x")
-    for hash_ in (*range(SLOTS), broker_hash("TopicTest", "MessageKey"), (1 << 31) - 1):
-        assert len(list(file.matches(hash_, 0, 1 << 62))) <= file.items_max + 1
-        assert len(list(file.chain(hash_))) <= file.items_max
-    return file.overlaps(0, 1 << 62), file.end_phys
 
 
 def _shown(record: Record) -> Any:

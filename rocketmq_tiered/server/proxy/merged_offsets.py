@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fetcher.policy.query_policy import earliest_time
 from fetcher.policy.read_policy import OffsetRange, Situation
 from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.server.backend.backend import Backend
@@ -92,7 +91,8 @@ class MergedOffsets:
         assert archived is not None and value is not None
         topic, queue_id = request.text("topic"), request.number("queueId")
         first_ms = await self._archive.stored_ms(topic, queue_id, archived.min_offset)
-        return Response(ext={"timestamp": str(earliest_time(value, first_ms))})
+        known_ms = [time_ms for time_ms in (value, first_ms) if time_ms >= 0]
+        return Response(ext={"timestamp": str(min(known_ms, default=-1))})
 
     async def search(self, request: Request, upstream: Upstream) -> Response:
         for _ in range(SEARCHES_MAX):

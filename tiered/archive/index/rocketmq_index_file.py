@@ -1,12 +1,11 @@
-"""RocketMQ's own IndexFile: read as the broker reads it, written byte for byte as the broker writes it.
+"""RocketMQ's own IndexFile, written byte for byte as the broker writes it.
 
     header 40: begin and end timestamp, begin and end physical offset (i64), slots used, next item (i32), big-endian
     slots 4 each: number of the newest item of the slot | items 20 each: hash, physical offset, seconds since the
     begin timestamp, number of the item before in the same slot; item 0 is not used
 
-A key is found by hash alone, so results may be of other keys and topics: callers compare the messages. Source:
-org.apache.rocketmq.store.index.IndexFile, IndexHeader, IndexService. Used for queries of the broker's own range and for
-export; the archive's index has another format (layout.py).
+Used for export; the archive's index has another format (layout.py). Source: org.apache.rocketmq.store.index.IndexFile,
+IndexHeader, IndexService.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from tiered.errors import (
     DENIED_ERRNOS,
     FULL_ERRNOS,
     AccessDeniedError,
-    CorruptionError,
-    NotFoundError,
     StoreFullError,
     TieredError,
     UnavailableError,
@@ -43,8 +40,6 @@ HEADER_BYTES = HEADER.size
 DEFAULT_SLOTS = 5_000_000
 DEFAULT_ITEMS = 20_000_000
 SECONDS_MAX = (1 << 31) - 1
-SLACK_MS = 2000
-"""Items know whole seconds after their file's begin."""
 FILE_BYTES_MAX = (1 << 31) - 1
 """A broker maps a file whole, and counts its bytes in an int."""
 ALLOCATED_BYTES = 1024 * 1024
@@ -91,156 +86,6 @@ def broker_hash(topic: str, key: str) -> int:
 def file_bytes(slots: int, items: int) -> int:
     """Length of a file, full or not."""
     return HEADER_BYTES + SLOT.size * slots + ITEM.size * items
-
-
-class RocketMqIndexFile:
-    """One file's bytes, read-only. ``slots`` is the broker's maxHashSlotNum, which is not in the file."""
-
-    def __init__(self, data: bytes | memoryview | mmap.mmap, slots: int, *, source: str) -> None:
-        """Raises CorruptionError when the header is impossible."""
-        self._data, self.slots, self._source = data, slots, source
-        if len(data) < file_bytes(slots, 1):
-            raise CorruptionError(f"{source}: {len(data)} bytes cannot hold {slots} slots")
-        self.items_max = (len(data) - HEADER_BYTES - SLOT.size * slots) // ITEM.size
-        self.header = IndexHeader(*HEADER.unpack_from(data))
-        if not 0 <= self.header.item_count <= self.items_max or not 0 <= self.header.slots_used <= slots:
-            raise CorruptionError(
-                f"{source}: header {tuple(self.header)} of {self.items_max} items, {slots} slots"
-            )
-
-    @property
-    def end_phys(self) -> int:
-        """Physical offset of the last message indexed so far."""
-        return int(HEADER.unpack_from(self._data)[3])
-
-    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
-        """``IndexFile.isTimeMatched``."""
-        first, last = self.header.begin_ms, self.header.end_ms
-        return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
-
-    def matches(self, hash_: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Physical offsets of items with ``hash_``, newest first (``IndexFile.selectPhyOffset``).
-
-        Times are compared as the broker does, in whole seconds after the file's begin.
-        """
-        header = self.header
-        (number,) = SLOT.unpack_from(self._data, HEADER_BYTES + SLOT.size * (hash_ % self.slots))
-        if header.item_count <= 1:
-            return
-        seen = 0
-        while 0 < number <= header.item_count and seen <= header.item_count:
-            seen += 1
-            found, phys, seconds, previous = ITEM.unpack_from(self._data, self._item_offset(number))
-            if seconds < 0:
-                return
-            stored_ms = header.begin_ms + seconds * 1000
-            if found == hash_ and begin_ms <= stored_ms <= end_ms:
-                yield phys
-            if previous <= 0 or previous > header.item_count or previous == number or stored_ms < begin_ms:
-                return
-            number = previous
-
-    def chain(self, hash_: int) -> Iterator[tuple[int, int]]:
-        """(physical offset, ms since the epoch in whole seconds) of all items with ``hash_``, newest first.
-
-        For files that a broker is writing: the header counts an item only after its slot points to it, so the count
-        read earlier is no bound. Numbers fall, so a chain ends.
-        """
-        (number,) = SLOT.unpack_from(self._data, HEADER_BYTES + SLOT.size * (hash_ % self.slots))
-        begin_ms = HEADER.unpack_from(self._data)[0]
-        while 0 < number < self.items_max:
-            found, phys, seconds, previous = ITEM.unpack_from(self._data, self._item_offset(number))
-            if found == hash_:
-                yield phys, begin_ms + max(0, seconds) * 1000
-            if previous >= number:
-                return
-            number = previous
-
-    def _item_offset(self, number: int) -> int:
-        offset = HEADER_BYTES + SLOT.size * self.slots + ITEM.size * number
-        if offset + ITEM.size > len(self._data):
-            raise CorruptionError(f"{self._source}: item {number} lies outside the file")
-        return offset
-
-
-class BrokerIndex:
-    """The index files of a broker's store, mapped read-only. Files that the broker deletes stay readable until
-    ``close``."""
-
-    def __init__(self, directory: Path, slots: int) -> None:
-        """Raises NotFoundError without the directory, CorruptionError for an impossible file."""
-        self.files: list[RocketMqIndexFile] = []
-        self._maps: list[mmap.mmap] = []
-        try:
-            paths = sorted(path for path in directory.iterdir() if path.name.isdigit())
-        except FileNotFoundError as error:
-            raise NotFoundError(f"{directory} does not exist") from error
-        try:
-            for path in paths:
-                self._open(path, slots)
-        except BaseException:
-            self.close()
-            raise
-
-    @classmethod
-    def empty(cls) -> BrokerIndex:
-        """The index of a store without index files."""
-        index = cls.__new__(cls)
-        index.files, index._maps = [], []
-        return index
-
-    def _open(self, path: Path, slots: int) -> None:
-        try:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            return  # deleted by the broker since the listing
-        except ValueError as error:
-            raise CorruptionError(f"{path} is empty") from error
-        except OSError as error:
-            raise UnavailableError(f"{path} cannot be read: {error.strerror}") from error
-        self._maps.append(mapped)
-        self.files.append(RocketMqIndexFile(mapped, slots, source=str(path)))
-
-    def __enter__(self) -> BrokerIndex:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Unmap."""
-        self.files.clear()
-        while self._maps:
-            self._maps.pop().close()
-
-    def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_offsets: int) -> list[int]:
-        """Physical offsets as ``IndexService.queryOffset`` returns them: newest file first, newest item first, at most
-        ``max_offsets``, collisions included."""
-        found: list[int] = []
-        wanted = broker_hash(topic, key)
-        for file in reversed(self.files):
-            if file.overlaps(begin_ms, end_ms):
-                for phys in file.matches(wanted, begin_ms, end_ms):
-                    if len(found) >= max_offsets:
-                        break
-                    found.append(phys)
-            if file.header.begin_ms < begin_ms or len(found) >= max_offsets:
-                break
-        return found
-
-    def candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Physical offsets of all messages that may have ``key``, newest first, with a second's slack, for callers that
-        compare topic, key and time with the messages."""
-        wanted = broker_hash(topic, key)
-        for file in reversed(self.files):
-            if file.header.begin_ms - SLACK_MS <= end_ms:
-                for phys, stored_ms in file.chain(wanted):
-                    if begin_ms - SLACK_MS <= stored_ms <= end_ms + SLACK_MS:
-                        yield phys
-
-
-# -- writing --------------------------------------------------------------------------------------------------
 
 
 @dataclass
