@@ -35,6 +35,7 @@ from fetcher.queries.queue_listing import list_queues
 from rocketmq_tiered.cli.status import _report
 from tiered.archive.verify_names import verify_names
 from tiered.catalog.catalog_reader import load, refresh
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 
@@ -135,7 +136,7 @@ def _followed(store: CountingStore, newest: int) -> Row:
 
 def verified(store: CountingStore, state: CatalogState) -> Row:
     """`tiered verify` of an archive whose data objects exist."""
-    for page in RunIndex(store).all_runs(state):
+    for page in living_runs(RunIndex(store), state):
         chunk = page.chunk
         for number in np.unique(chunk.runs["object"]).tolist():
             place = chunk.objects[number]

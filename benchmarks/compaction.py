@@ -46,6 +46,7 @@ from rocketmq_tiered.maintenance.opened_sources import COPIED_RAW_BYTES_MIN
 from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex, referenced_keys
 from tiered.catalog.state import CatalogState
 from tiered.formats.column_pages import encode_page
@@ -251,7 +252,7 @@ def compaction(directory: Path, memory_mib: int, work: Path) -> Row:
     if child.exit_code != 0:
         raise RuntimeError(f"compaction failed: {child.output[-2000:]}")
     document = json.loads(child.output[child.output.index("{") :])
-    pages = RunIndex(place.store).all_runs(load(place.store))
+    pages = living_runs(RunIndex(place.store), load(place.store))
     living = {key for page in pages for key in referenced_keys(page)}
     sources = [(key, size) for key, size in sizes.items() if key not in living]
     done, archived_bytes = document["done"], sum(size for _, size in sources)

@@ -28,6 +28,7 @@ from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from rocketmq_tiered.maintenance.gc import run_gc
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import SETS_PREFIX, set_key
@@ -55,7 +56,7 @@ class _Bucket(CountingStore):
 
     def _data_objects(self) -> Iterator[ObjectInfo]:
         assert self.before is not None
-        for page in RunIndex(self).all_runs(self.before):
+        for page in living_runs(RunIndex(self), self.before):
             chunk = page.chunk
             for place in chunk.objects:
                 yield ObjectInfo(chunk.object_keys[int(place["key"])], int(place["size_bytes"]), START_MS)

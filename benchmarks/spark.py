@@ -56,6 +56,7 @@ from tests.archive.queue_reader import QueueReader
 from tiered.archive.segment_reader import SegmentCache
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
@@ -143,7 +144,7 @@ def _archived(directory: Path, profile: StoreProfile) -> Archived:
         (root / "done").touch()
     archive = PrefixedStore(FileStore(root), archive_prefix(CLUSTER, BROKER))
     state = load(archive)
-    pages = [page.chunk for page in RunIndex(archive).all_runs(state)]
+    pages = [page.chunk for page in living_runs(RunIndex(archive), state)]
     return Archived(
         profile,
         root,

@@ -43,14 +43,16 @@ from tiered.archive.key_section_reader import KEYS_PER_ROW, read_keys
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import UNINDEXED_MAX, IndexChange, IndexRef, with_unindexed
-from tiered.catalog.pages import Page, RunIndex, sorted_page
+from tiered.catalog.living_runs import living_runs
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
-from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, TieredError, UnavailableError
+from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats.keys import epoch_of, index_key
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
-from tiered.object_store.own_name import put_own
 from tiered.settings.sections import IndexSettings
 from uploader.gathered_items import GatheredItems
 from uploader.index_decay import expired_offsets, mostly_expired
@@ -130,7 +132,7 @@ class IndexBuilder:
         self._log = log
         self._nonce = f"{(random_source or random.SystemRandom()).getrandbits(64):016x}"
         self._made = 0
-        self._pending_deletions: list[str] = []
+        self._maintenance = MaintenanceCommit(store, writer, clock_ms)
         self._woken = threading.Event()
         self._run_index = RunIndex(store, cache_bytes=PAGES_BYTES)
         self._backlog = Backlog()
@@ -242,11 +244,7 @@ class IndexBuilder:
 
     def _pages(self, state: CatalogState, first: int, last: int) -> Iterator[Page]:
         """Living runs that versions [first, last] added, with others."""
-        for ref in state.pages:
-            if ref.overlaps(first, last):
-                yield self._run_index.living(state, self._run_index.page(ref))
-        if state.memory_runs:
-            yield sorted_page(state.directory.keys, state.memory)
+        return living_runs(self._run_index, state, first, last, is_cached=True)
 
     # -- a new file ---------------------------------------------------------------------------------------------
 
@@ -503,7 +501,6 @@ class IndexBuilder:
             tempfile.SpooledTemporaryFile(self._spool_bytes, dir=work_dir) as spool,
         ):
             shape = write_index(spool, key, chunks, meta, covered, form, places)
-            self._pending_deletions.append(key)  # garbage until a commit names it
             self._send(key, spool, shape.size_bytes)
         return IndexRef(
             key, level, meta.from_version, meta.to_version, meta.begin_ms, meta.end_ms, meta.begin_phys,
@@ -517,15 +514,13 @@ class IndexBuilder:
         try:
             if size_bytes <= self._spool_bytes:
                 spool.seek(0)
-                put_own(self._store, key, [spool.read()], timeout_s=timeout_s)
+                self._maintenance.put(key, [spool.read()], timeout_s=timeout_s)
                 return
             # Not closed here: an abandoned upload may still hold a view of it.
             mapped = mmap.mmap(spool.fileno(), size_bytes, access=mmap.ACCESS_READ)
-            put_own(self._store, key, [memoryview(mapped)], timeout_s=timeout_s)
-        except UnavailableError as error:
+            self._maintenance.put(key, [memoryview(mapped)], timeout_s=timeout_s)
+        except UnavailableError:
             self.counters.attempts_abandoned += 1
-            if isinstance(error, WITHOUT_EFFECT):
-                self._pending_deletions.remove(key)
             raise
 
     def _publish(
@@ -533,28 +528,25 @@ class IndexBuilder:
     ) -> bool:
         """Commit that ``refs`` cover their versions except ``damaged`` segments. False if another actor was faster:
         then the files are garbage."""
-        keys = {ref.key for ref in refs}
-        garbage = [key for key in self._pending_deletions if key not in keys]
         excluded: dict[str, list[int]] = {}
         for unread in damaged:
             excluded.setdefault(unread.segment.key, []).append(unread.segment.version)
         gone, self._stale = self._stale, {}
 
-        def build(state: CatalogState) -> CommitDraft | None:
-            if not _fits(state, refs, removed):
-                return None
+        def change(state: CatalogState) -> CommitDraft:
             return CommitDraft(
                 CommitKind.MAINTENANCE,
                 index=IndexChange(list(refs), list(removed)),
                 settings=with_unindexed(state.unindexed, excluded, gone),
-                pending_deletions=garbage,
-                created_ms=self._clock_ms(),
             )
 
-        after = self._writer.maintain(build)
-        if not keys <= {index.key for index in after.indexes}:
+        required = Requirements(
+            epoch=epoch_of(refs[0].key),
+            index_files=frozenset(removed),
+            indexed_version=None if removed else refs[0].from_version - 1,
+        )
+        if not self._maintenance.commit(change, required):
             return False
-        self._pending_deletions = []
         self.counters.excluded += len(damaged)
         for unread in damaged:
             fields = {"segment": unread.segment.key, "error": str(unread.error)}
@@ -574,12 +566,3 @@ def _without_pending(state: CatalogState, footer: Covered) -> Covered:
     """Objects of one file that are not pending deletion."""
     kept = [footer.keys[key] not in state.pending_deletions for key in footer.objects["key"].tolist()]
     return Covered(footer.objects[np.array(kept, bool)], footer.keys)
-
-
-def _fits(state: CatalogState, refs: Sequence[IndexRef], removed: Sequence[str]) -> bool:
-    """Whether the index and the epoch are unchanged."""
-    if any(epoch_of(ref.key) != state.epoch for ref in refs):
-        return False
-    if not set(removed) <= {index.key for index in state.indexes}:
-        return False
-    return bool(removed) or refs[0].from_version == state.indexed_version + 1

@@ -7,10 +7,12 @@ Reads only pages that may still hold such runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from itertools import chain
 
 import numpy as np
 
-from tiered.catalog.pages import Page, RunIndex, sorted_page
+from tiered.catalog.living_runs import living_pages, memory_page
+from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError
 
@@ -25,14 +27,12 @@ def stale_entries(state: CatalogState, index: RunIndex) -> Stale:
     if not versions:
         return {}
     living: dict[str, set[int]] = {}
+    refs = [ref for ref in state.pages if any(ref.overlaps(version, version) for version in versions)]
     try:
-        for ref in state.pages:
-            if any(ref.from_version <= version <= ref.to_version for version in versions):
-                _add_living(living, index.living(state, index.page(ref)), unindexed)
+        for page in chain(living_pages(index, state, refs, is_cached=True), memory_page(state)):
+            _add_living(living, page, unindexed)
     except (CorruptionError, NotFoundError):
         return {}
-    if state.memory_runs:
-        _add_living(living, sorted_page(state.directory.keys, state.memory), unindexed)
     stale = {key: set(found) - living.get(key, set()) for key, found in unindexed.items()}
     return {key: found for key, found in stale.items() if found}
 

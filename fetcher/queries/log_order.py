@@ -13,6 +13,7 @@ import numpy as np
 
 from fetcher.queries.source import Place
 from tiered.archive.segment_reader import SegmentReader
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
@@ -48,7 +49,7 @@ def records_in_log_order(store: ObjectStore, state: CatalogState) -> Iterator[by
 def _objects(store: ObjectStore, state: CatalogState) -> list[_Object]:
     """Objects with their living runs that have bytes, by physical offset."""
     found: dict[str, _Object] = {}
-    for page in RunIndex(store).all_runs(state):
+    for page in living_runs(RunIndex(store), state):
         chunk = page.chunk
         superseded = []
         for queue in page.queues:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from rocketmq_tiered.maintenance.compaction_due import DEAD_SHARE, IsWanted, gains
 from rocketmq_tiered.maintenance.compaction_forecast import CompactionForecast, carried_out, forecast
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import (
     PlannedRound,
-    maintenance_writer,
     plan_rounds,
     run_round,
 )
@@ -24,14 +25,18 @@ from rocketmq_tiered.maintenance.compaction_run import (
     write_outputs,
 )
 from rocketmq_tiered.maintenance.compaction_sources import IN_FLIGHT_BYTES
-from rocketmq_tiered.maintenance.kept_tables import KeptTables
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
 from rocketmq_tiered.maintenance.prices import Prices
 from tiered.catalog.garbage import settled_version
+from tiered.catalog.living_runs import living_runs
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.console import camel_names, counted, size_text
 from tiered.errors import UnavailableError
+from tiered.formats.keys import is_compacted
 from tiered.object_store.interface import ObjectStore
+from tiered.settings.quantities import duration_text
 from tiered.settings.sections import Settings
 
 DAY_MS = 24 * 3_600_000
@@ -41,8 +46,6 @@ GROWTH_MIN = 8
 """Of plans made on demand: what a compaction wrote is written again only among so many times its bytes."""
 RUNS_MAX = 1 << 20
 """Of a round, and no more than take half of the memory."""
-KEPT_PART = 4
-"""Tables of sources take at most a quarter of the disk of a compaction."""
 CHANGED_MAX = 5
 """Rounds in a row without effect, because a merge of pages or another compaction has changed the archive."""
 
@@ -52,13 +55,16 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class CompactionReport:
-    """``rounds``: what is, or was, to do; ``cost``: what was moved for it. ``grace_days``: how long sources stay."""
+    """``rounds``: what is, or was, to do; ``cost``: what was moved for it. ``grace_days``: how long sources stay.
+    ``young_objects``: of the uploader, younger than ``min_age_ms``; counted only if there is nothing to do."""
 
     is_applied: bool
     rounds: CompactionForecast
     cost: CompactionCost = field(default_factory=CompactionCost)
     prices: Prices = field(default_factory=Prices)
     grace_days: float = 3.0
+    young_objects: int = 0
+    min_age_ms: int = 0
 
     def document(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -72,11 +78,17 @@ class CompactionReport:
             "price": self.rounds.price(self.prices, self.grace_days),
             "currency": self.prices.currency,
             "applied": self.is_applied,
+            "youngObjects": self.young_objects,
         }
 
     def lines(self, title: str) -> list[str]:
         """For people."""
         rounds, cost, currency = self.rounds, self.cost, self.prices.currency
+        if self.young_objects:
+            age = duration_text(self.min_age_ms, " ")
+            verb = "is" if self.young_objects == 1 else "are"
+            young = counted(self.young_objects, "object")
+            return [f"{title}: {young} {verb} younger than compaction.min_age_ms ({age})"]
         verb = "joined" if self.is_applied else "dry run, add --apply to join:"
         moved = size_text(rounds.message_bytes)
         objects = ("about " if rounds.estimated else "") + counted(rounds.objects, "object")
@@ -126,24 +138,27 @@ def planned_rounds(
 ) -> Iterator[PlannedRound]:
     """The rounds of ``state`` over commits older than compaction.min_age_ms, one in memory at a time. Later ones may
     join their results."""
+    return plan_rounds(
+        store, state, limits or limits_of(settings),
+        before_version=_old_before(store, state, settings), is_wanted=is_wanted, counter=counter,
+    )  # fmt: skip
+
+
+def _old_before(store: ObjectStore, state: CatalogState, settings: Settings) -> int:
+    """The first version that is too young."""
     before_ms = store.clock_ms() - settings.compaction.min_age_ms
-    bound = settled_version(store, state.version, before_ms) + 1
-    limits = limits or limits_of(settings)
-    return plan_rounds(store, state, limits, before_version=bound, is_wanted=is_wanted, counter=counter)
+    return settled_version(store, state.version, before_ms) + 1
 
 
 def dry_run(store: ObjectStore, state: CatalogState, settings: Settings, prices: Prices) -> CompactionReport:
     """What `compact` would do first. Reads the catalog alone."""
-    found = _forecast(store, state, settings)
-    return CompactionReport(False, found, prices=prices, grace_days=settings.gc.grace_ms / DAY_MS)
+    return _report(store, state, settings, _forecast(store, state, settings), prices)
 
 
 def _forecast(
     store: ObjectStore, state: CatalogState, settings: Settings, counter: ObjectRunCounter | None = None
 ) -> CompactionForecast:
-    """Of all rounds: a small one of a step would not be like the later ones."""
-    limits = replace(limits_of(settings), step_share=1.0)
-    return forecast(planned_rounds(store, state, settings, limits, counter=counter))
+    return forecast(planned_rounds(store, state, settings, counter=counter))
 
 
 def compact_archive(
@@ -158,49 +173,79 @@ def compact_archive(
 ) -> CompactionReport:
     """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
     was committed stays."""
-    with KeptTables(options.spool_directory, options.spool_bytes_max // KEPT_PART) as kept:
-        options = replace(options, kept_tables=kept)
-        done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
-        options.release()  # what loading the catalog has freed
-        # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
-        writer, counter = maintenance_writer(store, state, _now_ms), ObjectRunCounter()
-        while True:
-            planned = next(planned_rounds(store, state, settings, counter=counter), None)
-            if planned is None:
-                break
-            mine = carried_out(planned)
-            if (done + mine).message_bytes > expected_bytes:
-                # Once for many rounds: planning all of them again for each would take as long as joining them. This
-                # one is planned twice, so that two are not in memory.
-                del planned
-                expected_bytes = (done + _forecast(store, state, settings, counter)).message_bytes
-                planned = next(planned_rounds(store, state, settings, counter=counter))
-            of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
-            of_rounds(0)
-            result = run_round(
-                store,
-                state,
-                planned,
-                replace(options, report=of_rounds),
-                clock=_now_ms,
-                write=write,
-                owner=writer,
-            )
+    done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
+    options.release()  # what loading the catalog has freed
+    # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
+    maintenance = MaintenanceCommit.opened(store, state, "compact", _now_ms)
+    counter = ObjectRunCounter()
+    while True:
+        planned = next(planned_rounds(store, state, settings, counter=counter), None)
+        if planned is None:
+            break
+        mine = carried_out(planned)
+        if (done + mine).message_bytes > expected_bytes:
+            # Once for many rounds: planning all of them again for each would take as long as joining them. This
+            # one is planned twice, so that two are not in memory.
             del planned
-            gc.collect()  # its tables may be in a cycle, and not beside those of the next one
-            options.release()
-            state = writer.refresh()
-            if result is None:
-                changed += 1
-                if changed == CHANGED_MAX:
-                    raise UnavailableError(
-                        "the archive's pages change faster than objects are joined", hint="try later"
-                    )
-                continue
-            changed = 0
-            done += mine
-            cost += result.cost
-        return CompactionReport(True, done, cost, prices, settings.gc.grace_ms / DAY_MS)
+            expected_bytes = (done + _forecast(store, state, settings, counter)).message_bytes
+            planned = next(planned_rounds(store, state, settings, counter=counter))
+        of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
+        of_rounds(0)
+        result = run_round(
+            store,
+            state,
+            planned,
+            replace(options, report=of_rounds),
+            clock=_now_ms,
+            write=write,
+            maintenance=maintenance,
+        )
+        del planned
+        gc.collect()  # its tables may be in a cycle, and not beside those of the next one
+        options.release()
+        state = maintenance.refresh()
+        if result is None:
+            changed += 1
+            if changed == CHANGED_MAX:
+                raise UnavailableError(
+                    "the archive's pages change faster than objects are joined", hint="try later"
+                )
+            continue
+        changed = 0
+        done += mine
+        cost += result.cost
+    return _report(store, state, settings, done, prices, cost)
+
+
+def _report(
+    store: ObjectStore,
+    state: CatalogState,
+    settings: Settings,
+    rounds: CompactionForecast,
+    prices: Prices,
+    cost: CompactionCost | None = None,
+) -> CompactionReport:
+    young = 0 if rounds.rounds else _young_objects(store, state, _old_before(store, state, settings))
+    days = settings.gc.grace_ms / DAY_MS
+    return CompactionReport(
+        cost is not None,
+        rounds,
+        cost or CompactionCost(),
+        prices,
+        days,
+        young,
+        settings.compaction.min_age_ms,
+    )
+
+
+def _young_objects(store: ObjectStore, state: CatalogState, first_version: int) -> int:
+    """Objects of the uploader with living runs that versions from ``first_version`` on added."""
+    keys: set[str] = set()
+    for page in living_runs(RunIndex(store), state, first_version):
+        chunk = page.chunk
+        young = np.unique(chunk.runs["object"][chunk.runs["version"] >= first_version])
+        keys |= {chunk.object_keys[number] for number in chunk.objects["key"][young].tolist()}
+    return sum(not is_compacted(key) for key in keys)
 
 
 def _of_rounds(report: Report, before_bytes: int, expected_bytes: int) -> Callable[[int], None]:

@@ -54,9 +54,8 @@ class CompactionLimits:
     """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``, ``run_bytes``:
     memory of a row's columns and keys beside its message, and of a run. ``table_bytes``: memory of a run of the round,
     whether its messages are in memory or not; ``in_flight_bytes``: of reads in progress, at most. ``runs_max``: of a
-    round, unless one sequence of pages has more; ``step_share``: of these, in a round whose merge of sequences is
-    merged again: its queues are moved twice. ``object_rows_max``: a reader fetches the columns of all rows of an object
-    before its first message, 3 to 8 bytes each. ``sources_min``: objects that level 2 joins at least.
+    round, unless one sequence of pages has more. ``object_rows_max``: a reader fetches the columns of all rows of an
+    object before its first message, 3 to 8 bytes each. ``sources_min``: objects that level 2 joins at least.
     ``growth_min``: level 1 moves what a compaction wrote, a *layer*, only among so many times its bytes; 1: always.
     ``dead_share_min``: it moves sets of which so much is below floors; above 1: none."""
 
@@ -71,7 +70,6 @@ class CompactionLimits:
     table_bytes: int = 0
     in_flight_bytes: int = 0
     runs_max: int = 1 << 20
-    step_share: float = 1 / 32
     outputs_max: int = 10_000
     set_queues_max: int = 20_000
     joined_bytes_min: int = 64 * MIB

@@ -1,8 +1,7 @@
 """Which pages of an archive a round of compaction replaces: whole sequences, or a part of large ones.
 
 Pages are sorted by queue. Of a large sequence, a round takes consecutive ones with as many runs as fit in memory: some
-queues in all versions. Sequences that are too large together may be merged by the first round; those of which a page
-each does not fit in memory are merged in steps, and only then compacted.
+queues in all versions. Sequences that are too large together may be merged by the first round.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from itertools import chain, groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.living_runs import living_pages
 from tiered.catalog.page_merge import between, merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, joined, selected
@@ -68,8 +68,8 @@ class PageRange:
 
     def _living(self, index: RunIndex, state: CatalogState, runs_max: int) -> Iterator[Page]:
         if self.end is None:
-            return chain(_living(index, state, self.pages), self.memory(state))
-        streams = [_living(index, state, sequence) for sequence in sequences_of(self.pages)]
+            return chain(living_pages(index, state, self.pages), self.memory(state))
+        streams = [living_pages(index, state, sequence) for sequence in sequences_of(self.pages)]
         return merged_pages([*streams, self.memory(state)], runs_max)
 
     def memory(self, state: CatalogState) -> Iterator[Page]:
@@ -79,13 +79,9 @@ class PageRange:
             yield sorted_page(state.directory.roster.first(len(state.table)), found)
 
 
-def ranges_of(
-    state: CatalogState, before_version: int, runs_max: int, step_share: float = 1.0
-) -> Iterator[list[PageRange]]:
-    """Ranges with about ``runs_max`` runs: first those that are merged again, the smallest first; then the oldest
-    versions first. Several in one list are of the same sequences. Only versions below ``before_version`` take part.
-
-    ``step_share``: of ``runs_max``, that the first range has if the result of a merge is merged again."""
+def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterator[list[PageRange]]:
+    """Ranges with about ``runs_max`` runs, the oldest versions first. Several in one list are of the same sequences.
+    Only versions below ``before_version`` take part."""
     sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
     if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
         return  # versions of two sequences overlap: no range of versions has pages of its own
@@ -95,23 +91,18 @@ def ranges_of(
     if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
         newest, where = int(memory.max()), _histories(state, int(memory.min()))
     stacks = list(_stacks(state, sequences, last, runs_max))
-    merged: list[list[PageRange]] = []
-    others: list[list[PageRange]] = []
     for number, (stack, history) in enumerate(stacks):
         pages = [page for sequence in stack for page in sequence]
         if len(stack) == 1 and _runs(pages) > runs_max:
-            others.append(_cut(pages, runs_max))
+            yield _cut(pages, runs_max)
             continue
         spilled = (0, 0)
         if newest and history == where and number + 1 == len(stacks) and _fit(stack, runs, runs_max):
             spilled, newest = (newest, runs), 0
         if _runs(pages) <= runs_max:
-            others.append([PageRange(pages, *spilled)])
-        elif _are_similar([_runs(chain(*one)) for one, own in stacks if own == history]):
-            merged.append(_merged(pages, *spilled, runs_max, max(1, round(runs_max * step_share))))
+            yield [PageRange(pages, *spilled)]
         else:
-            others.append(_merged(pages, *spilled, runs_max, runs_max))
-    yield from (*sorted(merged, key=lambda ranges: _runs(ranges[0].pages)), *others)
+            yield _merged(pages, *spilled, runs_max)
     if newest:
         yield [PageRange([], newest, runs)]
 
@@ -190,20 +181,13 @@ def _cut(sequence: list[PageRef], runs_max: int) -> list[PageRange]:
     return found
 
 
-def _merged(
-    pages: list[PageRef], spilled_version: int, memory_runs: int, runs_max: int, first_runs: int
-) -> list[PageRange]:
-    """The first range has up to ``first_runs``."""
+def _merged(pages: list[PageRef], spilled_version: int, memory_runs: int, runs_max: int) -> list[PageRange]:
     total = _runs(pages) + memory_runs
-    bounds = [0, *range(first_runs, total, runs_max), total]
+    bounds = [*range(0, total, runs_max), total]
     return [
         PageRange(pages, spilled_version, memory_runs, begin, end, share=(end - begin) / (total - begin))
         for begin, end in pairwise(bounds)
     ]
-
-
-def _living(index: RunIndex, state: CatalogState, pages: Sequence[PageRef]) -> Iterator[Page]:
-    return (index.living(state, index.read_page(ref)) for ref in pages)
 
 
 def _runs(pages: Iterable[PageRef]) -> int:

@@ -39,10 +39,11 @@ from rocketmq_tiered.maintenance.compaction_run import (
     write_outputs,
 )
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter, ObjectRuns
-from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import Reason
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
+from tiered.catalog.requirements import Floors, IndexBegins, Requirements, histories_of
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UsageError
@@ -123,7 +124,7 @@ def plan_rounds(
         )
     index = RunIndex(store)
     counter = counter or ObjectRunCounter()
-    for ranges in ranges_of(state, before_version, limits.runs_max, limits.step_share):
+    for ranges in ranges_of(state, before_version, limits.runs_max):
         planned = (_planned(index, state, one, limits, is_wanted, counter) for one in ranges)
         found = next((one for one in planned if one is not None), None)
         if found is not None:
@@ -170,144 +171,100 @@ def run_round(
     clock: Callable[[], int],
     page_runs_max: int = CatalogLimits().page_runs_max,
     write: WriteOutputs = write_outputs,
-    owner: CatalogWriter | None = None,
+    maintenance: MaintenanceCommit | None = None,
 ) -> CompactionResult | None:
     """Carry out ``planned``, of ``state``, and commit it; None when the archive has changed, and nothing was
-    replaced. ``write`` puts the outputs. ``owner``: a writer that is open already. If it is the archive's, it loses no
-    version to the round."""
-    nonce = random.SystemRandom().getrandbits(40)
-    writer = owner or maintenance_writer(store, state, clock)
+    replaced. ``write`` puts the outputs. ``maintenance``: one that is open already. If it commits as
+    the archive's owner, that loses no version to the round."""
+    maintenance = maintenance or MaintenanceCommit.opened(store, state, "compact", clock)
     identity = CompactionIdentity(
         state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(),
-        compaction_attempts_from(nonce),
+        compaction_attempts_from(random.SystemRandom().getrandbits(40)),
     )  # fmt: skip
-    with writer.merges_paused(spills_late=planned.range.spilled_version > 0):
-        return _run_round(store, state, planned, options, identity, writer, clock, page_runs_max, write)
+    with maintenance.merges_paused(spills_late=planned.range.spilled_version > 0):
+        return _Round(store, state, planned, maintenance, identity, page_runs_max).run(options, write)
 
 
-def maintenance_writer(store: ObjectStore, state: CatalogState, clock: Callable[[], int]) -> CatalogWriter:
-    """A writer that owns nothing, at ``state``."""
-    nonce = random.SystemRandom().getrandbits(40)
-    return CatalogWriter(
-        store, cluster=state.cluster, broker=state.broker, instance=f"compact-{nonce:010x}", kind="maintenance",
-        clock_ms=clock,
-    ).begin_at(state)  # fmt: skip
+class _Round:
+    """One round being carried out."""
 
+    def __init__(
+        self,
+        store: ObjectStore,
+        state: CatalogState,
+        planned: PlannedRound,
+        maintenance: MaintenanceCommit,
+        identity: CompactionIdentity,
+        page_runs_max: int,
+    ) -> None:
+        self._store, self._state, self._planned = store, state, planned
+        self._maintenance, self._page_runs_max = maintenance, page_runs_max
+        self._identity = identity
+        self._required = _required(state, planned)
+        self._versions = planned.versions
+        self._announced = output_keys(planned.candidates, planned.plan, identity)
+        self._page_keys = _page_keys(state, planned, identity, page_runs_max)
 
-def _run_round(
-    store: ObjectStore,
-    state: CatalogState,
-    planned: PlannedRound,
-    options: CompactionOptions,
-    identity: CompactionIdentity,
-    writer: CatalogWriter,
-    clock: Callable[[], int],
-    page_runs_max: int,
-    write: WriteOutputs,
-) -> CompactionResult | None:
-    announced = output_keys(planned.candidates, planned.plan, identity)
-    page_keys = _page_keys(state, planned, identity, page_runs_max)
-    versions = planned.versions
-    is_current = _Unchanged(state, planned)
-
-    def announce(keys: Sequence[str]) -> bool:
-        def build(newest: CatalogState) -> CommitDraft | None:
-            if not is_current(newest):
-                return None
-            return CommitDraft(
-                CommitKind.MAINTENANCE,
-                pending_deletions=tuple(keys),
-                reason=Reason.INTENT,
-                created_ms=clock(),
-            )
-
-        return set(keys) <= writer.maintain(build).pending_deletions.keys()
-
-    def announce_more(key: str) -> None:
-        if not announce([key]):
-            raise _VoidError
-        announced.append(key)
-
-    if not announce([*announced, *page_keys]):
-        return None
-    announcing = replace(options, announce=announce_more)
-    try:
-        result = compact(store, planned.candidates, planned.plan, identity, announcing, write)
-    except _VoidError:
-        return None
-    planned.forget_written()
-    options.release()
-    pages = _put_pages(store, state, planned, versions, result, page_keys, page_runs_max)
-    sources = {planned.candidates.object_keys[number] for number in planned.gone.tolist()}
-    taken_back = [*(key for key in result.object_keys if key in set(announced)), *page_keys]
-
-    is_committed = False
-
-    def replace_pages(newest: CatalogState) -> CommitDraft | None:
-        nonlocal is_committed
-        is_committed = False
-        if not is_current(newest) or not set(taken_back) <= newest.pending_deletions.keys():
+    def run(self, options: CompactionOptions, write: WriteOutputs) -> CompactionResult | None:
+        """See ``run_round``."""
+        planned = self._planned
+        if not self._maintenance.announce([*self._announced, *self._page_keys], self._required):
             return None
-        is_committed = True
-        return CommitDraft(
+        announcing = replace(options, announce=self._announce_more)
+        try:
+            result = compact(self._store, planned.candidates, planned.plan, self._identity, announcing, write)
+        except _VoidError:
+            return None
+        planned.forget_written()
+        options.release()
+        pages = _put_pages(
+            self._store, self._state, planned, self._versions, result, self._page_keys, self._page_runs_max
+        )
+        sources = {planned.candidates.object_keys[number] for number in planned.gone.tolist()}
+        announced = {*self._announced, *self._page_keys}
+        taken_back = [*(key for key in result.object_keys if key in announced), *self._page_keys]
+        draft = CommitDraft(
             CommitKind.MAINTENANCE,
             pages=PageChange(
                 added=tuple(pages),
                 removed=[page.key for page in planned.range.pages],
                 # The pages of other queues may have removed runs of these versions.
-                resolved_version=0 if planned.range.others else state.version,
+                resolved_version=0 if planned.range.others else self._state.version,
                 spilled_version=planned.range.spilled_version,
             ),
             restored=tuple(taken_back),
             pending_deletions=tuple(sorted(sources | set(result.abandoned))),
             reason=Reason.COMPACTED,
-            created_ms=clock(),
         )
+        required = replace(self._required, announced=frozenset(taken_back))
+        return result if self._maintenance.commit(lambda _state: draft, required) else None
 
-    writer.maintain(replace_pages)
-    if is_committed:
-        return result
-    return None
+    def _announce_more(self, key: str) -> None:
+        if not self._maintenance.announce([key], self._required):
+            raise _VoidError
+        self._announced.append(key)
 
 
 class _VoidError(Exception):
     """The archive has changed: nothing more is put."""
 
 
-class _Unchanged:
-    """Whether a newer state still has what a round was planned for."""
-
-    def __init__(self, state: CatalogState, planned: PlannedRound) -> None:
-        self._epoch = state.epoch
-        self._history = state.cursor.history
-        self._pages = {page.key for page in (*planned.range.pages, *planned.range.others)}
-        self._queues = list(planned.candidates.queues)
-        if planned.range.is_partial:
-            # Expiry of other queues may leave sources that nothing else references.
-            self._queues = list(state.directory.keys[: len(state.table)])
-        self._floors = _floors(state, self._queues)
-        self._covers = set(planned.candidates.covers)
-        self._tombstones = len(state.tombstones)
-        self._last_version = planned.plan.last_version
-        self._spilled_version = planned.range.spilled_version
-        self._memory_runs = len(older_versions(state, planned.range.spilled_version))
-
-    def __call__(self, newest: CatalogState) -> bool:
-        # Page objects carry the epoch: those of an earlier one may be collected before a commit names them.
-        return (
-            newest.epoch == self._epoch
-            and newest.cursor.history == self._history
-            and self._pages <= {page.key for page in newest.pages}
-            and len(newest.tombstones) == self._tombstones
-            and self._is_covered_alike(newest)
-            and len(older_versions(newest, self._spilled_version)) == self._memory_runs
-            and bool((_floors(newest, self._queues) == self._floors).all())
-        )
-
-    def _is_covered_alike(self, newest: CatalogState) -> bool:
-        """Whether no index file begins between the sources of an output. Merged files cover what they did."""
-        begins = {index.from_version for index in newest.indexes}
-        return {begin for begin in begins if begin <= self._last_version} <= self._covers
+def _required(state: CatalogState, planned: PlannedRound) -> Requirements:
+    """What ``planned``, of ``state``, needs."""
+    chosen = planned.range
+    queues = list(planned.candidates.queues)
+    if chosen.is_partial:
+        # Expiry of other queues may leave sources that nothing else references.
+        queues = list(state.directory.keys[: len(state.table)])
+    return Requirements(
+        epoch=state.epoch,
+        histories=histories_of(state),
+        pages=frozenset(page.key for page in (*chosen.pages, *chosen.others)),
+        tombstones=len(state.tombstones),
+        memory=(chosen.spilled_version, len(older_versions(state, chosen.spilled_version))),
+        floors=Floors.of(state, queues),
+        index_begins=IndexBegins(planned.plan.last_version, frozenset(planned.candidates.covers)),
+    )
 
 
 def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Candidates:
@@ -346,19 +303,11 @@ def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Ca
         objects=concatenated(objects, OBJECT_DTYPE),
         object_keys=object_keys,
         is_set=np.array([key.startswith(SETS_PREFIX) for key in object_keys], bool),
-        floors=_floors(state, queues_in_order),
+        floors=Floors.of(state, queues_in_order).minimum,
         is_pending=np.array([key in state.pending_deletions for key in object_keys], bool),
         share=np.ones(len(object_keys)),
         covers=tuple(sorted(index.from_version for index in state.indexes)),
     )
-
-
-def _floors(state: CatalogState, queues: list[QueueKey]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    rows = state.directory.rows(queues, len(state.table))
-    floors: np.ndarray[tuple[int], np.dtype[np.int64]] = np.where(
-        rows < 0, 0, state.table["min_queue_offset"][rows]
-    ).astype(np.int64)
-    return floors
 
 
 def _put_pages(

@@ -29,7 +29,6 @@ from rocketmq_tiered.maintenance.compaction_plan import (
 )
 from rocketmq_tiered.maintenance.compaction_sources import IN_FLIGHT_BYTES, CompactionSources
 from rocketmq_tiered.maintenance.iteration_spool import FoundPieces
-from rocketmq_tiered.maintenance.kept_tables import KeptTables
 from tiered.errors import (
     FULL_ERRNOS,
     CorruptionError,
@@ -78,7 +77,7 @@ class CompactionIdentity:
 @dataclass(frozen=True)
 class CompactionOptions:
     """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``in_flight_bytes``: of reads in
-    progress. ``kept_tables``: one for all rounds, with a part of these bytes. ``report`` gets the message bytes that
+    progress. ``report`` gets the message bytes that
     are done; ``release`` is called when tables have been freed. ``announce`` gets the key of a later attempt before it
     is put: it is garbage if the compaction dies."""
 
@@ -86,7 +85,6 @@ class CompactionOptions:
     spool_bytes_max: int
     codec: BlockCodec = field(default_factory=BlockCodec)
     in_flight_bytes: int = IN_FLIGHT_BYTES
-    kept_tables: KeptTables | None = None
     release: Callable[[], object] = lambda: None
     wait: Callable[[float], object] = time.sleep
     report: Callable[[int], None] = lambda done_bytes: None
@@ -169,20 +167,11 @@ def write_outputs(
             hint="allow more, or compact smaller objects",
         )
     options.release()  # what planning has freed
-    left, kept = options.spool_bytes_max - needed, options.kept_tables
-    if kept is not None:
-        is_last = bool((candidates.share[plan.sources] == 1).all())
-        reserved = kept.size_bytes if is_last else kept.bytes_max
-        if reserved > left:
-            kept.clear()
-            kept = None
-        else:
-            left -= reserved
     options.spool_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compaction-", dir=options.spool_directory) as directory:
         spool = Path(directory)
         sources = CompactionSources(
-            store, candidates, spool / "sources", left, options.in_flight_bytes, kept,
+            store, candidates, spool / "sources", options.spool_bytes_max - needed, options.in_flight_bytes,
         )  # fmt: skip
         try:
             run = _Compaction(store, candidates, plan, identity, options, sources, spool)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -24,16 +24,16 @@ from rocketmq_tiered.maintenance.compaction_plan import (
     length_of,
 )
 from rocketmq_tiered.maintenance.iteration_spool import FoundPieces, IterationSpool
-from rocketmq_tiered.maintenance.kept_tables import KeptTables
 from rocketmq_tiered.maintenance.opened_sources import (
     COPIED_RAW_BYTES_MIN,
     WANTED_DTYPE,
     Chunks,
     OpenedSources,
+    Parents,
+    Source,
     Taking,
+    queue_hashes,
 )
-from rocketmq_tiered.maintenance.prefetched_reads import PrefetchedReads
-from rocketmq_tiered.maintenance.source_tables import Parents, SourceTables, queue_hashes
 from tiered.archive.key_section_reader import key_bytes_guess
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
@@ -63,7 +63,7 @@ ROW_BYTES, PIECE_BYTES = 64, 64
 
 class CompactionSources:
     """The objects that a compaction reads. ``spooled``: a file of up to ``spool_bytes_max``. ``in_flight_bytes``: of
-    reads in progress, at most. ``kept``: tables of objects that later rounds need too."""
+    reads in progress, at most."""
 
     def __init__(
         self,
@@ -72,16 +72,14 @@ class CompactionSources:
         spooled: Path,
         spool_bytes_max: int,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
-        kept: KeptTables | None = None,
     ) -> None:
-        self._kept = kept
         self._in_flight_bytes = in_flight_bytes
         self.read_bytes_max = min(READ_BYTES_MAX, in_flight_bytes // 2)  # one is used, one on its way
         self._store = store
         self._candidates = candidates
         self._spool = IterationSpool(spooled)
         self._spool_bytes_max = spool_bytes_max
-        self.reads = PrefetchedReads(READERS_MAX)
+        self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="compaction-read")
         self._lock = threading.Lock()
         self.parents = Parents(candidates.queues)
         self._queue_hashes = queue_hashes(candidates.queues)
@@ -90,8 +88,8 @@ class CompactionSources:
         self.bytes_read = 0
 
     def close(self) -> None:
-        """Cancel reads that have not begun, and close the file. Idempotent."""
-        self.reads.close()
+        """Cancel reads that have not begun, wait for the others, and close the file. Idempotent."""
+        self._readers.shutdown(cancel_futures=True)
         self._spool.close()
 
     def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundPieces]:
@@ -123,26 +121,16 @@ class CompactionSources:
             for found in self._found(source):
                 self._spool.add(found, kept)
 
-    def _ahead(self, groups: Sequence[_Group], readers: int) -> Iterator[_Source]:
-        """All sources in order, of which up to so many groups wait in memory. Threads only read: decoding in them would
-        make all of them wait for the interpreter's lock."""
-        ends: deque[tuple[_Group, Future[list[bytes]]]] = deque()
-        opened: deque[_Source] = deque()
+    def _ahead(self, groups: Sequence[_Group], readers: int) -> Iterator[_OpenGroup]:
+        """All groups in order; the ends of the next ``readers`` are being read. Threads only read: decoding in them
+        would make all of them wait for the interpreter's lock."""
+        waiting: deque[tuple[_Group, Future[list[bytes]]]] = deque()
         for group in groups:
-            ends.append((group, self.reads.submit(self._ends, group.objects)))
-            if len(ends) + len(opened) > readers:
-                yield from self._next(ends, opened)
-        while ends or opened:
-            yield from self._next(ends, opened)
-
-    def _next(
-        self, ends: deque[tuple[_Group, Future[list[bytes]]]], opened: deque[_Source]
-    ) -> Iterator[_Source]:
-        """The first of ``opened``; half of the others are opened before."""
-        while ends and len(opened) <= len(ends):
-            group, last_bytes = ends.popleft()
-            opened.append(self._opened(group, last_bytes.result()))
-        yield opened.popleft()
+            waiting.append((group, self._readers.submit(self._ends, group.objects)))
+            if len(waiting) > readers:
+                yield self._opened(*waiting.popleft())
+        while waiting:
+            yield self._opened(*waiting.popleft())
 
     def open(self, number: int) -> tuple[SegmentIndex, KeySection]:
         """Index and keys of an object."""
@@ -152,9 +140,8 @@ class CompactionSources:
         return self._candidates.object_keys[int(self._candidates.objects["key"][number])]
 
     def _ends(self, numbers: Sequence[int]) -> list[bytes]:
-        """The last bytes of each object, or none of one whose tables are kept."""
-        kept = self._kept if self._kept is not None else ()
-        return [b"" if self._key(number) in kept else self._last_bytes(number) for number in numbers]
+        """The last bytes of each object."""
+        return list(map(self._last_bytes, numbers))
 
     def _last_bytes(self, number: int) -> bytes:
         """The end of an object with its tail and, nearly always, its keys; all of a small one."""
@@ -176,28 +163,11 @@ class CompactionSources:
         )
         return index, index.decode_keys(stored)
 
-    def _tables(self, number: int, wanted: Table, end: memoryview) -> SourceTables:
-        """Those of all ``wanted`` pieces of an object: kept ones if ``end`` has no bytes."""
-        key, kept = self._key(number), self._kept
-        if len(end):
-            index, keys = self._decoded(number, end)
-            tables = SourceTables.of(index, keys, self.parents)
-            is_alone = int(self._candidates.objects["size_bytes"][number]) > self._group_bytes_max
-            if kept is None or not is_alone or self._candidates.share[number] == 1:
-                return tables
-            kept.keep(tables, index.key_count)
-            if key not in kept:
-                return tables
-            del index, keys, tables  # a part is enough, and takes less memory
-        assert kept is not None
-        ordinals = self._candidates.runs["ordinal"][wanted["run"]]
-        return kept.load(key, int(ordinals.min()), int(ordinals.max()) + 1)
-
     def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> RowTable:
         """All rows of a run of the candidates."""
         wanted = np.zeros(1, WANTED_DTYPE)
         wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
-        opened = OpenedSources([SourceTables.of(index, keys, self.parents)])
+        opened = OpenedSources([Source(index, keys, self.parents)])
         places = opened.places_of(self._candidates, self._queue_hashes, wanted)
         found = opened.found(places, Chunks.without_bytes(1))
         return found.row_table(np.array([0, 1]))
@@ -212,20 +182,23 @@ class CompactionSources:
 
     # -- sources -----------------------------------------
 
-    def _opened(self, group: _Group, last_bytes: Sequence[bytes]) -> _Source:
-        """Objects, of which the first bytes that are needed are being read."""
-        ends, sizes = [memoryview(one) for one in last_bytes], self._candidates.objects["size_bytes"]
+    def _opened(self, group: _Group, last_bytes: Future[list[bytes]]) -> _OpenGroup:
+        """Objects whose last bytes have been read."""
+        ends, sizes = [memoryview(one) for one in last_bytes.result()], self._candidates.objects["size_bytes"]
         opened = OpenedSources(
-            [self._tables(number, group.wanted, end) for number, end in zip(group.objects, ends, strict=True)]
+            [
+                Source(*self._decoded(number, end), self.parents)
+                for number, end in zip(group.objects, ends, strict=True)
+            ]
         )
         places = opened.places_of(self._candidates, self._queue_hashes, group.wanted)
         stored = [
             _ObjectBytes(self, self._key(number), int(sizes[number]), end, ranges)
             for number, end, ranges in zip(group.objects, ends, opened.ranges_of(places), strict=True)
         ]
-        return _Source(opened, places, stored)
+        return _OpenGroup(opened, places, stored)
 
-    def _found(self, source: _Source) -> Iterator[FoundPieces]:
+    def _found(self, source: _OpenGroup) -> Iterator[FoundPieces]:
         """What was wanted of a source, some megabytes at a time."""
         opened, places, stored = source
         taking = Taking(opened, stored)
@@ -246,7 +219,7 @@ class _Group(NamedTuple):
     size_bytes: int
 
 
-class _Source(NamedTuple):
+class _OpenGroup(NamedTuple):
     """Open objects, the places (PLACE_DTYPE) that are wanted of them, and their bytes."""
 
     opened: OpenedSources
@@ -255,8 +228,7 @@ class _Source(NamedTuple):
 
 
 class _ObjectBytes:
-    """Bytes of an object from ``end`` and from GETs of all blocks, of which ``wanted`` has (offset, length); the first
-    one begins now. They are used in ascending order."""
+    """Bytes of an object: its ``end``, and the blocks ``wanted``, as (offset, length). Read in ascending order."""
 
     def __init__(
         self,
@@ -267,7 +239,6 @@ class _ObjectBytes:
         wanted: list[tuple[int, int]],
     ) -> None:
         self._sources, self._key = sources, key
-        self._first: Future[bytes] | None = None
         known = size_bytes - len(end)
         if not wanted or wanted[0][0] >= known:
             self._left: deque[tuple[int, int]] = deque()
@@ -275,14 +246,11 @@ class _ObjectBytes:
         else:
             self._left = deque(joined_ranges(wanted, sources.read_bytes_max))
             self._begin, self._data = 0, memoryview(b"")
-            self._first = sources.reads.submit(sources.get, self._key, *self._left[0])
 
     def _read(self) -> None:
         self._data = memoryview(b"")  # not beside the next ones
         self._begin, length = self._left.popleft()
-        first, self._first = self._first, None
-        data = first.result() if first is not None else self._sources.get(self._key, self._begin, length)
-        self._data = memoryview(data)
+        self._data = memoryview(self._sources.get(self._key, self._begin, length))
 
     def at(self, offset: int, length: int) -> memoryview:
         """Bytes of one block."""

@@ -7,7 +7,6 @@ again against the newest state, without a second pass. What expires is decided i
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -23,29 +22,22 @@ from rocketmq_tiered.maintenance.expire_plan import (
 )
 from rocketmq_tiered.maintenance.gc import require_same_clock
 from tiered.archive.segment_reader import SegmentCache
-from tiered.catalog.catalog_reader import read_commit
-from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import NO_PAGES, CommitDraft, CommitKind, PageChange
-from tiered.catalog.deletions import (
-    DeletionChange,
-    DeletionList,
-    PendingDeletion,
-    Reason,
-    encode_list,
-    list_of,
-)
+from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason
 from tiered.catalog.floors import is_expired
 from tiered.catalog.garbage import KeySet, digests, settled_version
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange
+from tiered.catalog.living_runs import living_pages, memory_page
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.page_merge import merged_pages, sequences_of
-from tiered.catalog.pages import Page, RunIndex, sorted_page
+from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.requirements import LOG_HISTORY, Floors, Requirements, histories_of
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.errors import UsageError
 from tiered.formats.container import CATALOG_MAJOR
-from tiered.formats.keys import catalog_key, page_key
+from tiered.formats.keys import catalog_key
 from tiered.model.tables import OBJECT_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
-from tiered.object_store.own_name import put_own
 from tiered.settings.topic_rules import TopicRule
 
 MERGED_RUNS = 32_768
@@ -126,24 +118,15 @@ def commit_pass(
     truncated since."""
     if not len(found.plan.floors):
         return state
-    nonce = random.SystemRandom().getrandbits(40)
-    writer = CatalogWriter(
-        store, cluster=state.cluster, broker=state.broker, instance=f"expire-{nonce:010x}", kind="maintenance",
-        clock_ms=clock,
-    ).begin_at(state)  # fmt: skip
-    deletions = _listed(store, state, found, f"{nonce:010x}", clock())
+    maintenance = MaintenanceCommit.opened(store, state, "expire", clock)
+    deletions = _listed(maintenance, state, found, clock())
+    queues = [state.key_of(int(row)) for row in found.plan.floors["queue"]]
+    floors = found.plan.floors.copy()
+    floors["queue"] = np.arange(len(floors))
 
-    def build(newest: CatalogState) -> CommitDraft | None:
-        if newest.cursor.history != state.cursor.history or newest.log_histories != state.log_histories:
-            raise UsageError("the log was truncated during the pass", hint="run `tiered expire` again")
-        found.is_committed = _is_current(store, state, newest, found.plan.floors)
-        if not found.is_committed:
-            return None
-        floors = found.plan.floors.copy()
+    def change(newest: CatalogState) -> CommitDraft:
         left = {page.key for page in newest.pages}
         gone = [key for key in found.dead_pages if key in left]
-        queues = [state.key_of(int(row)) for row in floors["queue"]]
-        floors["queue"] = np.arange(len(floors))
         index = [
             ref.key
             for ref in newest.indexes
@@ -159,10 +142,15 @@ def commit_pass(
             if index and len(index) < len(newest.indexes)
             else NO_INDEX_CHANGE,
             reason=Reason.EXPIRED,
-            created_ms=clock(),
         )
 
-    return writer.maintain(build)
+    required = Requirements(
+        histories=histories_of(state), floors=Floors.of(state, queues), uncompacted_since=state.version
+    )
+    found.is_committed = maintenance.commit(change, required)
+    if maintenance.unmet == LOG_HISTORY:
+        raise UsageError("the log was truncated during the pass", hint="run `tiered expire` again")
+    return maintenance.state
 
 
 # -- planning -------------------------------------------------------------------------------------------------
@@ -272,9 +260,7 @@ class _Pages:
         streams: list[Iterator[Page]] = [
             map(self._read, sequence) for sequence in sequences_of(self._state.pages)
         ]
-        if self._state.memory_runs:
-            memory = sorted_page(self._state.directory.keys, self._state.memory)
-            streams.append(iter((_without_objects(memory),)))
+        streams.append(map(_without_objects, memory_page(self._state)))
         return merged_pages(streams, MERGED_RUNS)
 
     def all(self) -> Iterator[_HeldPage]:
@@ -282,9 +268,8 @@ class _Pages:
         for ref in self._state.pages:
             found = self._held.pop(ref.key, None)
             yield self._page(ref.key, self._living(ref)) if found is None else found
-        if self._state.memory_runs:
-            keys = self._state.directory.keys[: self._state.queue_count]
-            yield self._page("", Page(keys, self._state.memory))
+        for page in memory_page(self._state):
+            yield self._page("", page)
 
     def _read(self, ref: PageRef) -> Page:
         page = self._living(ref)
@@ -294,7 +279,7 @@ class _Pages:
         return _without_objects(page)
 
     def _living(self, ref: PageRef) -> Page:
-        return self._index.living(self._state, self._index.read_page(ref))
+        return next(living_pages(self._index, self._state, [ref]))
 
     def _page(self, key: str, page: Page) -> _HeldPage:
         rows, chunk = self._state.directory.rows(page.queues, len(self._state.table)), page.chunk
@@ -393,27 +378,13 @@ class _Expired:
 
 
 def _listed(
-    store: ObjectStore, state: CatalogState, found: ExpiryPass, nonce: str, now_ms: int
+    maintenance: MaintenanceCommit, state: CatalogState, found: ExpiryPass, now_ms: int
 ) -> DeletionChange:
     pending = PendingDeletion(now_ms, state.version + 1, Reason.EXPIRED)
-    added: list[DeletionList] = []
-    for first in range(0, len(found.objects), LIST_ENTRIES_MAX):
-        keys = found.objects[first : first + LIST_ENTRIES_MAX].tolist()
-        entries = dict.fromkeys(map(bytes.decode, keys), pending)
-        data = encode_list(entries)
-        key = page_key("deletions", state.version, state.epoch, f"{nonce}{len(added):02x}")
-        put_own(store, key, [data], timeout_s=60.0)
-        added.append(list_of(key, entries, len(data)))
-    return DeletionChange(added=added)
-
-
-def _is_current(store: ObjectStore, state: CatalogState, newest: CatalogState, floors: Table) -> bool:
-    """Whether no other pass has changed the minimum of a queue, and no compaction has joined runs."""
-    for version in range(state.version + 1, newest.version + 1):
-        if read_commit(store, version).draft.reason == Reason.COMPACTED:
-            return False
-    for floor in floors:
-        now = newest.queue(state.key_of(int(floor["queue"])))
-        if now is None or now["min_queue_offset"] != state.table["min_queue_offset"][floor["queue"]]:
-            return False
-    return True
+    parts = (
+        found.objects[first : first + LIST_ENTRIES_MAX].tolist()
+        for first in range(0, len(found.objects), LIST_ENTRIES_MAX)
+    )
+    return DeletionChange(
+        added=[maintenance.put_list(state, dict.fromkeys(map(bytes.decode, keys), pending)) for keys in parts]
+    )

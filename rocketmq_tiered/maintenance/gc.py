@@ -10,15 +10,12 @@ A key that cannot be deleted is reported, and the rest is deleted all the same. 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
 
 from tiered.catalog.catalog_reader import refresh
-from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import (
     NO_DELETION_CHANGE,
@@ -26,16 +23,14 @@ from tiered.catalog.deletions import (
     DeletionList,
     PendingDeletion,
     Reason,
-    encode_list,
-    list_of,
     read_list,
 )
 from tiered.catalog.garbage import COLLECTED, GcPlan, Grace, KeySet, plan_gc, referenced_by, settled_version
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, TieredError, UsageError
-from tiered.formats.keys import DATA_PREFIX, page_key
+from tiered.formats.keys import DATA_PREFIX
 from tiered.object_store.interface import ObjectStore
-from tiered.object_store.own_name import put_own
 
 logger = logging.getLogger(__name__)
 
@@ -150,12 +145,8 @@ class _Collection:
     def __init__(
         self, store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]
     ) -> None:
-        self._store, self._state, self._plan, self._clock = store, state, plan, clock
-        self._nonce = f"{random.SystemRandom().getrandbits(48):012x}"
-        self._writer = CatalogWriter(
-            store, cluster=state.cluster, broker=state.broker, instance=f"gc-{self._nonce}", kind="maintenance",
-            clock_ms=clock,
-        ).begin_at(state)  # fmt: skip
+        self._store, self._state, self._plan = store, state, plan
+        self._maintenance = MaintenanceCommit.opened(store, state, "gc", clock)
 
     def withdraw(self) -> None:
         """Drop from the plan what was taken back since, and commit that what another command may still take back is
@@ -187,9 +178,8 @@ class _Collection:
         """Entries of ``keys`` and ``lists`` that were not taken back, in a new list."""
         withdrawn: dict[str, PendingDeletion] = {}
         made: list[DeletionList] = []
-        tries = count()
 
-        def build(newest: CatalogState) -> CommitDraft | None:
+        def change(newest: CatalogState) -> CommitDraft | None:
             recent = [key for key in newest.pending_deletions if key in keys]
             there = [listed for listed in newest.deletion_lists if listed in lists]
             entries = {key: newest.pending_deletions[key] for key in recent}
@@ -200,18 +190,14 @@ class _Collection:
             made.clear()
             if not withdrawn:
                 return None
-            data = encode_list(withdrawn)
-            key = page_key("deletions", newest.version, newest.epoch, f"{self._nonce}{next(tries):02x}")
-            put_own(self._store, key, [data], timeout_s=60.0)
-            made.append(list_of(key, withdrawn, len(data)))
+            made.append(self._maintenance.put_list(newest, withdrawn))
             return CommitDraft(
                 CommitKind.MAINTENANCE,
                 purged=tuple(recent),
                 deletions=DeletionChange(added=tuple(made), removed=tuple(listed.key for listed in there)),
-                created_ms=self._clock(),
             )
 
-        self._writer.maintain(build)
+        self._maintenance.commit(change)
         return withdrawn, made
 
     def forget(self, left: Set[str]) -> None:
@@ -223,7 +209,7 @@ class _Collection:
             if not left or left.isdisjoint(read_list(self._store, listed))
         ]
 
-        def build(newest: CatalogState) -> CommitDraft | None:
+        def change(newest: CatalogState) -> CommitDraft | None:
             purged = tuple(key for key in newest.pending_deletions if key in due)
             there = {listed.key for listed in newest.deletion_lists}
             removed = tuple(key for key in lists if key in there)
@@ -233,8 +219,7 @@ class _Collection:
                 CommitKind.MAINTENANCE,
                 purged=purged,
                 deletions=DeletionChange(removed=removed) if removed else NO_DELETION_CHANGE,
-                created_ms=self._clock(),
             )
 
         if due or lists:
-            self._writer.maintain(build)
+            self._maintenance.commit(change)

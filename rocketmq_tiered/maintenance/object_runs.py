@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.garbage import digests
+from tiered.catalog.living_runs import living_pages
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState, PageRef
 
@@ -47,7 +48,7 @@ class ObjectRunCounter:
         self._pages = {key: known for key, known in self._pages.items() if key in exists}
         for ref in pages:
             if ref.key not in self._pages:
-                self._pages[ref.key] = _counted(index.living(state, index.read_page(ref)))
+                self._pages[ref.key] = _counted(next(living_pages(index, state, [ref])))
         parts = [*(self._pages[ref.key] for ref in pages), *map(_counted, memory)]
         found, number = np.unique(np.concatenate([part for part, _ in parts]), return_inverse=True)
         runs = np.bincount(number, weights=np.concatenate([runs for _, runs in parts]))

@@ -18,11 +18,17 @@ from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.compaction_plan import PIECE_DTYPE, Candidates
 from rocketmq_tiered.maintenance.iteration_spool import CHUNK_DTYPE, FOUND_DTYPE, ROW_DTYPE, FoundPieces
-from rocketmq_tiered.maintenance.source_tables import SOURCE_RUN_DTYPE, SourceRows, SourceTables
 from tiered.errors import CorruptionError
 from tiered.formats.segment import SHARED_BLOCK_BYTES
-from tiered.formats.segment_index import CATALOG_RUN_FIELDS, SegmentBounds, expand_block
-from tiered.formats.segment_layout import BLOCK_DTYPE
+from tiered.formats.segment_index import (
+    CATALOG_RUN_FIELDS,
+    KeySection,
+    SegmentBounds,
+    SegmentIndex,
+    expand_block,
+)
+from tiered.formats.segment_layout import BLOCK_DTYPE, SEGMENT_RUN_DTYPE
+from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table, begins, concatenated, picked, positions
 
 COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
@@ -40,6 +46,69 @@ PLACE_DTYPE = np.dtype([
 """Where the rows and blocks of a piece are."""
 
 
+SOURCE_RUN_DTYPE = np.dtype([
+    *((name, SEGMENT_RUN_DTYPE[name]) for name in CATALOG_RUN_FIELDS),
+    ("queue", "<u8"),  # its hash
+])  # fmt: skip
+"""What is checked of a run, and needed of it."""
+_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+class SourceRows(NamedTuple):
+    """Consecutive rows (ROW_DTYPE) of an object, across runs, and their key hashes, row after row."""
+
+    table: Table
+    hashes: NDArray[np.uint64]
+
+
+class Parents:
+    """Numbers of the queues that ``parent`` of LMQ rows names: those of the candidates, then others."""
+
+    def __init__(self, queues: Sequence[QueueKey]) -> None:
+        self.queues: list[QueueKey] = list(queues)
+        self._numbers = {queue: number for number, queue in enumerate(self.queues)}
+
+    def numbers_of(self, queues: Sequence[QueueKey], parent: NDArray[Any]) -> NDArray[np.int32]:
+        """``parent`` indexes ``queues``, or is -1."""
+        if int(parent.max(initial=-1)) >= len(queues):
+            raise CorruptionError("the parent of an LMQ row is not in the footer")
+        numbers = np.full(len(queues) + 1, -1, np.int32)
+        for local in np.unique(parent[parent >= 0]).tolist():
+            number = self._numbers.setdefault(queues[local], len(self.queues))
+            if number == len(self.queues):
+                self.queues.append(queues[local])
+            numbers[local] = number
+        found: NDArray[np.int32] = numbers[parent]
+        return found
+
+
+class Source:
+    """An open object. ``bounds`` and ``first_row`` end with the end of the last run; ``parent`` of LMQ rows is a number
+    of ``parents``."""
+
+    def __init__(self, index: SegmentIndex, keys: KeySection, parents: Parents) -> None:
+        self._index, self._keys, self._parents = index, keys, parents
+        self.key, self.blocks, self.block_offsets = index.key, index.blocks, index.block_offsets[:-1]
+        self.first_row, self.bounds = index.first_row, index.bounds
+        self.runs = np.empty(len(index.runs), SOURCE_RUN_DTYPE)
+        for name in CATALOG_RUN_FIELDS:
+            self.runs[name] = index.runs[name]
+        queues = picked(index.queue_table, index.runs["queue"])
+        self.runs["queue"] = _hashes(index.topics, queues["topic"], queues["queue_id"], queues["generation"])
+
+    def rows(self, first: int, end: int) -> SourceRows:
+        """Rows [first, end) of the object."""
+        columns = self._index.stored_columns(first, end)
+        table = np.empty(end - first, ROW_DTYPE)
+        for name, column in zip(ROW_DTYPE.names or (), columns, strict=False):
+            table[name] = column
+        if int(columns[5].max(initial=-1)) >= 0:
+            table["parent"] = self._parents.numbers_of(self._index.queues, columns[5])
+        table["key_count"] = counts = self._keys.counts[first:end]
+        begin = int(self._keys.counts[:first].sum(dtype=np.int64))
+        return SourceRows(table, self._keys.hashes[begin : begin + int(counts.sum(dtype=np.int64))])
+
+
 class BlockBytes(Protocol):
     """Stored bytes of an object."""
 
@@ -48,9 +117,9 @@ class BlockBytes(Protocol):
 
 
 class OpenedSources:
-    """Objects as one: their runs, blocks and rows, one object behind the other. Several objects are whole ones."""
+    """Objects as one: their runs, blocks and rows, one object behind the other."""
 
-    def __init__(self, sources: Sequence[SourceTables]) -> None:
+    def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
         self._first_run = begins(np.array([len(source.runs) for source in sources]))
         self._first_block = begins(np.array([len(source.blocks) for source in sources]))
@@ -81,13 +150,12 @@ class OpenedSources:
         """The runs of ``wanted`` (WANTED_DTYPE, object by object), on which catalog and objects must agree."""
         rows = picked(candidates.runs, wanted["run"])
         place = np.cumsum(np.diff(rows["object"].astype(np.int64), prepend=rows["object"][0]) != 0)
-        ordinals = rows["ordinal"].astype(np.int64)
-        found: NDArray[np.int64] = ordinals - np.array([source.first_run for source in self._sources])[place]
+        found: NDArray[np.int64] = rows["ordinal"].astype(np.int64)
         beyond = np.flatnonzero(found >= np.diff(self._first_run)[place])
         if len(beyond):
             first = int(beyond[0])
-            raise CorruptionError(f"{self._sources[place[first]].key}: has no run {int(ordinals[first])}")
-        found += self._first_run[place]
+            raise CorruptionError(f"{self._sources[place[first]].key}: has no run {int(found[first])}")
+        ordinals, found = found, found + self._first_run[place]
         own = picked(self.runs, found)
         differs = own["queue"] != hashes[rows["queue"]]
         for name in CATALOG_RUN_FIELDS:
@@ -268,3 +336,18 @@ class Taking:
         stored = self._stored[source].at(offset, int(row["stored_bytes"]))
         self._raw = expand_block(stored, row, self._decompressor, self._opened.name_of(source, offset))
         self._decoded = block
+
+
+def queue_hashes(queues: Sequence[QueueKey]) -> NDArray[np.uint64]:
+    """A hash of each of ``queues``, the same one within this process."""
+    numbers = np.array([queue[1:] for queue in queues], np.int64).reshape(-1, 2)
+    return _hashes([queue.topic for queue in queues], slice(None), numbers[:, 0], numbers[:, 1])
+
+
+def _hashes(
+    topics: Sequence[str], topic: NDArray[Any] | slice, queue_id: NDArray[Any], generation: NDArray[Any]
+) -> NDArray[np.uint64]:
+    found: NDArray[np.uint64] = np.array(list(map(hash, topics)), np.int64).view(np.uint64)[topic]
+    for column in (queue_id, generation):
+        found = found * _HASH_FACTOR + column.astype(np.uint64)
+    return found

@@ -30,6 +30,7 @@ from rocketmq_tiered.maintenance.yielding_store import StoppedError, YieldingSto
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.report import CompactionStatus
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.console import size_text
 from tiered.errors import AccessDeniedError, StoreFullError, TieredError, UnavailableError
@@ -241,7 +242,8 @@ class CompactionSchedule:
         began_s = self._monotonic_s()
         objects, byte_count = len(planned.gone), planned.message_bytes
         result = run_round(
-            self._store, state, planned, self._options, clock=self._clock_ms, write=self._write, owner=self._writer
+            self._store, state, planned, self._options, clock=self._clock_ms, write=self._write,
+            maintenance=MaintenanceCommit(self._store, self._writer, self._clock_ms),
         )  # fmt: skip
         seconds = self._monotonic_s() - began_s
         if result is None:

@@ -27,6 +27,7 @@ from tiered.catalog import catalog_reader as reading
 from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import REMOVED_DTYPE, UNKNOWN_OFFSET, CatalogState, LogCheck
@@ -302,7 +303,7 @@ class Compactor:
         """Which of the objects ``names`` hold no other living run."""
         bases = set(runs["base_queue_offset"].tolist())
         needed = set()
-        for page in RunIndex(self.world.memory).all_runs(state):
+        for page in living_runs(RunIndex(self.world.memory), state):
             for run in page.chunk.runs:
                 if page.queues[int(run["queue"])] != key or int(run["base_queue_offset"]) not in bases:
                     needed.add(page.chunk.object_keys[int(page.chunk.objects["key"][run["object"]])])

@@ -18,6 +18,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.spark.jobs.backfill_runs import run as backfill_in_parallel
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.formats.keys import archive_prefix, parse_set_key
 from tiered.model.queue import LMQ_PREFIX
@@ -35,7 +36,7 @@ def _classes(root: FileStore) -> dict[str, set[int]]:
     archive = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
     assert verify_archive(archive, full=True).anomalies == []
     state, found = load(archive), dict[str, set[int]]()
-    for page in RunIndex(archive).all_runs(state):
+    for page in living_runs(RunIndex(archive), state):
         for row in page.chunk.runs:
             place = page.chunk.objects[int(row["object"])]
             days = int(place["ttl_class_days"])
@@ -94,7 +95,7 @@ def test_a_bucket_holds_little_but_living_messages_after_gc(
     assert "expired 41,633 messages" in capsys.readouterr().out
     archive = PrefixedStore(FileStore(tmp_path / "archive"), archive_prefix(CLUSTER, BROKER))
     living_bytes = 0.0
-    for page in RunIndex(archive).all_runs(load(archive)):
+    for page in living_runs(RunIndex(archive), load(archive)):
         objects, runs = page.chunk.objects, page.chunk.runs
         of_object = np.bincount(runs["object"], runs["byte_count"], minlength=len(objects))
         living_bytes += float((objects["size_bytes"] * of_object / objects["raw_bytes"]).sum())

@@ -22,6 +22,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.errors import CorruptionError, TieredError
 from tiered.formats.keys import archive_prefix, catalog_key
@@ -100,7 +101,7 @@ def scene(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
     store = FileStore(directory / PREFIX)
     state = load(store)
     queues_of: dict[str, set[str]] = {}
-    for page in RunIndex(store).all_runs(state):
+    for page in living_runs(RunIndex(store), state):
         for run in page.chunk.runs:
             key = page.chunk.object_keys[int(page.chunk.objects["key"][run["object"]])]
             queues_of.setdefault(key, set()).add(page.queues[int(run["queue"])].topic)

@@ -15,6 +15,7 @@ from tests.archive.queue_reader import QueueReader
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.segment import BlockCodec
@@ -39,8 +40,9 @@ def a_round(
     owner: CatalogWriter | None = None,
 ) -> CompactionResult | None:
     """Carry ``planned`` out with blocks and pages as small as the archive."""
+    mine = None if owner is None else MaintenanceCommit(store, owner, lambda: NOW_MS)
     options = CompactionOptions(spool, 10**7, BlockCodec(block_bytes=600), wait=lambda _seconds: None)
-    return run_round(store, state, planned, options, clock=lambda: NOW_MS, page_runs_max=9, owner=owner)
+    return run_round(store, state, planned, options, clock=lambda: NOW_MS, page_runs_max=9, maintenance=mine)
 
 
 class Scene:
@@ -83,18 +85,7 @@ class Scene:
         """One round, on ``store``, through the writer ``owner``."""
         planned = self.plan(**bounds)
         assert planned is not None
-        options = CompactionOptions(
-            self.spool, 10**7, BlockCodec(block_bytes=600), wait=lambda _seconds: None
-        )
-        return run_round(
-            store or self.store,
-            self.state,
-            planned,
-            options,
-            clock=lambda: NOW_MS,
-            page_runs_max=9,
-            owner=owner,
-        )
+        return a_round(store or self.store, self.state, planned, self.spool, owner)
 
     def check(self) -> None:
         """The archive is sound, and every row is what was sent."""

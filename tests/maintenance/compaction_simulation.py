@@ -26,6 +26,7 @@ from tests.maintenance.compaction_scene import LIMITS, LMQ, QUEUES
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UnansweredError, UnavailableError
@@ -205,7 +206,9 @@ class World:
         try:
             result = rounds.run_round(
                 store, state, planned, options, clock=lambda: self.now_ms, page_runs_max=PAGE_RUNS,
-                owner=self.owner.writer if own else None,
+                maintenance=MaintenanceCommit(self.store, self.owner.writer, lambda: self.now_ms)
+                if own
+                else None,
             )  # fmt: skip
             self.rounds += result is not None
             self.void += result is None

@@ -28,7 +28,7 @@ from tiered.errors import StoreFullError, ThrottledError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE, OBJECT_DTYPE, RUN_DTYPE
 
-SMALL = replace(LIMITS, runs_max=40, step_share=0.25)
+SMALL = replace(LIMITS, runs_max=40)
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_the_queues_of_a_large_sequence_are_in_one_object_each_in_the_end(scene:
 def test_similar_sequences_are_merged_by_the_first_round(similar: Scene) -> None:
     before = len(sequences_of(similar.state.pages))
     planned = next(plan_rounds(similar.store, similar.state, SMALL, before_version=EVERYTHING))
-    assert planned.range.end == round(SMALL.runs_max * SMALL.step_share)
+    assert planned.range.end == SMALL.runs_max
     assert planned.copied_runs > 0
     assert a_round(similar.store, similar.state, planned, similar.spool) is not None
     assert len(sequences_of(similar.state.pages)) < before
@@ -165,37 +165,6 @@ def test_a_large_compacted_sequence_is_not_written_again_for_a_small_one() -> No
     assert not ranges.is_merged(stack, 2000, queues=1000 // ranges.SIMILAR + 1)
     assert not ranges.is_merged(stack, 1000, queues=1), "pages of both do not fit in memory"
     assert ranges.is_merged([sequence(1, 1000), sequence(2, 200)], 2000, queues=10**6)
-
-
-def test_more_sequences_than_one_round_merges_are_merged_in_steps(tmp_path: Path) -> None:
-    """A queue would else be in an object for each step: what a compaction wrote is not moved again."""
-    scene = Scene(tmp_path, cycles=160, spill_runs=30, merge_spills=99)
-    held = sum(max(page.runs for page in one) for one in sequences_of(scene.state.pages))
-    assert held > 4 * SMALL.runs_max
-    limits, merges = replace(SMALL, growth_min=8), 0
-    while (
-        planned := next(plan_rounds(scene.store, scene.state, limits, before_version=EVERYTHING), None)
-    ) is not None:
-        merges += planned.range.end is not None
-        is_one = len(sequences_of(scene.state.pages)) == 1
-        assert is_one or planned.range.end is not None, "queues are compacted once all is one sequence"
-        assert a_round(scene.store, scene.state, planned, scene.spool) is not None
-    assert merges > 5
-    scene.collect()
-    scene.check()
-
-
-def test_the_backlog_is_estimated_from_few_runs_of_a_step(similar: Scene) -> None:
-    whole, step = (
-        next(
-            plan_rounds(
-                similar.store, similar.state, replace(SMALL, step_share=share), before_version=EVERYTHING
-            )
-        )
-        for share in (1.0, 0.05)
-    )
-    assert len(step.candidates.runs) * 20 == len(whole.candidates.runs)
-    assert step.objects / step.range.share == pytest.approx(whole.objects / whole.range.share, rel=0.3)
 
 
 def test_runs_in_memory_are_merged_with_the_newest_sequences(similar: Scene) -> None:
@@ -374,8 +343,7 @@ def test_removed_runs_of_other_queues_stay_removed(scene: Scene) -> None:
 
 def test_the_forecast_of_a_large_sequence_is_that_of_its_first_part_times_their_number(scene: Scene) -> None:
     exact = forecast(plan_rounds(scene.store, scene.state, LIMITS, before_version=EVERYTHING))
-    whole_steps = replace(SMALL, step_share=1.0)
-    about = forecast(plan_rounds(scene.store, scene.state, whole_steps, before_version=EVERYTHING))
+    about = forecast(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING))
     assert about.objects == pytest.approx(exact.objects, rel=0.3)
     assert about.message_bytes == pytest.approx(exact.message_bytes, rel=0.3)
     assert about.rounds > exact.rounds

@@ -16,6 +16,7 @@ from tests.soak.results import knob
 from tests.sweeps import sweep
 from tiered.catalog.commit import CommitDraft
 from tiered.catalog.deletions import Reason
+from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
 from tiered.object_store.interface import ObjectStore
 
@@ -107,7 +108,7 @@ def kept_runs_forgotten() -> Iterator[None]:
 def changes_ignored() -> Iterator[None]:
     """A round commits although pages, runs in memory or the epoch have changed since its plan."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds._Unchanged, "__call__", lambda self, newest: True)
+        patch.setattr(Requirements, "unmet", lambda self, state, is_compacted: "")
         yield
 
 

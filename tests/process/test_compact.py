@@ -35,7 +35,13 @@ def test_compact_counts_joins_and_keeps_every_message(
     free.write_text("put_1000 = 0\nget_1000 = 0\nstorage_gib_month = 0\n")
     assert json.loads(run("compact", url, "--older-than", "0", "--prices", free, "--json")[1])["price"] == 0
     assert data_files(directory) == before
-    assert json.loads(run("compact", url, "--json")[1])["objects"] == 0, "nothing is old enough"
+    for more in ((), ("--apply", "--spool", tmp_path / "none")):
+        code, out, _ = run("compact", url, *more)
+        assert code == 0
+        assert f"{len(before)} objects are younger than compaction.min_age_ms (1 d)" in out
+    young = json.loads(run("compact", url, "--json")[1])
+    assert (young["objects"], young["youngObjects"]) == (0, len(before))
+    assert data_files(directory) == before
 
     spool = tmp_path / "spool"
     code, out, _ = run("compact", url, "--older-than", "0", "--apply", "--spool", spool, "--json")

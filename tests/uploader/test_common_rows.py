@@ -22,6 +22,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.diverged import superseded_state
 from tiered.catalog.joined_objects import CommonRows, JoinedObject, WriteCommonRows, joined_objects
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError
@@ -271,7 +272,7 @@ def test_a_copy_that_a_commit_made_a_pending_deletion_is_not_used(
     scene = scenes["sets", 12].copy()
     _, phys = scene.ends[SAMPLE]
     state = load(scene.store)
-    objects = joined_objects(state, lambda: RunIndex(scene.store).all_runs(state), phys)
+    objects = joined_objects(state, lambda: living_runs(RunIndex(scene.store), state), phys)
     write = CommonRowsWriter(scene.store, writer="test", clock_ms=lambda: NOW_MS)
     unnamed: list[str] = []
     (first,) = write(state, phys, objects, unnamed)

@@ -30,6 +30,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import UNINDEXED
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError
@@ -566,7 +567,7 @@ def test_a_damaged_index_file_over_more_than_memory_has_room_for_becomes_several
 
 def test_a_damaged_segment_is_skipped_when_a_damaged_file_is_rebuilt(indexed: Indexed) -> None:
     indexed.damage(indexed.files[0].key, "items")
-    page = next(RunIndex(indexed.store).all_runs(load(indexed.store)))
+    page = next(living_runs(RunIndex(indexed.store), load(indexed.store)))
     first = int(page.chunk.objects["key"][page.chunk.runs["object"][np.argmin(page.chunk.runs["version"])]])
     segment = page.chunk.object_keys[first]
     data = indexed.store.get(segment)

@@ -25,6 +25,7 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.errors import UnavailableError, UsageError
@@ -55,7 +56,7 @@ def archive_of(memory: MemoryStore) -> PrefixedStore:
 
 
 def data_keys(memory: MemoryStore, state: CatalogState) -> set[str]:
-    pages = RunIndex(archive_of(memory)).all_runs(state)
+    pages = living_runs(RunIndex(archive_of(memory)), state)
     return {key for page in pages for key in page.chunk.object_keys}
 
 

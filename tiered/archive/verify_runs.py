@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.archive.verify_segment import SegmentCheck
+from tiered.catalog.living_runs import living_pages
 from tiered.catalog.page_merge import merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
@@ -80,7 +81,7 @@ class LivingRuns:
         index = RunIndex(self.store)
         for ref in refs:
             try:
-                page = index.living(self.state, index.read_page(ref))
+                page = next(living_pages(index, self.state, [ref]))
             except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
                 self.unreadable[ref.key] = error.message
                 continue

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.deletions import DeletionList, Reason, read_list
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex, referenced_keys
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import (
@@ -189,7 +190,7 @@ def referenced_by(store: ObjectStore, state: CatalogState) -> KeySet:
 
     def keys() -> Iterator[str]:
         yield from state.catalog_keys()
-        for page in RunIndex(store).all_runs(state):
+        for page in living_runs(RunIndex(store), state):
             yield from referenced_keys(page)
 
     return KeySet(keys())

@@ -12,6 +12,7 @@ from typing import cast
 
 import numpy as np
 
+from tiered.catalog.living_runs import living_pages
 from tiered.catalog.pages import Page, PutPage, RunIndex, cut, sorted_page, write_pages
 from tiered.catalog.state import CatalogState, PageRef, joined
 from tiered.catalog.writer_limits import CatalogLimits
@@ -47,10 +48,7 @@ def merge(
     """
     level = sequences[0][0].level + 1
     versions = (min(s[0].from_version for s in sequences), max(s[0].to_version for s in sequences))
-    streams = [
-        (index.living(state, index.read_page(ref)) for ref in sequence)  # one page at a time
-        for sequence in sequences
-    ]
+    streams = [living_pages(index, state, sequence) for sequence in sequences]
     return write_pages(merged_pages(streams, runs_max), level, versions, put)
 
 

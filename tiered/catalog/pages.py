@@ -444,13 +444,6 @@ class RunIndex:
             chunk, runs=picked(chunk.runs, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
         )
 
-    def all_runs(self, state: CatalogState) -> Iterator[Page]:
-        """All live runs, page by page, memory last. Not cached."""
-        for ref in state.pages:
-            yield self.living(state, self.read_page(ref))
-        if state.memory_runs:
-            yield sorted_page(state.directory.keys, state.memory)
-
 
 def _unexpired(state: CatalogState, page: Page) -> Page:
     if not state.has_expired_runs:

@@ -52,14 +52,14 @@ def duration_ms(text: str) -> int | None:
     return amount
 
 
-def duration_text(milliseconds: int | None) -> str:
-    """As ``duration_ms`` reads it, in the largest unit without a fraction."""
+def duration_text(milliseconds: int | None, gap: str = "") -> str:
+    """As ``duration_ms`` reads it, in the largest unit without a fraction; ``gap`` stands before the unit."""
     if milliseconds is None:
         return FOREVER
     for unit in ("d", "h", "m", "s"):
         if milliseconds % TIME_UNITS_MS[unit] == 0:
-            return f"{milliseconds // TIME_UNITS_MS[unit]}{unit}"
-    return f"{milliseconds}ms"
+            return f"{milliseconds // TIME_UNITS_MS[unit]}{gap}{unit}"
+    return f"{milliseconds}{gap}ms"
 
 
 def byte_count(value: object) -> int | None:

@@ -16,7 +16,8 @@ import numpy as np
 from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
 from rocketmq_tiered.spark.plan.archive_plan import Names, opened, pinned_versions, states_at, wanted_queues
 from rocketmq_tiered.spark.source.planned_frame import frame_of
-from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.living_runs import living_runs
+from tiered.catalog.pages import RunIndex
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -228,11 +229,7 @@ def _stored_bytes(source: SourceOptions, versions: Mapping[Names, int]) -> dict[
     with opened(source) as store:
         for _, archive, state in states_at(store, versions):
             wanted = wanted_queues(state, source)
-            index = RunIndex(archive)
-            pages = [index.living(state, index.page(ref)) for ref in state.pages]
-            if state.memory_runs:
-                pages.append(Page(state.directory.keys, state.memory))
-            for page in pages:
+            for page in living_runs(RunIndex(archive), state):
                 runs = page.chunk.runs
                 objects = page.chunk.objects[runs["object"]]
                 share = runs["byte_count"] / np.maximum(objects["raw_bytes"], 1) * objects["size_bytes"]

@@ -1,0 +1,99 @@
+"""What a change of an archive was planned with, and must still stand when it is committed: values, no code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.catalog.state import CatalogState, LogHistory
+from tiered.model.queue import QueueKey
+
+LOG_HISTORY = "log history"
+Histories = tuple[int, tuple[LogHistory, ...]]
+
+
+def histories_of(state: CatalogState) -> Histories:
+    """The number of the current log history, and the earlier ones."""
+    return state.cursor.history, state.log_histories
+
+
+@dataclass(frozen=True)
+class Floors:
+    """The minimum offset of each queue; 0 of an unknown one."""
+
+    queues: Sequence[QueueKey]
+    minimum: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, state: CatalogState, queues: Sequence[QueueKey]) -> Floors:
+        """Those of ``queues`` in ``state``."""
+        rows = state.directory.rows(queues, len(state.table))
+        minimum = np.where(rows < 0, 0, state.table["min_queue_offset"][rows])
+        return cls(queues, minimum.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class IndexBegins:
+    """First versions of index files, up to ``last_version``. Merged files cover what they did, so some may be gone."""
+
+    last_version: int
+    allowed: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """Each one that is given must stand.
+    ``pages``, ``index_files``, ``announced`` (pending deletions): keys. ``memory``: a version, and how many runs up to
+    it are in no page. ``uncompacted_since``: no round of compaction was committed after this version."""
+
+    epoch: int | None = None
+    histories: Histories | None = None
+    pages: frozenset[str] = frozenset()
+    tombstones: int | None = None
+    memory: tuple[int, int] | None = None
+    floors: Floors | None = None
+    index_files: frozenset[str] = frozenset()
+    index_begins: IndexBegins | None = None
+    indexed_version: int | None = None
+    announced: frozenset[str] = frozenset()
+    uncompacted_since: int | None = None
+
+    def unmet(self, state: CatalogState, is_compacted: Callable[[int, int], bool]) -> str:
+        """What does not stand in ``state``; empty: all stands. ``is_compacted``: whether one of the versions
+        [first, last] is a round of compaction."""
+        index = {file.key: file.from_version for file in state.indexes}
+        checks: dict[str, Callable[[], bool]] = {
+            # Keys carry the epoch: objects of an earlier one may be collected before a commit names them.
+            "epoch": lambda: self.epoch in (None, state.epoch),
+            LOG_HISTORY: lambda: self.histories in (None, histories_of(state)),
+            "pages": lambda: self.pages <= {page.key for page in state.pages},
+            "removed runs": lambda: self.tombstones in (None, len(state.tombstones)),
+            "runs in memory": lambda: (
+                self.memory is None or _memory_runs(state, self.memory[0]) == self.memory[1]
+            ),
+            "index": lambda: (
+                self.index_files <= index.keys()
+                and self.indexed_version in (None, state.indexed_version)
+                and (
+                    self.index_begins is None
+                    or {begin for begin in index.values() if begin <= self.index_begins.last_version}
+                    <= self.index_begins.allowed
+                )
+            ),
+            "floors": lambda: (
+                self.floors is None
+                or bool((Floors.of(state, self.floors.queues).minimum == self.floors.minimum).all())
+            ),
+            "announced keys": lambda: self.announced <= state.pending_deletions.keys(),
+            "objects": lambda: (
+                self.uncompacted_since is None or not is_compacted(self.uncompacted_since + 1, state.version)
+            ),
+        }
+        return next((what for what, stands in checks.items() if not stands()), "")
+
+
+def _memory_runs(state: CatalogState, version: int) -> int:
+    return sum(int((chunk.runs["version"] <= version).sum()) for chunk in state.chunks)
