@@ -107,7 +107,7 @@ class RealHistory:
         """Build and merge what is due."""
         begun_s = time.process_time()
         indexed = self._archive.state.indexed_version
-        while self._index.step():
+        while self._index.build_next():
             pass
         self.index_s += time.process_time() - begun_s
         if self._archive.state.indexed_version > indexed:

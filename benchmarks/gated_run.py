@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_tiered.cli import main as tiered
-from rocketmq_tiered.process.compaction_schedule import CompactionSchedule
+from rocketmq_tiered.maintenance.compaction_task import CompactionTask
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitKind
 from tiered.catalog.commit_attempt import CommitAttempt
@@ -60,18 +60,18 @@ def report_commits(events: Events) -> None:
 
 def gate_compaction(gate: Path, events: Events) -> None:
     """Compaction, only while the gate is open; its rounds."""
-    share, run_round = CompactionSchedule._share, CompactionSchedule._round
+    share, run_round = CompactionTask._share, CompactionTask._round
 
-    def gated(self: CompactionSchedule) -> float:
+    def gated(self: CompactionTask) -> float:
         return share(self) if gate.exists() else 0.0
 
-    def running(self: CompactionSchedule, state: Any, planned: Any) -> Any:
+    def running(self: CompactionTask, state: Any, planned: Any) -> Any:
         result = run_round(self, state, planned)
         moved = 0 if result is None else result.cost.bytes_read + result.cost.bytes_sent
         events.add("round", sources=len(planned.plan.sources), bytes=moved, is_void=result is None)
         return result
 
-    CompactionSchedule._share, CompactionSchedule._round = gated, running  # type: ignore[method-assign]
+    CompactionTask._share, CompactionTask._round = gated, running  # type: ignore[method-assign]
 
 
 def report_indexing(events: Events) -> None:

@@ -40,6 +40,7 @@ from tiered.archive.index.places import Places, joined_places, merged_places, pa
 from tiered.archive.index.writer import write_index
 from tiered.archive.index_shape import meta_of, shape_of
 from tiered.archive.key_section_reader import KEYS_PER_ROW, read_keys
+from tiered.archive.task import Due
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import UNINDEXED_MAX, IndexChange, IndexRef, with_unindexed
@@ -100,7 +101,16 @@ class IndexCounters:
     """Segments that could not be read."""
     rebuilt: int = 0
     """Damaged files that were rebuilt."""
-    last_error: str = ""
+
+
+@dataclass(frozen=True)
+class IndexWork:
+    """The next file: a new one, of the first segments of ``unindexed``, a merge, or files rebuilt because most of
+    their messages expired."""
+
+    unindexed: Sequence[Segment] = ()
+    merging: Sequence[IndexRef] = ()
+    expired: Sequence[IndexRef] = ()
 
 
 @dataclass(frozen=True)
@@ -110,10 +120,12 @@ class _Unread:
 
 
 class IndexBuilder:
-    """One builder of one archive; its methods are called by one thread at a time, ``committed`` by any.
+    """One builder of one archive; its methods are called by one thread at a time. A task: the loop is woken by commits.
 
     ``writer`` must have loaded the catalog. ``store`` is the archive's own prefix.
     """
+
+    name = "index building"
 
     def __init__(
         self,
@@ -133,7 +145,6 @@ class IndexBuilder:
         self._nonce = f"{(random_source or random.SystemRandom()).getrandbits(64):016x}"
         self._made = 0
         self._maintenance = MaintenanceCommit(store, writer, clock_ms)
-        self._woken = threading.Event()
         self._run_index = RunIndex(store, cache_bytes=PAGES_BYTES)
         self._backlog = Backlog()
         self._beyond_repair: set[str] = set()
@@ -142,29 +153,10 @@ class IndexBuilder:
         self._checked_offsets = 0
         """expired_offsets of the state whose index files were checked."""
         self.counters = IndexCounters()
+        self.due = Due(every_s=None, retry_s=settings.retry_ms / 1000)
+        self.problem = ""
 
     # -- when ---------------------------------------------------------------------------------------------------
-
-    def committed(self) -> None:
-        """Segments became visible: check whether there is enough to index. Never blocks."""
-        self._woken.set()
-
-    def run(self, stop: threading.Event) -> None:
-        """Work in the background until ``stop``. Failures are retried later: messages never wait."""
-        while not stop.is_set():
-            self._woken.wait(self._settings.retry_ms / 1000)
-            if stop.is_set() or not self._woken.is_set():
-                continue
-            self._woken.clear()
-            try:
-                while self._writer.is_claimed and not stop.is_set() and self.step():
-                    pass
-                self.counters.last_error = ""
-            except TieredError as error:
-                self.counters.last_error = str(error)
-                self._log("index not updated this time", {"error": str(error)})
-                stop.wait(self._settings.retry_ms / 1000)
-                self._woken.set()
 
     def is_due(self, *, is_final: bool) -> bool:
         """Whether a new file is due; ``is_final``: for any segment that is not covered yet. Sends no request."""
@@ -174,29 +166,46 @@ class IndexBuilder:
     def run_to_end(self, stop: threading.Event, *, is_final: bool = True) -> None:
         """Build and merge what is due, at the end of a backfill; ``is_final``: index everything and merge what is worth
         it. Raises what the store raises."""
-        while not stop.is_set() and self.step(is_final=is_final):
+        while not stop.is_set() and self.build_next(is_final=is_final):
             pass
 
     # -- one step -----------------------------------------------------------------------------------------------
 
-    def step(self, *, is_final: bool = False) -> bool:
+    def build_next(self, *, is_final: bool = False) -> bool:
         """Make one new file or one merge; False when nothing is due."""
         state = self._writer.state
+        work = self.plan(state, is_final=is_final)
+        return work is not None and self.step(state, work)
+
+    def plan(self, state: CatalogState, *, is_final: bool = False) -> IndexWork | None:
+        """The next file; None: nothing is due. Reads pages only if there is something to do."""
         if not self._settings.enabled or not state.started:
-            return False
+            return None
         if self._is_due(state, is_final=is_final):
             segments = self._unindexed(state)
             if segments:
-                self._build(state, self._first_group(segments))
-                return True
+                return IndexWork(unindexed=segments)
         for refs in mergeable(state.indexes, self._beyond_repair):
             merging = plan_merge(
                 refs, self._settings.day_files_max, is_final=is_final, now_ms=self._clock_ms()
             )
             if merging:
-                self._merge_or_rebuild(state, merging)
-                return True
-        return self._rebuild_expired(state)
+                return IndexWork(merging=merging)
+        expired = self._mostly_expired(state)
+        return IndexWork(expired=expired) if expired else None
+
+    def step(self, state: CatalogState, work: IndexWork) -> bool:
+        """Make it, and commit."""
+        if work.unindexed:
+            self._build(state, self._first_group(work.unindexed))
+        elif work.merging:
+            self._merge_or_rebuild(state, work.merging)
+        else:
+            for ref in work.expired:
+                self._rebuild(self._writer.state, ref)
+            self._checked_offsets = expired_offsets(state)
+            self._log("index files of expired messages rebuilt", {"files": len(work.expired)})
+        return True
 
     def _first_group(self, segments: Sequence[Segment]) -> Group:
         rows_max = max(1, self._items_max // KEYS_PER_ROW)
@@ -397,19 +406,16 @@ class IndexBuilder:
             self._log(f"{what} rebuilt", fields)
         return is_done
 
-    def _rebuild_expired(self, state: CatalogState) -> bool:
-        """Rebuild the files of which most expired, once after each pass of expiry. False if there are none."""
+    def _mostly_expired(self, state: CatalogState) -> Sequence[IndexRef]:
+        """Files of which most expired; looked for once after each pass of expiry."""
         offsets, refs = expired_offsets(state), state.indexes
         if offsets == self._checked_offsets or not refs:
-            return False
+            return ()
         pages = self._pages(state, refs[0].from_version, refs[-1].to_version)
-        expired = mostly_expired(refs, pages, self._footer_of)
-        for ref in expired:
-            self._rebuild(self._writer.state, ref)
-        self._checked_offsets = offsets
-        if expired:
-            self._log("index files of expired messages rebuilt", {"files": len(expired)})
-        return bool(expired)
+        found = mostly_expired(refs, pages, self._footer_of)
+        if not found:
+            self._checked_offsets = offsets
+        return found
 
     def _footer_of(self, ref: IndexRef) -> Covered | None:
         """None if it is damaged."""

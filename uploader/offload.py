@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
+from tiered.archive.task import TaskLoop
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
@@ -120,7 +121,6 @@ class Offloader:
         self._failure: BaseException | None = None
         self._stop_parts = threading.Event()
         self._stop_metadata = threading.Event()
-        self._stop_index = threading.Event()
         self._behind = threading.Event()
         """Wakes the compensate thread."""
         self._started_s = time.monotonic()
@@ -163,6 +163,11 @@ class Offloader:
         )  # fmt: skip
         self._index_builder = IndexBuilder(
             self._archive, writer, self._index_settings, clock_ms=environment.clock_ms, log=environment.log
+        )
+        self._index_loop = TaskLoop(
+            self._index_builder,
+            lambda: writer.state if writer.is_claimed else None,
+            clock_ms=environment.clock_ms,
         )
         self._metadata = MetadataCommits(
             self._store, writer, self._uploader, state_archive,
@@ -231,7 +236,7 @@ class Offloader:
                 ("compensate", self._compensate_loop),
                 ("builder", self._build_loop),
                 ("committer", self._commit_loop),
-                ("index", self._index_loop),
+                ("index", self._index_loop.run),
                 *((("metadata", self._metadata_loop),) if follow else ()),
             )
         ]
@@ -260,9 +265,8 @@ class Offloader:
         finally:
             self._stop_parts.set()
             self._stop_metadata.set()
-            self._stop_index.set()
             self._behind.set()
-            self._index_builder.committed()
+            self._index_loop.stop()
             self._uploader.close()
             self._writer.abort()  # ends every wait for the store, and a merge of pages
             self._page_merges.shutdown(wait=False, cancel_futures=True)
@@ -330,7 +334,7 @@ class Offloader:
     def _commit_loop(self) -> None:
         while not self._stop_parts.is_set():
             if self._uploader.commit_next(self._wait_s):
-                self._index_builder.committed()
+                self._index_loop.wake()
                 self._environment.committed(self._writer.state)
 
     def _metadata_loop(self) -> None:
@@ -348,10 +352,6 @@ class Offloader:
         while thread.is_alive():
             self._check_failure()
             thread.join(SHORT_WAIT_S)
-
-    def _index_loop(self) -> None:
-        self._index_builder.committed()  # an earlier process may have left work
-        self._index_builder.run(self._stop_index)
 
     def _read_to_the_end(self, stop: threading.Event) -> None:
         self._bound_source.ask_early(self._dispatcher.cursor)
@@ -413,8 +413,7 @@ class Offloader:
     def _finish_index(self, stop: threading.Event, thread: threading.Thread) -> None:
         """Build the index files that are due: the thread may be behind, or an earlier process was killed. If
         configured, cover every key: few segments are searched as fast without."""
-        self._stop_index.set()
-        self._index_builder.committed()
+        self._index_loop.stop()
         self._join(thread)
         is_final = self._index_settings.after_backfill
         if self._index_builder.is_due(is_final=is_final):
@@ -482,7 +481,7 @@ class Offloader:
             oldest_garbage_ms=state.oldest_garbage_ms,
             diverged_objects=state.diverged_count,
             index_files_rebuilt=self._index_builder.counters.rebuilt,
-            index_problem=self._index_builder.counters.last_error,
+            index_problem=self._index_loop.status.problem,
             store_problem=self._store_problem(),
             catalog=state,
             commits=self._writer.commits,

@@ -20,6 +20,7 @@ from rocketmq_tiered.cli.arguments import (
     add_setting_flags,
     settings_of,
 )
+from rocketmq_tiered.maintenance.compaction_task import CompactionStatus
 from rocketmq_tiered.process.admin_client import fetch_status
 from rocketmq_tiered.process.archive_growth import archive_growth, with_growth
 from rocketmq_tiered.process.broker_side import open_store_of, read_conf, topic_filter_of
@@ -32,7 +33,7 @@ from rocketmq_tiered.process.instance import (
 )
 from rocketmq_tiered.process.lag import Lag, measure_lag
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
-from rocketmq_tiered.process.report import CompactionStatus, StatusReport, decode_report, seconds_since
+from rocketmq_tiered.process.report import StatusReport, decode_report, seconds_since
 from rocketmq_tiered.process.retention_margin import retention_margin_s
 from rocketmq_tiered.process.run_state import RunState
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, RelayStatus, SlaveStatus

@@ -15,6 +15,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cache
 
+from tiered.archive.task import Due
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import (
@@ -28,12 +29,16 @@ from tiered.catalog.deletions import (
 from tiered.catalog.garbage import COLLECTED, GcPlan, Grace, KeySet, plan_gc, referenced_by, settled_version
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
+from tiered.console import counted, size_text
 from tiered.errors import AccessDeniedError, TieredError, UsageError
 from tiered.formats.keys import DATA_PREFIX
 from tiered.object_store.interface import ObjectStore
+from tiered.settings.retention_sections import GcSettings
 
 logger = logging.getLogger(__name__)
 
+FIRST_AFTER_S = 600.0
+"""Wait after the start: short, so that a process that restarts often collects too."""
 CLOCK_SKEW_MS_MAX = 5 * 60_000
 CLOCK_UNIT_MS = 1_000
 DELETE_BATCH = 1000
@@ -53,6 +58,43 @@ class Deletions:
     sleep: Callable[[float], object] = time.sleep
 
 
+class GcTask:
+    """Collects garbage by ``settings``; ``store`` is below the archive's prefix. ``clock`` gives ms since the epoch."""
+
+    name = "garbage collection"
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: GcSettings,
+        *,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        deletions: Deletions | None = None,
+    ) -> None:
+        self._store, self._settings, self._clock = store, settings, clock
+        self._deletions = deletions or Deletions(settings.deletes_per_s)
+        self.due = Due(every_s=settings.every_ms / 1000, first_s=FIRST_AFTER_S)
+        self.problem = ""
+
+    def plan(self, state: CatalogState) -> GcPlan:
+        """What is garbage. Lists the archive, and reads all pages."""
+        grace = Grace(self._settings.grace_ms, self._settings.diverged_grace_ms)
+        return plan_collection(self._store, state, grace, self._clock)
+
+    def step(self, state: CatalogState, plan: GcPlan) -> bool:
+        """Delete it."""
+        collect(self._store, state, plan, clock=self._clock, deletions=self._deletions)
+        self.problem = ""
+        if plan.failed:
+            key, reason = next(iter(plan.failed.items()))
+            count = counted(len(plan.failed), "object")
+            self.problem = f"{count} could not be deleted, such as {key}: {reason}"
+            logger.error("%s", self.problem)
+        count_deleted = len(plan.delete) - len(plan.failed)
+        logger.info("garbage collection deleted %d objects, %s", count_deleted, size_text(plan.delete_bytes))
+        return False
+
+
 def run_gc(
     store: ObjectStore,
     state: CatalogState,
@@ -63,40 +105,58 @@ def run_gc(
     diverged_grace_ms: int | None = None,
     deletions: Deletions | None = None,
 ) -> GcPlan:
-    """Plan, and with ``apply`` delete. ``store`` is below the archive's prefix; ``clock`` gives ms since the epoch.
-    ``diverged_grace_ms``: grace period of objects of a truncated log, by default ``grace_ms``.
+    """Plan, and with ``apply`` delete. ``diverged_grace_ms``: grace period of objects of a truncated log, by default
+    ``grace_ms``. Raises as ``plan_collection`` and ``collect``."""
+    grace = Grace(grace_ms, grace_ms if diverged_grace_ms is None else diverged_grace_ms)
+    plan = plan_collection(store, state, grace, clock)
+    if apply:
+        collect(store, state, plan, clock=clock, deletions=deletions)
+    return plan
 
-    Raises UsageError when the local clock and the store's differ by more than five minutes, AccessDeniedError, before
-    anything is withdrawn, when the account may not delete.
-    """
+
+def plan_collection(
+    store: ObjectStore, state: CatalogState, grace: Grace, clock: Callable[[], int]
+) -> GcPlan:
+    """What is garbage in ``state``. Raises UsageError when the local clock and the store's differ by more than five
+    minutes."""
     now_ms = clock()
     bucket_ms = require_same_clock(store, now_ms)
-    listing = (info for prefix in COLLECTED for info in store.list(prefix))
     # Some buckets have timestamps in whole seconds.
     latest_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS)
     plan = plan_gc(
-        listing,
+        (info for prefix in COLLECTED for info in store.list(prefix)),
         state,
         referenced_by(store, state),
         now_ms=now_ms,
-        grace=Grace(grace_ms, grace_ms if diverged_grace_ms is None else diverged_grace_ms),
+        grace=grace,
         settled_version=cache(lambda grace: settled_version(store, state.version, latest_ms - grace)),
         keys_of=lambda listed: read_list(store, listed),
     )
     try:
-        plan.uploads = [upload for upload in store.uploads("") if latest_ms - upload.begun_ms >= grace_ms]
+        plan.uploads = [upload for upload in store.uploads("") if latest_ms - upload.begun_ms >= grace.ms]
     except AccessDeniedError as error:
         logger.warning("abandoned uploads are not looked for: %s", error)
-    if apply and (plan.delete or plan.purge or plan.lists):
+    return plan
+
+
+def collect(
+    store: ObjectStore,
+    state: CatalogState,
+    plan: GcPlan,
+    *,
+    clock: Callable[[], int],
+    deletions: Deletions | None = None,
+) -> None:
+    """Carry out ``plan``, of ``state``. Raises AccessDeniedError when the account may not delete: before anything is
+    withdrawn."""
+    if plan.delete or plan.purge or plan.lists:
         store.delete([PROBE_KEY])  # before anything is withdrawn: that is final
         collection = _Collection(store, state, plan, clock)
         collection.withdraw()
         left = _delete(store, plan, deletions or Deletions())
         collection.forget(left)
-    if apply:
-        for upload in plan.uploads:
-            store.abort_upload(upload)
-    return plan
+    for upload in plan.uploads:
+        store.abort_upload(upload)
 
 
 def require_same_clock(store: ObjectStore, now_ms: int) -> int:

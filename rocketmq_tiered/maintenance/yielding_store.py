@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from tiered.archive.task import StoppedError
 from tiered.object_store.body import size_bytes
 from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectRange, ObjectStore, Piece
 from tiered.object_store.part_plan import sent_bytes
@@ -19,10 +20,6 @@ BURST_S = 1.0
 POLL_S = 0.25
 COPIED_WEIGHT = 0.25
 """Of a byte that the store copies itself, beside one that is sent."""
-
-
-class StoppedError(Exception):
-    """The user of a YieldingStore is to stop."""
 
 
 class YieldingStore(StoreWrapper):

@@ -26,9 +26,10 @@ from rocketmq_tiered.maintenance.compaction_run import (
     WriteOutputs,
     write_outputs,
 )
-from rocketmq_tiered.maintenance.yielding_store import StoppedError, YieldingStore
+from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from rocketmq_tiered.process.logs import log_service
+from tiered.archive.task import StoppedError
 from tiered.errors import TieredError, UnavailableError, UnreadableError
 from tiered.formats.page_decoder import decode_column_page
 from tiered.formats.segment import BlockCodec

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rocketmq_tiered.maintenance.compaction_task import CompactionStatus
 from rocketmq_tiered.process.findings import ABOUT, of_report
-from rocketmq_tiered.process.report import CompactionStatus, StatusReport
+from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.run_state import UP, RunState, word_of
 from tiered.formats.memory_bound import SHORTAGES
 from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from rocketmq_tiered.maintenance.compaction_task import CompactionStatus
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
 from tiered.broker_store.retention import SHORT_S_MAX
 from tiered.console import camel_name, camel_names
@@ -24,37 +25,6 @@ class QueueReport:
     lag_bytes: int
     lag_seconds: float
     """Age of the oldest message that is not archived."""
-
-
-@dataclass(frozen=True)
-class CompactionStatus:
-    """Object compaction of this process since its start."""
-
-    interval_seconds: float = 0.0
-    level: str = ""
-    """How fast a pass is: `full`, `reduced` beside uploads and reads, `paused`, `forced`; empty between passes."""
-    last_ms: int | None = None
-    """When a pass ended well last, ms since the epoch."""
-    idle_seconds: float = 0.0
-    """Since a pass ended well, or since the start."""
-    problem: str = ""
-    """Why the last pass did not."""
-    failures: int = 0
-    rounds: int = 0
-    round_seconds: float = 0.0
-    """Of the last round."""
-    joined_objects: int = 0
-    made_objects: int = 0
-    gets: int = 0
-    bytes_read: int = 0
-    bytes_sent: int = 0
-    bytes_copied: int = 0
-    """Inside the object store."""
-    backlog_objects: int = 0
-    """Due to be joined."""
-    backlog_bytes: int = 0
-    is_backlog_estimated: bool = False
-    """Whether rounds of large parts of the catalog were not planned, but taken for the like of another one."""
 
 
 @dataclass(frozen=True)

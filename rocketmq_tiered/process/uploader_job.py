@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from rocketmq_tiered.maintenance.throttle import Load
 from rocketmq_tiered.process.archive_marker import ArchiveMarker
+from rocketmq_tiered.process.archive_tasks import ArchiveTasks
 from rocketmq_tiered.process.broker_offsets import BrokerOffsetsClient
 from rocketmq_tiered.process.broker_side import (
     TlsCache,
@@ -26,9 +28,6 @@ from rocketmq_tiered.process.broker_side import (
     topic_filter_of,
 )
 from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
-from rocketmq_tiered.process.compaction_schedule import CompactionSchedule, Load
-from rocketmq_tiered.process.expiry import expire
-from rocketmq_tiered.process.gc_schedule import GcSchedule
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.reporter import Reporter
 from rocketmq_tiered.process.standby_watch import StandbyWatch
@@ -151,40 +150,36 @@ class UploaderJob:
             options=ObjectOptions(settings.index, TopicRules.of(settings)),
         )
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
-        self._gc = GcSchedule(own, settings.gc, writer.instance, expire=partial(expire, settings))
         self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
-        self._compaction = self._compaction_of(settings, writer, metrics, opened)
+        self._tasks = ArchiveTasks(own, self.offloader.catalog_writer, settings, self._load)
+        self._add_compaction(settings, writer, metrics, opened)
+        opened.callback(self._tasks.stop)
         head = StatusReport(
             archive_url=settings.archive.url,
             cluster=names.cluster,
             broker=names.broker,
             writer=writer.instance,
-            gc_interval_seconds=self._gc.interval_ms / 1000,
+            gc_interval_seconds=self._tasks.expiry.status.interval_seconds,
         )
         view = open_store_of(settings, conf, pinned)
         self._reporter = Reporter(head, view, topic_filter, gc_grace_ms=settings.gc.grace_ms)
         opened.callback(self._reporter.close)
 
-    def _compaction_of(
+    def _add_compaction(
         self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack
-    ) -> CompactionSchedule | None:
+    ) -> None:
         """In a process and over connections of its own, and with a limit of its own: its large requests delay no
         upload."""
         in_memory = settings.archive.url.startswith("memory:")
         if writer.state_dir is None or not settings.compaction.every_ms or in_memory:
-            return None
+            return
         unlimited = StoreOptions(replace(settings.object_store, upload_bytes_per_s=0))
         archive = open_store(settings.archive.url, unlimited, metrics=metrics)
         opened.callback(archive.close)
         own = PrefixedStore(archive, archive_prefix(self.names.cluster, self.names.broker))
         spool = writer.state_dir / "compaction"
         place = ChildStore(own.url, unlimited, settings.compaction, settings.process.log_level)
-        schedule = CompactionSchedule(
-            own, self.offloader.catalog_writer, settings, spool, self._load,
-            writing=lambda share: writing_in_child(place, share, metrics),
-        )  # fmt: skip
-        opened.callback(schedule.stop)
-        return schedule
+        self._tasks.add_compaction(own, spool, lambda share: writing_in_child(place, share, metrics))
 
     def _load(self) -> Load:
         status = self.offloader.status()
@@ -195,13 +190,8 @@ class UploaderJob:
 
     def run(self, stop: threading.Event) -> None:
         """Follow the broker until ``stop``."""
-        self._gc.start()
-        if self._compaction is not None:
-            self._compaction.start(stop)
-        try:
-            self.offload(stop, follow=True)
-        finally:
-            self._gc.stop()
+        self._tasks.start(stop)
+        self.offload(stop, follow=True)
 
     def offload(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
         """Run the uploader, then close all stores. Raises what Offloader.run raises."""
@@ -224,13 +214,14 @@ class UploaderJob:
 
     def report(self) -> StatusReport:
         """The full report; from any thread, also before and after the run."""
+        gc = None if self._tasks.gc is None else self._tasks.gc.status
         report = replace(
             self._reporter.report(self.offloader.status),
-            last_gc_ms=self._gc.last_gc_ms,
-            last_expire_ms=self._gc.last_expire_ms,
-            expire_stopped=self._gc.expire_stopped,
-            gc_problem=self._gc.problem,
-            compaction=None if self._compaction is None else self._compaction.report,
+            last_gc_ms=None if gc is None else gc.last_ms,
+            last_expire_ms=self._tasks.expiry.status.last_ms,
+            expire_stopped=self._tasks.expire_stopped,
+            gc_problem=self._tasks.gc_problem,
+            compaction=self._tasks.compaction,
         )
         if report.bound_reason != BoundReason.FROZEN.value:
             return report

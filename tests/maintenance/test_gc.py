@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from rocketmq_tiered.maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions, run_gc
-from rocketmq_tiered.process.gc_schedule import GcSchedule
+from rocketmq_tiered.maintenance.throttle import Load
+from rocketmq_tiered.process.archive_tasks import ArchiveTasks
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
 from tests.faults.crashing_store import CrashError
 from tiered.catalog.catalog_reader import load
@@ -20,6 +23,7 @@ from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.wrapper import StoreWrapper
 from tiered.settings.retention_sections import GcSettings
+from tiered.settings.sections import Settings
 
 
 class Locked(MemoryStore):
@@ -125,43 +129,35 @@ def test_deletion_keeps_to_its_rate_and_ends_when_stopped() -> None:
     assert keys
 
 
-@pytest.mark.parametrize("instance", ["w1", "other"])
-def test_the_owner_alone_collects(instance: str) -> None:
-    store = MemoryStore(clock_ms=lambda: NOW_MS)
-    with_garbage(store, 3)
-    schedule = GcSchedule(store, GcSettings(grace_ms=0), instance, clock_ms=lambda: NOW_MS)
-    schedule.make_pass()
-    assert len(list(store.list("sets/00/x-"))) == (0 if instance == "w1" else 3)
+def tasks_of(store: MemoryStore, owner: CatalogWriter, gc: GcSettings) -> ArchiveTasks:
+    """Those of a process beside ``owner``."""
+    return ArchiveTasks(store, owner, replace(Settings(), gc=gc), Load)
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_the_schedule_reports_its_last_pass(stopped: bool) -> None:
-    store = MemoryStore(clock_ms=lambda: NOW_MS)
-    with_garbage(store, 3)
-    schedule = GcSchedule(
-        store, GcSettings(), "w1", expire=lambda store, state: stopped, clock_ms=lambda: NOW_MS
-    )
-    assert (schedule.last_gc_ms, schedule.last_expire_ms) == (None, None)
-    schedule.make_pass()
-    assert (schedule.last_gc_ms, schedule.last_expire_ms, schedule.expire_stopped) == (
-        NOW_MS,
-        NOW_MS,
-        stopped,
-    )
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_the_owner_alone_collects(is_fenced: bool) -> None:
+    store = MemoryStore(clock_ms=lambda: time.time_ns() // 1_000_000)
+    owner, _ = with_garbage(store, 3)
+    if is_fenced:
+        writer(store, "w2").claim(take_over=True)
+    tasks = tasks_of(store, owner, GcSettings(grace_ms=0))
+    assert tasks.gc is not None
+    assert (tasks.gc.status.last_ms, tasks.expiry.status.last_ms) == (None, None)
+    tasks.gc.make_pass()
+    tasks.expiry.make_pass()
+    assert len(list(store.list("sets/00/x-"))) == (3 if is_fenced else 0)
+    assert (tasks.gc.status.last_ms is None, tasks.expiry.status.last_ms is None) == (is_fenced, is_fenced)
 
 
 def test_messages_expire_also_where_another_process_collects() -> None:
-    store = MemoryStore(clock_ms=lambda: NOW_MS)
-    with_garbage(store, 3)
-    passes: list[int] = []
-    schedule = GcSchedule(
-        store, GcSettings(grace_ms=0, every_ms=0), "w1", clock_ms=lambda: NOW_MS,
-        expire=lambda store, state: bool(passes.append(state.version)),
-    )  # fmt: skip
-    schedule.make_pass()
-    assert len(passes) == 1 and len(list(store.list("sets/00/x-"))) == 3
-    assert (schedule.last_gc_ms, schedule.last_expire_ms) == (None, NOW_MS)
-    assert schedule.interval_ms == 24 * 3_600_000
+    store = MemoryStore(clock_ms=lambda: time.time_ns() // 1_000_000)
+    owner, _ = with_garbage(store, 3)
+    tasks = tasks_of(store, owner, GcSettings(grace_ms=0, every_ms=0))
+    assert tasks.gc is None
+    tasks.expiry.make_pass()
+    assert len(list(store.list("sets/00/x-"))) == 3
+    assert tasks.expiry.status.last_ms is not None
+    assert tasks.expiry.status.interval_seconds == 24 * 3_600
 
 
 @pytest.mark.parametrize("reason", [Reason.EXPIRED, Reason.DIVERGED, Reason.INTENT])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_tiered.maintenance.yielding_store import StoppedError, YieldingStore
+from rocketmq_tiered.maintenance.yielding_store import YieldingStore
+from tiered.archive.task import StoppedError
 from tiered.object_store.memory import MemoryStore
 
 MIB = 1 << 20

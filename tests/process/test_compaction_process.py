@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.yielding_store import StoppedError
+from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
+from rocketmq_tiered.maintenance.throttle import Load, Throttle
 from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
-from rocketmq_tiered.process.compaction_schedule import CompactionSchedule, Load
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import Scene
+from tiered.archive.task import StoppedError, TaskLoop
 from tiered.errors import UnavailableError
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -41,24 +42,26 @@ def test_a_child_writes_the_outputs(tmp_path: Path) -> None:
         [Load(store_problem="wait")],
     )
     place = ChildStore(store.url, StoreOptions(), SETTINGS.compaction, "INFO")
-    schedule = CompactionSchedule(
-        store, scene.owner.writer, SETTINGS, tmp_path / "spool", lambda: load[0], clock_ms=lambda: NOW_MS + 1000,
-        writing=lambda share: writing_in_child(place, share, metrics),
+    stopping, writer = Stopping(), scene.owner.writer
+    task = CompactionTask(
+        store, writer, SETTINGS, tmp_path / "spool", Throttle(lambda: load[0]), stopping,
+        clock_ms=lambda: NOW_MS + 1000, writing=lambda share: writing_in_child(place, share, metrics),
     )  # fmt: skip
-    schedule._store._share = lambda: 1.0  # its own reads, of pages, do not wait
+    loop = TaskLoop(task, writer.refresh)
+    task._store._share = lambda: 1.0  # its own reads, of pages, do not wait
     for end, error, text in (
-        (kill_child, UnavailableError, "exit code -9; "), (schedule._stopped.set, StoppedError, None),
+        (kill_child, UnavailableError, "exit code -9; "), (stopping.stopped.set, StoppedError, None),
     ):  # fmt: skip
         thread = threading.Thread(target=at_child, args=(end,))
         thread.start()
         with pytest.raises(error, match=text):
-            schedule.compact()
+            loop.make_pass()
         thread.join()
-        schedule._stopped.clear()
+        stopping.stopped.clear()
         assert not multiprocessing.active_children()
     load[0] = Load()
-    schedule.compact()
-    report = replace(schedule.report, idle_seconds=0.0)
+    loop.make_pass()
+    report = replace(task.status(loop.status), idle_seconds=0.0)
     assert report.joined_objects > 5 * report.made_objects > 0
     assert metrics.snapshot()["compose"].requests >= report.made_objects
     scene.check()

@@ -25,6 +25,7 @@ from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.order import sorted_items
+from tiered.archive.task import TaskLoop
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -99,7 +100,7 @@ def test_a_key_is_found_from_the_moment_it_is_visible(limits: CatalogLimits) -> 
     unindexed = []
     for number in range(30):
         commit(archive, number)
-        while builder.step():
+        while builder.build_next():
             pass
         state = load(store)
         unindexed.append(state.cursor.phys and number + 1 - sum(ref.objects for ref in state.indexes))
@@ -139,7 +140,7 @@ def test_a_version_with_more_keys_than_memory_has_room_for_is_one_file() -> None
     for _ in range(2):
         archive.commit([Sent(A, keys=[f"{row}-{n}" for n in range(2000)]) for row in range(10)])
     index = builder_of(store, archive.writer, memory_bytes=1 << 20, unindexed_objects_max=1, day_files_max=64)
-    while index.step():
+    while index.build_next():
         pass
     assert (index.counters.files, index.counters.items) == (2, 40_000)
     assert verify_archive(store, full=True).anomalies == []
@@ -164,7 +165,7 @@ def test_its_memory_is_that_of_the_setting_and_one_key_section(
     index = builder_of(store, archive.writer, memory_bytes=memory_bytes, unindexed_objects_max=1)
     tracemalloc.start()
     try:
-        assert index.step()
+        assert index.build_next()
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -191,7 +192,7 @@ def test_commits_for_the_index_are_rare() -> None:
     before = archive.state.version
     for number in range(64):
         commit(archive, number)
-        while builder.step():
+        while builder.build_next():
             pass
     assert archive.state.version - before <= 64 + 64 // 16 + 2
 
@@ -204,7 +205,7 @@ def test_idle_asks_nothing() -> None:
     builder.run_to_end(threading.Event())
     asked = store.requests
     for _ in range(5):
-        assert not builder.step()
+        assert not builder.build_next()
         assert not builder.is_due(is_final=True)
     assert store.requests == asked
 
@@ -248,7 +249,7 @@ def test_another_builder_was_faster() -> None:
         commit(archive, number)
     one, other = (builder_of(store, archive.writer) for _ in range(2))
     state = archive.writer.state
-    assert one.step()
+    assert one.build_next()
     other_ref = load(store).indexes
     other._build(state, _only_group(other, state))
     assert load(store).indexes == other_ref
@@ -295,25 +296,25 @@ def test_a_store_that_is_away_never_stops_the_uploader() -> None:
     archive = ArchiveBuilder(store)
     builder = builder_of(store, archive.writer, retry_ms=100)
     stop = threading.Event()
-    thread = threading.Thread(target=builder.run, args=(stop,), daemon=True)
+    loop = TaskLoop(builder, lambda: archive.writer.state)
+    thread = threading.Thread(target=loop.run, daemon=True)
     store.away = True
     thread.start()
     for number in range(8):
         commit(archive, number)
-        builder.committed()
+        loop.wake()
     for _ in range(200):
-        if builder.counters.last_error:
+        if loop.status.problem:
             break
         stop.wait(0.02)
-    assert "away" in builder.counters.last_error
+    assert "away" in loop.status.problem
     store.away = False
     for _ in range(300):
         if load(store).indexes:
             break
         stop.wait(0.02)
     assert load(store).indexes
-    stop.set()
-    builder.committed()
+    loop.stop()
     thread.join(5)
     assert not thread.is_alive()
     check(store, 8)
@@ -332,21 +333,21 @@ def test_a_disk_without_room_for_the_index_never_stops_the_uploader(
     with pytest.raises(UnavailableError, match=r"away.*index\.work_dir"):
         builder.run_to_end(threading.Event())
     stop = threading.Event()
-    thread = threading.Thread(target=builder.run, args=(stop,), daemon=True)
+    loop = TaskLoop(builder, lambda: archive.writer.state)
+    thread = threading.Thread(target=loop.run, daemon=True)
     thread.start()
-    builder.committed()
+    loop.wake()
     for _ in range(200):
-        if builder.counters.last_error:
+        if loop.status.problem:
             break
         stop.wait(0.02)
-    assert "away" in builder.counters.last_error
+    assert "away" in loop.status.problem
     (tmp_path / "away").mkdir()
     for _ in range(300):
         if load(store).indexes:
             break
         stop.wait(0.02)
-    stop.set()
-    builder.committed()
+    loop.stop()
     thread.join(5)
     assert load(store).indexes
     check(store, 8)
@@ -441,7 +442,7 @@ def test_an_unindexed_segment_never_looks_like_an_absent_key(damaged: Damaged) -
 def test_files_that_are_merged_still_leave_it_out(damaged: Damaged) -> None:
     damaged.put(flipped(damaged.whole, -60))
     builder = damaged.builder(unindexed_objects_max=1, day_files_max=2)
-    while builder.step():
+    while builder.build_next():
         pass
     builder.run_to_end(threading.Event())
     assert builder.counters.merges > 0
@@ -495,7 +496,7 @@ class Indexed:
         for number in range(12):
             commit(self.archive, number)
             if number % 2:
-                while builder.step(is_final=False):
+                while builder.build_next(is_final=False):
                     pass
         self.said.clear()
         self.files = load(self.store).indexes
@@ -555,7 +556,7 @@ def test_a_damaged_index_file_over_more_than_memory_has_room_for_becomes_several
         indexed.builder(day_files_max=2).run_to_end(threading.Event())
     (whole,) = load(indexed.store).indexes
     commit(indexed.archive, 12)
-    indexed.builder(day_files_max=64, unindexed_objects_max=1).step()
+    indexed.builder(day_files_max=64, unindexed_objects_max=1).build_next()
     indexed.damage(whole.key, "tail")
     small = indexed.builder(memory_bytes=1, day_files_max=64)
     refs = load(indexed.store).indexes
@@ -596,7 +597,7 @@ def test_a_file_that_cannot_be_rebuilt_is_passed_by(monkeypatch: pytest.MonkeyPa
     builder = indexed.builder(day_files_max=2)
     builder._run_index = RunIndex(indexed.store)
     for _ in range(4):
-        while builder.step():
+        while builder.build_next():
             pass
     refs = load(indexed.store).indexes
     assert victim.key in {ref.key for ref in refs}
@@ -626,7 +627,7 @@ def test_a_deleted_segment_is_no_longer_listed_as_unindexed(
 ) -> None:
     damaged.put(flipped(damaged.whole, -60))
     builder = damaged.builder(unindexed_objects_max=1, day_files_max=64)
-    while builder.step():
+    while builder.build_next():
         pass
     state = load(damaged.store)
     assert list(state.unindexed) == [damaged.key]
@@ -693,14 +694,14 @@ def test_a_file_of_which_most_has_expired_is_rebuilt_once(limits: CatalogLimits)
     builder.run_to_end(threading.Event())
     before = archive.state.indexes
     items = sum(ref.items for ref in before)
-    assert not builder.step()
+    assert not builder.build_next()
     rule = TopicRule("a", 1, 1, "", None, "", "", "")
     forever = replace(rule, ttl_ms=None)
     state = load(store)
     pass_ = plan_pass(store, state, lambda topic: rule if topic == "a" else forever, clock=store.clock_ms)
     assert commit_pass(store, state, pass_, clock=store.clock_ms).version > state.version
     archive.writer.refresh()
-    while builder.step():
+    while builder.build_next():
         pass
     after = archive.state.indexes
     assert {ref.key for ref in after}.isdisjoint({ref.key for ref in before})
@@ -713,5 +714,5 @@ def test_a_file_of_which_most_has_expired_is_rebuilt_once(limits: CatalogLimits)
         assert found(store, "a", f"a-{number}") == []
     version = archive.state.version
     again = builder_of(store, archive.writer, unindexed_objects_max=8, day_files_max=64)
-    assert not again.step() and archive.state.version == version
+    assert not again.build_next() and archive.state.version == version
     assert verify_archive(store, full=True).anomalies == []

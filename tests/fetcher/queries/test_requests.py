@@ -86,7 +86,7 @@ def test_an_id_takes_at_most_four_requests_among_ten_thousand_segments(cycles: i
     for number in range(cycles):
         archive.commit([Sent(queue, b"%d" % number) for queue in queues], as_set=False)
         if not is_lagging or number < cycles - 20:
-            while index.step():
+            while index.build_next():
                 pass
     state = load(store)
     keys = {key for chunk in state.chunks for key in chunk.object_keys}

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_tiered.process.expiry import expire
+from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tiered.archive.task import run_pass
 from tiered.catalog.catalog_reader import load
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.retention_sections import RetentionSettings
 from tiered.settings.sections import Settings
+from tiered.settings.topic_rules import TopicRules
 
 HOUR_MS = 3_600_000
 
@@ -25,5 +27,10 @@ def test_a_pass_says_whether_it_was_stopped(max_share: float, stopped: bool) -> 
     now_ms[0] += 500 * HOUR_MS
     settings = replace(Settings(), retention=RetentionSettings(ttl="1h", max_share=max_share))
     before = load(store)
-    assert expire(settings, store, before, clock=lambda: now_ms[0]) is stopped
+    rules = TopicRules.of(settings)
+    task = ExpiryTask(
+        store, settings, lambda _state: lambda topic: rules.of_topic(topic, {}), clock=lambda: now_ms[0]
+    )
+    assert run_pass(task, lambda: before)
+    assert task.is_stopped is stopped
     assert (load(store).version == before.version) is stopped

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.cli.status import _compaction
-from rocketmq_tiered.maintenance.yielding_store import StoppedError
-from rocketmq_tiered.process.compaction_schedule import CompactionSchedule, Level, Load, level_of
+from rocketmq_tiered.maintenance.compaction_task import CompactionStatus, CompactionTask, Stopping
+from rocketmq_tiered.maintenance.throttle import Level, Load, Throttle, level_of
 from rocketmq_tiered.process.metrics import StatusCollector
-from rocketmq_tiered.process.report import CompactionStatus, StatusReport, decode_report
+from rocketmq_tiered.process.report import StatusReport, decode_report
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
+from tiered.archive.task import StoppedError, TaskLoop
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, StoreFullError, UnansweredError, UnavailableError
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.wrapper import StoreWrapper
@@ -47,17 +49,32 @@ class Beside:
         self.load = Load()
         self.now_ms = NOW_MS + 1000
         self.spool = directory / "compaction"
-        self.schedule = CompactionSchedule(
-            store or self.scene.store, self.scene.owner.writer, settings, self.spool, lambda: self.load,
+        self.stopping = Stopping()
+        writer = self.scene.owner.writer
+        self.task = CompactionTask(
+            store or self.scene.store, writer, settings, self.spool, Throttle(lambda: self.load), self.stopping,
             clock_ms=lambda: self.now_ms,
         )  # fmt: skip
+
+        def owned_state() -> CatalogState | None:
+            state = writer.refresh()
+            return state if writer.is_claimed else None
+
+        self.loop = TaskLoop(self.task, owned_state, clock_ms=lambda: self.now_ms)
+
+    def compact(self) -> None:
+        self.loop.make_pass()
+
+    @property
+    def report(self) -> CompactionStatus:
+        return self.task.status(self.loop.status)
 
 
 def test_a_pass_joins_all_that_is_due(tmp_path: Path) -> None:
     beside = Beside(tmp_path)
     before = beside.scene.data_objects()
-    beside.schedule.compact()
-    report = replace(beside.schedule.report, idle_seconds=0.0)
+    beside.compact()
+    report = replace(beside.report, idle_seconds=0.0)
     assert report.rounds >= 1
     assert report.last_ms == beside.now_ms
     assert report.joined_objects > 5 * report.made_objects > 0
@@ -69,8 +86,8 @@ def test_a_pass_joins_all_that_is_due(tmp_path: Path) -> None:
     beside.scene.collect()
     assert beside.scene.data_objects() * 5 < before
     beside.scene.check()
-    beside.schedule.compact()
-    assert beside.schedule.report.rounds == report.rounds, "nothing is left to do"
+    beside.compact()
+    assert beside.report.rounds == report.rounds, "nothing is left to do"
     status = StatusReport(compaction=report)
     assert decode_report(status.to_json()) == status
     families = {
@@ -85,11 +102,11 @@ def test_a_backlog_in_parts_of_a_sequence_is_an_estimate(tmp_path: Path) -> None
     beside = Beside(tmp_path)
     beside.scene.append(60)
     reports: list[CompactionStatus] = []
-    schedule = beside.schedule
-    schedule._limits = replace(schedule._limits, runs_max=40)
-    schedule._round = lambda *_: reports.append(schedule.report)  # type: ignore[assignment,func-returns-value]
+    task = beside.task
+    task._limits = replace(task._limits, runs_max=40)
+    task._round = lambda *_: reports.append(beside.report)  # type: ignore[assignment,func-returns-value]
     with pytest.raises(UnavailableError, match="change faster"):
-        schedule.compact()
+        beside.compact()
     assert reports[0].is_backlog_estimated
     assert ", about " in _compaction(reports[0])
     assert reports[0].backlog_objects == pytest.approx(beside.scene.data_objects(), rel=0.3)
@@ -107,23 +124,23 @@ def test_only_the_owner_compacts(tmp_path: Path) -> None:
     )
     other.claim(take_over=True)
     beside.scene.owner.writer.refresh()
-    beside.schedule.compact()
-    assert beside.schedule.report.rounds == 0
+    beside.compact()
+    assert beside.report.rounds == 0
 
 
 def test_uncollected_garbage_refuses_a_pass(tmp_path: Path) -> None:
     settings = replace(SETTINGS, gc=GcSettings(grace_ms=0, every_ms=HOUR_MS))
     beside = Beside(tmp_path, settings)
-    beside.schedule.compact()
+    beside.compact()
     beside.scene.append(40)
     beside.now_ms += 2 * HOUR_MS
-    beside.schedule.compact()
+    beside.compact()
     beside.scene.append(40)
     beside.now_ms = NOW_MS + 4 * HOUR_MS
     with pytest.raises(UnavailableError, match=r"garbage is not collected; .*tiered gc"):
-        beside.schedule.compact()
+        beside.compact()
     beside.scene.collect()
-    beside.schedule.compact()
+    beside.compact()
 
 
 def test_a_full_disk_refuses_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +149,7 @@ def test_a_full_disk_refuses_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyP
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(1000))
     with pytest.raises(StoreFullError, match=r"1000 B free of .* for objects in progress"):
-        beside.schedule.compact()
+        beside.compact()
     assert beside.scene.state.version == version, "nothing was announced"
 
 
@@ -159,25 +176,28 @@ def test_the_thread_reports_failures_and_tries_again(
     (beside.spool / "compaction-left").mkdir(parents=True, mode=0o700)
     beside.spool.chmod(0o700)
     (beside.spool / "compaction-left" / "0").write_bytes(b"left by a killed process")
-    beside.schedule._store._store = Denied(beside.scene.store)
-    beside.schedule.start(threading.Event())
-    wait_for(lambda: beside.schedule.report.failures >= 2, "two passes fail")
-    report = beside.schedule.report
+    beside.task._store._store = Denied(beside.scene.store)
+    thread = threading.Thread(target=beside.loop.run)
+    thread.start()
+    wait_for(lambda: beside.report.failures >= 2, "two passes fail")
+    report = beside.report
     assert "was refused; allow the account" in report.problem
     assert "compaction has not run: GET of" in caplog.text
     assert not any(beside.spool.iterdir()), "what a killed process left is removed"
-    beside.schedule._store._store = beside.scene.store
-    wait_for(lambda: beside.schedule.report.last_ms is not None, "a pass ends well")
-    beside.schedule.stop()
-    assert (beside.schedule.report.problem, beside.schedule.report.level) == ("", "")
+    beside.task._store._store = beside.scene.store
+    wait_for(lambda: beside.report.last_ms is not None, "a pass ends well")
+    beside.loop.stop()
+    beside.stopping.stopped.set()
+    thread.join(20)
+    assert (beside.report.problem, beside.report.level) == ("", "")
     beside.scene.check()
 
 
 def test_a_lost_reply_costs_a_round_and_no_message(tmp_path: Path) -> None:
     beside = Beside(tmp_path)
     lost = FaultStore(beside.scene.store, [FaultRule(Fault.LOST_AFTER, frozenset({"compose"}), times=2)])
-    beside.schedule._store._store = lost
-    beside.schedule.compact()
+    beside.task._store._store = lost
+    beside.compact()
     beside.scene.check()
     beside.scene.collect()
     beside.scene.check()
@@ -192,10 +212,10 @@ def test_a_drain_ends_a_pass(tmp_path: Path) -> None:
             drain.set()
             raise UnansweredError("gone")
 
-    beside.schedule._store._store = Draining(beside.scene.store)
-    beside.schedule._drain = drain
+    beside.task._store._store = Draining(beside.scene.store)
+    beside.stopping.drain = drain
     with pytest.raises(StoppedError):
-        beside.schedule.compact()
+        beside.compact()
     beside.scene.check()
     beside.scene.append(5)
     beside.scene.collect()
@@ -221,8 +241,8 @@ def test_it_yields_to_uploads_and_reads(
 
 def test_reads_slow_it_down_for_some_seconds(tmp_path: Path) -> None:
     beside = Beside(tmp_path)
-    assert beside.schedule._share() == 1.0
+    assert beside.task._share() == 1.0
     beside.load = Load(reads=3)
-    assert beside.schedule._share() == 0.25
-    beside.schedule._monotonic_s = lambda: time.monotonic() + 6
-    assert beside.schedule._share() == 1.0
+    assert beside.task._share() == 0.25
+    beside.task._throttle._monotonic_s = lambda: time.monotonic() + 6
+    assert beside.task._share() == 1.0

@@ -1,0 +1,265 @@
+"""Object compaction as a task of `tiered run`: what is due, and rounds of it.
+
+Rounds commit through the owner's catalog writer; what is written comes from another process (compaction_process.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rocketmq_tiered.maintenance.compaction_due import Due as DueRounds
+from rocketmq_tiered.maintenance.compaction_job import in_flight_bytes, limits_of, planned_rounds
+from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
+from rocketmq_tiered.maintenance.compaction_run import (
+    CompactionOptions,
+    CompactionResult,
+    WriteOutputs,
+    spool_bytes,
+    write_outputs,
+)
+from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
+from rocketmq_tiered.maintenance.throttle import Throttle
+from rocketmq_tiered.maintenance.yielding_store import YieldingStore
+from tiered.archive.task import Due, StoppedError, TaskStatus
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.state import CatalogState
+from tiered.console import size_text
+from tiered.errors import AccessDeniedError, StoreFullError, TieredError, UnavailableError
+from tiered.formats.segment import BlockCodec
+from tiered.object_store.interface import ObjectStore
+from tiered.private_directory import make_private
+from tiered.settings.compaction_section import DAY_MS, CompactionSettings
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
+
+FIRST_AFTER_S = 900.0
+"""After the start: later than the first collection of garbage."""
+VOID_MAX = 5
+"""Rounds in a row that had no effect; then the pass ends."""
+FULL_OBJECTS = 16
+"""Small objects that fill so many large ones are joined at once. Fewer wait for another compaction.min_age_ms, and if
+it passes a third time they are joined although uploads are behind."""
+GROWTH_MIN = 32
+"""What a compaction wrote is written again only among so many times its bytes."""
+
+
+@dataclass(frozen=True)
+class CompactionStatus(TaskStatus):
+    """Object compaction of this process since its start."""
+
+    rounds: int = 0
+    round_seconds: float = 0.0
+    """Of the last round."""
+    joined_objects: int = 0
+    made_objects: int = 0
+    gets: int = 0
+    bytes_read: int = 0
+    bytes_sent: int = 0
+    bytes_copied: int = 0
+    """Inside the object store."""
+    backlog_objects: int = 0
+    """Due to be joined."""
+    backlog_bytes: int = 0
+    is_backlog_estimated: bool = False
+    """Whether rounds of large parts of the catalog were not planned, but taken for the like of another one."""
+
+
+@dataclass
+class _DueRounds:
+    """The first of them, and sums over all."""
+
+    first: PlannedRound | None = None
+    objects: int = 0
+    message_bytes: int = 0
+    is_overdue: bool = False
+    is_estimated: bool = False
+
+
+class Stopping:
+    """Whether a process ends its tasks: at once, or because it drains and uploads go first."""
+
+    def __init__(self) -> None:
+        self.stopped, self.drain = threading.Event(), threading.Event()
+
+    def is_set(self) -> bool:
+        """Whether no request may begin."""
+        return self.stopped.is_set() or self.drain.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but not longer than the process runs."""
+        self.stopped.wait(seconds)
+
+
+class CompactionTask:
+    """Compacts every ``compaction.every_ms``.
+
+    ``store`` is the archive's, ``writer`` its owner in this process. ``spool``: a directory that only this task uses.
+    No request begins once it is ``stopping``. ``writing`` makes the function that writes outputs, from one that
+    returns the share of the budget or raises StoppedError.
+    """
+
+    name = "compaction"
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        writer: CatalogWriter,
+        settings: Settings,
+        spool: Path,
+        throttle: Throttle,
+        stopping: Stopping,
+        *,
+        release: Callable[[], object] = lambda: None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        writing: Callable[[Callable[[], float]], WriteOutputs] = lambda share: write_outputs,
+    ) -> None:
+        own: CompactionSettings = settings.compaction
+        self._settings, self._spool, self._throttle, self._stopping = settings, spool, throttle, stopping
+        self._clock_ms = clock_ms
+        self._store = YieldingStore(
+            store, bytes_per_s=own.bytes_per_s, requests_per_s=own.requests_per_s, share=self._share,
+            is_stopped=stopping.is_set, sleep=stopping.wait,
+        )  # fmt: skip
+        self._maintenance = MaintenanceCommit(self._store, writer, clock_ms)
+        self._limits = replace(limits_of(settings), growth_min=GROWTH_MIN)
+        self._options = CompactionOptions(
+            spool, own.spool_bytes,
+            BlockCodec(settings.offload.compression_level, settings.offload.block_bytes),
+            in_flight_bytes(settings), release=release, wait=stopping.wait,
+        )  # fmt: skip
+        self._write, self._counter = writing(self._share_or_stop), ObjectRunCounter()
+        self._is_overdue = False
+        self._void = 0
+        self.due = Due(every_s=own.every_ms / 1000, first_s=FIRST_AFTER_S)
+        self.problem = ""
+        self._figures = CompactionStatus()
+
+    def plan(self, state: CatalogState) -> PlannedRound | None:
+        """The next round that is due. Raises UnavailableError where garbage is not collected."""
+        if not state.started:
+            return None
+        self._clear_spool()
+        self._refuse_uncollected(state)
+        due = self._due_rounds(state)
+        self._change(
+            backlog_objects=due.objects,
+            backlog_bytes=due.message_bytes,
+            is_backlog_estimated=due.is_estimated,
+        )
+        return due.first
+
+    def step(self, state: CatalogState, planned: PlannedRound) -> bool:
+        """Carry it out. Raises UnavailableError after some rounds without effect."""
+        try:
+            result = self._round(state, planned)
+        except AccessDeniedError as error:
+            hint = "allow the account to read and create objects, or set compaction.every_ms to 0"
+            raise AccessDeniedError(str(error), hint=hint) from error
+        self._void = self._void + 1 if result is None else 0
+        if self._void == VOID_MAX:
+            self._void = 0
+            raise UnavailableError(
+                "the archive's pages change faster than objects are joined", hint="the next pass tries again"
+            )
+        return True
+
+    def status(self, of_loop: TaskStatus) -> CompactionStatus:
+        """``of_loop`` with what this task counts."""
+        return CompactionStatus(**vars(self._figures) | vars(of_loop))
+
+    def _change(self, **values: object) -> None:
+        self._figures = replace(self._figures, **values)  # type: ignore[arg-type]
+
+    def _share_or_stop(self) -> float:
+        if self._stopping.is_set():
+            raise StoppedError
+        return self._share()
+
+    def _share(self) -> float:
+        return self._throttle.share(is_overdue=self._is_overdue)
+
+    def _due_rounds(self, state: CatalogState) -> _DueRounds:
+        own, now_ms = self._settings.compaction, self._clock_ms()
+        due = DueRounds(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
+        overdue = DueRounds(1 << 62, now_ms - 3 * own.min_age_ms)
+        found = _DueRounds()
+        for planned in planned_rounds(self._store, state, self._settings, self._limits, due, self._counter):
+            found.first = found.first or planned
+            share = planned.range.share
+            found.is_estimated |= share < 1
+            found.objects += round(planned.objects / share)
+            found.message_bytes += round(planned.message_bytes / share)
+            found.is_overdue |= not planned.plan.copies and overdue(planned.candidates, planned.plan)
+        self._is_overdue = found.is_overdue
+        return found
+
+    def _round(self, state: CatalogState, planned: PlannedRound) -> CompactionResult | None:
+        self._prepare_spool(planned)
+        began_s = time.monotonic()
+        objects, byte_count = len(planned.gone), planned.message_bytes
+        result = run_round(
+            self._store, state, planned, self._options, clock=self._clock_ms, write=self._write,
+            maintenance=self._maintenance,
+        )  # fmt: skip
+        seconds = time.monotonic() - began_s
+        if result is None:
+            logger.info("a round of compaction had no effect: the archive has changed since its plan")
+            return None
+        now, cost = self._figures, result.cost
+        self._change(
+            rounds=now.rounds + 1, round_seconds=seconds, joined_objects=now.joined_objects + objects,
+            made_objects=now.made_objects + len(result.object_keys), gets=now.gets + cost.gets,
+            bytes_read=now.bytes_read + cost.bytes_read, bytes_sent=now.bytes_sent + cost.bytes_sent,
+            bytes_copied=now.bytes_copied + cost.bytes_copied,
+            backlog_objects=max(0, now.backlog_objects - objects),
+            backlog_bytes=max(0, now.backlog_bytes - byte_count),
+        )  # fmt: skip
+        logger.info(
+            "compaction wrote %s of messages to %d objects in %.1f s, and replaced %d",
+            size_text(byte_count), len(result.object_keys), seconds, objects,
+        )  # fmt: skip
+        return result
+
+    def _refuse_uncollected(self, state: CatalogState) -> None:
+        """Joined objects are garbage: where it is not collected, compaction would double the archive."""
+        gc = self._settings.gc
+        oldest_ms, late_ms = state.oldest_garbage_ms, gc.grace_ms + 3 * (gc.every_ms or DAY_MS)
+        if oldest_ms is not None and self._clock_ms() - oldest_ms > late_ms:
+            raise UnavailableError(
+                "garbage is not collected",
+                hint="run `tiered gc --apply --every 24h` with an account that may delete",
+            )
+
+    # -- the spool --------------------------------------------------------------------------------------------
+
+    def _clear_spool(self) -> None:
+        """Remove what a killed process left."""
+        try:
+            if self._spool.exists():
+                make_private(self._spool, "process.state_dir")
+                for left in self._spool.iterdir():
+                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        except (OSError, TieredError) as error:
+            logger.warning("%s is not cleared: %s", self._spool, error)
+
+    def _prepare_spool(self, planned: PlannedRound) -> None:
+        """Raises StoreFullError where the disk has less than the round needs."""
+        needed = spool_bytes(planned.candidates, planned.plan)
+        try:
+            make_private(self._spool, "process.state_dir")
+            free = shutil.disk_usage(self._spool).free
+        except OSError as error:
+            raise StoreFullError(f"cannot use {self._spool}: {error.strerror}") from None
+        if needed > free:
+            raise StoreFullError(
+                f"{self._spool} has {size_text(free)} free of {size_text(needed)} for objects in progress",
+                hint="free space there, or set process.state_dir",
+            )

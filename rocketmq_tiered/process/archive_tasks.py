@@ -1,0 +1,102 @@
+"""The tasks of `tiered run` on the archive that it owns: expiry, garbage collection, compaction. One loop and one
+throttle for all; a thread for each, so that a long step of one holds up no other.
+
+With gc.every_ms 0 another process collects; messages expire here all the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rocketmq_tiered.maintenance.compaction_run import WriteOutputs
+from rocketmq_tiered.maintenance.compaction_task import CompactionStatus, CompactionTask, Stopping
+from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
+from rocketmq_tiered.maintenance.gc import Deletions, GcTask
+from rocketmq_tiered.maintenance.throttle import Load, Throttle
+from rocketmq_tiered.process.allocator import trim
+from rocketmq_tiered.process.archive_rules import rules_in
+from tiered.archive.task import TaskLoop
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.state import CatalogState
+from tiered.object_store.interface import ObjectStore
+from tiered.settings.sections import Settings
+
+JOIN_S = 10.0
+"""Longest wait for a request in progress at a stop: what is uncommitted is garbage."""
+
+
+class ArchiveTasks:
+    """Runs them between ``start`` and ``stop``. ``store`` is the archive's, ``writer`` its owner in this process."""
+
+    def __init__(
+        self, store: ObjectStore, writer: CatalogWriter, settings: Settings, load: Callable[[], Load]
+    ) -> None:
+        self._settings, self._writer = settings, writer
+        self._stopping = Stopping()
+        self._throttle = Throttle(load)
+        self._expiry = ExpiryTask(store, settings, lambda state: rules_in(store, state, settings))
+        self.expiry = TaskLoop(self._expiry, self._owned_state)
+        self.gc: TaskLoop[Any] | None = None
+        if settings.gc.every_ms:
+            deletions = Deletions(
+                settings.gc.deletes_per_s,
+                is_stopped=self._stopping.stopped.is_set,
+                sleep=self._stopping.wait,
+            )
+            self.gc = TaskLoop(GcTask(store, settings.gc, deletions=deletions), self._owned_state)
+        self._compaction: TaskLoop[Any] | None = None
+        self._compaction_task: CompactionTask
+        self._loops: list[TaskLoop[Any]] = [loop for loop in (self.expiry, self.gc) if loop is not None]
+        self._threads: list[threading.Thread] = []
+
+    def add_compaction(
+        self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], WriteOutputs]
+    ) -> None:
+        """``store``: the archive over connections of its own, so that large requests delay no upload. ``spool``: a
+        directory that only this task uses. ``writing``: see CompactionTask."""
+        task = CompactionTask(
+            store, self._writer, self._settings, spool, self._throttle, self._stopping, release=trim,
+            writing=writing,
+        )  # fmt: skip
+        self._compaction_task = task
+        self._compaction = TaskLoop(task, self._owned_state, level=lambda: self._throttle.level.value)
+        self._loops.append(self._compaction)
+
+    def start(self, drain: threading.Event) -> None:
+        """Call once. ``drain``: compaction begins no request once it is set."""
+        self._stopping.drain = drain
+        for loop in self._loops:
+            thread = threading.Thread(target=loop.run, name=loop.task.name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Waits for a request in progress."""
+        self._stopping.stopped.set()
+        for loop in self._loops:
+            loop.stop()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+
+    @property
+    def gc_problem(self) -> str:
+        """Why the last collection of garbage deleted less than was due, or nothing expired."""
+        return (self.gc.status.problem if self.gc is not None else "") or self.expiry.status.problem
+
+    @property
+    def expire_stopped(self) -> bool:
+        """Whether retention.max_share stopped the last pass of expiry."""
+        return self._expiry.is_stopped
+
+    @property
+    def compaction(self) -> CompactionStatus | None:
+        """What became of compaction; None if there is none."""
+        loop = self._compaction
+        return None if loop is None else self._compaction_task.status(loop.status)
+
+    def _owned_state(self) -> CatalogState | None:
+        state = self._writer.refresh()
+        return state if self._writer.is_claimed else None

@@ -1,0 +1,171 @@
+"""Background work on an archive: what a task is, and the one loop that runs it.
+
+    wait until it is due → plan on the newest state → a step → plan again, until nothing is left
+
+A feature that works on an archive again and again is a task, and has no loop of its own. Starts no thread: `tiered run`
+has one for each task, so that a long step of one holds up no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from tiered.catalog.state import CatalogState
+from tiered.errors import TieredError
+
+logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
+StateOf = Callable[[], CatalogState | None]
+"""The newest state, or None while this process does not own the archive."""
+
+
+class StoppedError(Exception):
+    """The work is to stop."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """When a pass begins: ``first_s`` after the start, ``every_s`` after the one before (None: only when the loop is
+    woken), ``retry_s`` after one that failed (None: as after any other)."""
+
+    every_s: float | None
+    first_s: float = 0.0
+    retry_s: float | None = None
+
+
+class Task(Protocol[P]):
+    """One kind of work on an archive."""
+
+    @property
+    def name(self) -> str:
+        """In messages and thread names."""
+        ...
+
+    @property
+    def due(self) -> Due:
+        """When to run."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why the last pass did less than was due, though it has not failed; empty if it did not."""
+        ...
+
+    def plan(self, state: CatalogState) -> P | None:
+        """What to do next in ``state``; None: nothing. Changes nothing in the archive."""
+        ...
+
+    def step(self, state: CatalogState, plan: P) -> bool:
+        """Carry out ``plan``, a bounded part of the work. Whether to plan again in this pass. Raises StoppedError when
+        it is to stop, or TieredErrors."""
+        ...
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """A task of this process since its start."""
+
+    interval_seconds: float = 0.0
+    level: str = ""
+    """How fast a pass is: `full`, `reduced` beside uploads and reads, `paused`, `forced`; empty between passes."""
+    last_ms: int | None = None
+    """When a pass ended well last, ms since the epoch."""
+    idle_seconds: float = 0.0
+    """Since a pass ended well, or since the start."""
+    problem: str = ""
+    """Why the last pass did not."""
+    failures: int = 0
+
+
+def run_pass(task: Task[P], state_of: StateOf) -> bool:
+    """Plan and carry out steps until nothing is left. False: this process does not own the archive."""
+    state = state_of()
+    if state is None:
+        return False
+    while state is not None and (plan := task.plan(state)) is not None:
+        if not task.step(state, plan):
+            break
+        del plan  # not beside the next one
+        state = state_of()
+    return True
+
+
+class TaskLoop(Generic[P]):
+    """Runs ``task`` pass after pass. ``level``: how fast, during a pass."""
+
+    def __init__(
+        self,
+        task: Task[P],
+        state_of: StateOf,
+        *,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        level: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.task = task
+        self._state_of, self._level = state_of, level
+        self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
+        self._woken, self._stopped = threading.Event(), threading.Event()
+        self._is_in_pass = False
+        self._well_s = monotonic_s()
+        """When a pass ended well, or the process did not own the archive, last; or the start."""
+        self._status = TaskStatus(interval_seconds=task.due.every_s or 0.0)
+
+    @property
+    def status(self) -> TaskStatus:
+        """What became of it so far; from any thread."""
+        level = self._level() if self._is_in_pass else ""
+        return replace(self._status, idle_seconds=self._monotonic_s() - self._well_s, level=level)
+
+    def wake(self) -> None:
+        """Begin a pass at once, or another one after the present one. From any thread."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """No pass begins any more. From any thread."""
+        self._stopped.set()
+        self._woken.set()
+
+    def run(self) -> None:
+        """Until ``stop``. Failures are logged, and tried again: never the end of the process."""
+        due = self.task.due
+        wait_s: float | None = due.first_s if due.every_s is None else min(due.first_s, due.every_s)
+        while self._waited(wait_s):
+            wait_s = due.every_s
+            try:
+                self.make_pass()
+            except StoppedError:
+                return
+            except TieredError as error:
+                self._failed(str(error))
+                logger.warning("%s has not run: %s", self.task.name, error)
+                wait_s = due.every_s if due.retry_s is None else due.retry_s
+            except Exception as error:
+                logger.exception("%s has not run", self.task.name)
+                self._failed(f"internal error: {error!r}")
+
+    def make_pass(self) -> None:
+        """One pass. Raises StoppedError, TieredError."""
+        self._is_in_pass = True
+        try:
+            is_owner = run_pass(self.task, lambda: None if self._stopped.is_set() else self._state_of())
+        finally:
+            self._is_in_pass = False
+        self._well_s = self._monotonic_s()
+        if is_owner:
+            self._status = replace(self._status, last_ms=self._clock_ms(), problem=self.task.problem)
+
+    def _failed(self, problem: str) -> None:
+        self._status = replace(self._status, problem=problem, failures=self._status.failures + 1)
+
+    def _waited(self, wait_s: float | None) -> bool:
+        """Whether a pass begins now; False: the loop ends."""
+        self._woken.wait(wait_s)
+        self._woken.clear()
+        return not self._stopped.is_set()
