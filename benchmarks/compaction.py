@@ -42,7 +42,7 @@ from fetcher.archive import Archive
 from fetcher.io.range_reader import ThreadRangeReader
 from fetcher.queries.queue_listing import QueueListing
 from rocketmq_tiered.maintenance.compaction_job import planned_rounds
-from rocketmq_tiered.maintenance.opened_sources import COPIED_RAW_BYTES_MIN
+from tiered.archive.rewrite.opened import COPIED_RAW_BYTES_MIN
 from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load

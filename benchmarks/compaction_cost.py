@@ -18,15 +18,11 @@ import numpy as np
 from rocketmq_tiered.maintenance.compaction_due import gains
 from rocketmq_tiered.maintenance.compaction_forecast import CompactionForecast, forecast
 from rocketmq_tiered.maintenance.compaction_job import limits_of
-from rocketmq_tiered.maintenance.compaction_plan import (
-    Candidates,
-    CompactionLimits,
-    plan_level_1,
-    plan_level_2,
-)
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
 from rocketmq_tiered.maintenance.compaction_ranges import PageRange
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound
 from rocketmq_tiered.maintenance.prices import Prices
+from tiered.archive.rewrite.plan import Candidates
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
 from tiered.settings.compaction_section import CompactionSettings

@@ -14,11 +14,11 @@ from rocketmq_tiered.maintenance.compaction_job import (
     dry_run,
     in_flight_bytes,
 )
-from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
 from rocketmq_tiered.maintenance.prices import Prices, read_prices
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.progress import Progress
+from tiered.archive.rewrite.result import RewriteOptions
 from tiered.console import print_json, print_lines
 from tiered.formats.page_decoder import decode_column_page
 from tiered.formats.segment import BlockCodec
@@ -69,7 +69,7 @@ def _apply(
     archive: LoadedArchive, settings: Settings, spool: Path, prices: Prices, *, quiet: bool
 ) -> CompactionReport:
     codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-    options = CompactionOptions(
+    options = RewriteOptions(
         spool, settings.compaction.spool_bytes, codec, in_flight_bytes(settings), release=trim
     )
     with Progress("joined", 0, quiet=quiet) as progress:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.compaction_plan import Candidates, CompactionPlan, dead_share
+from rocketmq_tiered.maintenance.compaction_plan import dead_share
 from rocketmq_tiered.maintenance.reader_gets import reader_gets
+from tiered.archive.rewrite.plan import Candidates, RewritePlan
 from tiered.formats.keys import is_compacted
 
-IsWanted = Callable[[Candidates, CompactionPlan], bool]
+IsWanted = Callable[[Candidates, RewritePlan], bool]
 GAIN_MIN = 2
 """A plan has at most one output for so many sources, or readers take so many times fewer GETs."""
 BUSY_GAIN_MIN = 4
@@ -25,7 +26,7 @@ DEAD_SHARE = 0.5
 """Sources of which so much is dead are rewritten for the space."""
 
 
-def gains(candidates: Candidates, plan: CompactionPlan, gets_min: int = GAIN_MIN) -> bool:
+def gains(candidates: Candidates, plan: RewritePlan, gets_min: int = GAIN_MIN) -> bool:
     """Whether the plan saves objects, GETs or space."""
     if len(plan.outputs) * GAIN_MIN <= candidates.share[plan.sources].sum():
         return True
@@ -41,7 +42,7 @@ class Due:
     full_bytes: int
     before_ms: int
 
-    def __call__(self, candidates: Candidates, plan: CompactionPlan) -> bool:
+    def __call__(self, candidates: Candidates, plan: RewritePlan) -> bool:
         """Whether ``plan`` is due."""
         if not gains(candidates, plan, BUSY_GAIN_MIN):
             return False
@@ -53,7 +54,7 @@ class Due:
         return is_full or int(candidates.runs["min_store_timestamp"][is_new].min()) < self.before_ms
 
 
-def _is_mostly_dead(candidates: Candidates, plan: CompactionPlan) -> bool:
+def _is_mostly_dead(candidates: Candidates, plan: RewritePlan) -> bool:
     sizes = candidates.objects["raw_bytes"][plan.sources] + 1
     dead = (dead_share(candidates)[plan.sources] * sizes).sum()
     return bool(dead >= DEAD_SHARE * sizes.sum())

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound
-from rocketmq_tiered.maintenance.compaction_sources import WHOLE_BYTES_MAX, windows_of
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.maintenance.reader_gets import moved_bytes, reader_gets
+from tiered.archive.rewrite.sources import WHOLE_BYTES_MAX, windows_of
 
 MIB = 1 << 20
 SOURCE_READ_BYTES = 16 * MIB

@@ -18,15 +18,11 @@ from rocketmq_tiered.maintenance.compaction_round import (
     plan_rounds,
     run_round,
 )
-from rocketmq_tiered.maintenance.compaction_run import (
-    CompactionCost,
-    CompactionOptions,
-    WriteOutputs,
-    write_outputs,
-)
-from rocketmq_tiered.maintenance.compaction_sources import IN_FLIGHT_BYTES
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
 from rocketmq_tiered.maintenance.prices import Prices
+from tiered.archive.rewrite.outputs import Rewrite, rewrite
+from tiered.archive.rewrite.result import RewriteCost, RewriteOptions
+from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES
 from tiered.catalog.garbage import settled_version
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -60,7 +56,7 @@ class CompactionReport:
 
     is_applied: bool
     rounds: CompactionForecast
-    cost: CompactionCost = field(default_factory=CompactionCost)
+    cost: RewriteCost = field(default_factory=RewriteCost)
     prices: Prices = field(default_factory=Prices)
     grace_days: float = 3.0
     young_objects: int = 0
@@ -165,15 +161,15 @@ def compact_archive(
     store: ObjectStore,
     state: CatalogState,
     settings: Settings,
-    options: CompactionOptions,
+    options: RewriteOptions,
     prices: Prices,
     *,
     report: Report,
-    write: WriteOutputs = write_outputs,
+    write: Rewrite = rewrite,
 ) -> CompactionReport:
     """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
     was committed stays."""
-    done, cost, changed, expected_bytes = CompactionForecast(), CompactionCost(), 0, 0
+    done, cost, changed, expected_bytes = CompactionForecast(), RewriteCost(), 0, 0
     options.release()  # what loading the catalog has freed
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
     maintenance = MaintenanceCommit.opened(store, state, "compact", _now_ms)
@@ -223,14 +219,14 @@ def _report(
     settings: Settings,
     rounds: CompactionForecast,
     prices: Prices,
-    cost: CompactionCost | None = None,
+    cost: RewriteCost | None = None,
 ) -> CompactionReport:
     young = 0 if rounds.rounds else _young_objects(store, state, _old_before(store, state, settings))
     days = settings.gc.grace_ms / DAY_MS
     return CompactionReport(
         cost is not None,
         rounds,
-        cost or CompactionCost(),
+        cost or RewriteCost(),
         prices,
         days,
         young,

@@ -21,24 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.compaction_due import IsWanted, gains
-from rocketmq_tiered.maintenance.compaction_plan import (
-    Candidates,
-    CompactionLimits,
-    CompactionPlan,
-    plan_level_1,
-    plan_level_2,
-)
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
 from rocketmq_tiered.maintenance.compaction_ranges import PAGE_RUNS, PageRange, older_versions, ranges_of
-from rocketmq_tiered.maintenance.compaction_run import (
-    CompactionIdentity,
-    CompactionOptions,
-    CompactionResult,
-    WriteOutputs,
-    compact,
-    output_keys,
-    write_outputs,
-)
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter, ObjectRuns
+from tiered.archive.rewrite.outputs import Rewrite, compact, rewrite
+from tiered.archive.rewrite.plan import Candidates, RewritePlan
+from tiered.archive.rewrite.result import OutputIdentity, RewriteOptions, RewriteResult, output_keys
 from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import Reason
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -62,7 +50,7 @@ class PlannedRound:
 
     range: PageRange
     candidates: Candidates
-    plan: CompactionPlan
+    plan: RewritePlan
     copied_runs: int = 0
 
     @property
@@ -166,18 +154,18 @@ def run_round(
     store: ObjectStore,
     state: CatalogState,
     planned: PlannedRound,
-    options: CompactionOptions,
+    options: RewriteOptions,
     *,
     clock: Callable[[], int],
     page_runs_max: int = CatalogLimits().page_runs_max,
-    write: WriteOutputs = write_outputs,
+    write: Rewrite = rewrite,
     maintenance: MaintenanceCommit | None = None,
-) -> CompactionResult | None:
+) -> RewriteResult | None:
     """Carry out ``planned``, of ``state``, and commit it; None when the archive has changed, and nothing was
     replaced. ``write`` puts the outputs. ``maintenance``: one that is open already. If it commits as
     the archive's owner, that loses no version to the round."""
     maintenance = maintenance or MaintenanceCommit.opened(store, state, "compact", clock)
-    identity = CompactionIdentity(
+    identity = OutputIdentity(
         state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(),
         compaction_attempts_from(random.SystemRandom().getrandbits(40)),
     )  # fmt: skip
@@ -194,7 +182,7 @@ class _Round:
         state: CatalogState,
         planned: PlannedRound,
         maintenance: MaintenanceCommit,
-        identity: CompactionIdentity,
+        identity: OutputIdentity,
         page_runs_max: int,
     ) -> None:
         self._store, self._state, self._planned = store, state, planned
@@ -205,7 +193,7 @@ class _Round:
         self._announced = output_keys(planned.candidates, planned.plan, identity)
         self._page_keys = _page_keys(state, planned, identity, page_runs_max)
 
-    def run(self, options: CompactionOptions, write: WriteOutputs) -> CompactionResult | None:
+    def run(self, options: RewriteOptions, write: Rewrite) -> RewriteResult | None:
         """See ``run_round``."""
         planned = self._planned
         if not self._maintenance.announce([*self._announced, *self._page_keys], self._required):
@@ -315,7 +303,7 @@ def _put_pages(
     state: CatalogState,
     planned: PlannedRound,
     versions: tuple[int, int],
-    result: CompactionResult,
+    result: RewriteResult,
     page_keys: Sequence[str],
     page_runs_max: int,
 ) -> list[PageRef]:
@@ -357,7 +345,7 @@ def _put_pages(
 
 
 def _page_keys(
-    state: CatalogState, planned: PlannedRound, identity: CompactionIdentity, page_runs_max: int
+    state: CatalogState, planned: PlannedRound, identity: OutputIdentity, page_runs_max: int
 ) -> list[str]:
     """Keys of as many pages as the round may put: each piece becomes at most one run."""
     stays = int(planned.staying.sum())

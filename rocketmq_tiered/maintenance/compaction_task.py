@@ -16,16 +16,11 @@ from pathlib import Path
 from rocketmq_tiered.maintenance.compaction_due import Due as DueRounds
 from rocketmq_tiered.maintenance.compaction_job import in_flight_bytes, limits_of, planned_rounds
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
-from rocketmq_tiered.maintenance.compaction_run import (
-    CompactionOptions,
-    CompactionResult,
-    WriteOutputs,
-    spool_bytes,
-    write_outputs,
-)
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
 from rocketmq_tiered.maintenance.throttle import Throttle
 from rocketmq_tiered.maintenance.yielding_store import YieldingStore
+from tiered.archive.rewrite.outputs import Rewrite, rewrite
+from tiered.archive.rewrite.result import RewriteOptions, RewriteResult, spool_bytes
 from tiered.archive.task import Due, StoppedError, TaskStatus
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -119,7 +114,7 @@ class CompactionTask:
         *,
         release: Callable[[], object] = lambda: None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        writing: Callable[[Callable[[], float]], WriteOutputs] = lambda share: write_outputs,
+        writing: Callable[[Callable[[], float]], Rewrite] = lambda share: rewrite,
     ) -> None:
         own: CompactionSettings = settings.compaction
         self._settings, self._spool, self._throttle, self._stopping = settings, spool, throttle, stopping
@@ -130,7 +125,7 @@ class CompactionTask:
         )  # fmt: skip
         self._maintenance = MaintenanceCommit(self._store, writer, clock_ms)
         self._limits = replace(limits_of(settings), growth_min=GROWTH_MIN)
-        self._options = CompactionOptions(
+        self._options = RewriteOptions(
             spool, own.spool_bytes,
             BlockCodec(settings.offload.compression_level, settings.offload.block_bytes),
             in_flight_bytes(settings), release=release, wait=stopping.wait,
@@ -201,7 +196,7 @@ class CompactionTask:
         self._is_overdue = found.is_overdue
         return found
 
-    def _round(self, state: CatalogState, planned: PlannedRound) -> CompactionResult | None:
+    def _round(self, state: CatalogState, planned: PlannedRound) -> RewriteResult | None:
         self._prepare_spool(planned)
         began_s = time.monotonic()
         objects, byte_count = len(planned.gone), planned.message_bytes

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketmq_tiered.maintenance.compaction_plan import PIECE_DTYPE, Candidates, CompactionPlan
+from tiered.archive.rewrite.plan import PIECE_DTYPE, Candidates, RewritePlan
 from tiered.model.tables import concatenated
 
 READ_BYTES = 4 * 1024 * 1024
 
 
-def reader_gets(candidates: Candidates, plan: CompactionPlan) -> tuple[int, int]:
+def reader_gets(candidates: Candidates, plan: RewritePlan) -> tuple[int, int]:
     """GETs for what ``plan`` moves: in its sources, and in its outputs."""
     runs = candidates.runs
     is_source = np.zeros(len(candidates.objects), bool)
@@ -36,7 +36,7 @@ def stored_bytes(candidates: Candidates) -> NDArray[np.float64]:
 
 
 def moved_bytes(
-    candidates: Candidates, plan: CompactionPlan
+    candidates: Candidates, plan: RewritePlan
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Output, run and stored bytes of each piece."""
     parts = [part for iteration in plan.iterations for part in iteration]

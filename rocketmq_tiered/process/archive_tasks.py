@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rocketmq_tiered.maintenance.compaction_run import WriteOutputs
 from rocketmq_tiered.maintenance.compaction_task import CompactionStatus, CompactionTask, Stopping
 from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
 from rocketmq_tiered.maintenance.throttle import Load, Throttle
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.archive_rules import rules_in
+from tiered.archive.rewrite.outputs import Rewrite
 from tiered.archive.task import TaskLoop
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
@@ -53,7 +53,7 @@ class ArchiveTasks:
         self._threads: list[threading.Thread] = []
 
     def add_compaction(
-        self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], WriteOutputs]
+        self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], Rewrite]
     ) -> None:
         """``store``: the archive over connections of its own, so that large requests delay no upload. ``spool``: a
         directory that only this task uses. ``writing``: see CompactionTask."""

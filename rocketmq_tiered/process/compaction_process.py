@@ -18,17 +18,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from rocketmq_tiered.maintenance.compaction_plan import Candidates, CompactionPlan
-from rocketmq_tiered.maintenance.compaction_run import (
-    CompactionIdentity,
-    CompactionOptions,
-    CompactionResult,
-    WriteOutputs,
-    write_outputs,
-)
 from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from rocketmq_tiered.process.logs import log_service
+from tiered.archive.rewrite.outputs import Rewrite, rewrite
+from tiered.archive.rewrite.plan import Candidates, RewritePlan
+from tiered.archive.rewrite.result import OutputIdentity, RewriteOptions, RewriteResult
 from tiered.archive.task import StoppedError
 from tiered.errors import TieredError, UnavailableError, UnreadableError
 from tiered.formats.page_decoder import decode_column_page
@@ -61,25 +56,25 @@ class _Work:
 
     store: ChildStore
     candidates: Candidates
-    plan: CompactionPlan
-    identity: CompactionIdentity
+    plan: RewritePlan
+    identity: OutputIdentity
     spool_directory: Path
     spool_bytes_max: int
     codec: BlockCodec
     in_flight_bytes: int
 
 
-def writing_in_child(place: ChildStore, share: Callable[[], float], metrics: StoreMetrics) -> WriteOutputs:
-    """A function as write_outputs. ``share`` of the budget is called several times a second; it raises StoppedError
+def writing_in_child(place: ChildStore, share: Callable[[], float], metrics: StoreMetrics) -> Rewrite:
+    """A function as rewrite. ``share`` of the budget is called several times a second; it raises StoppedError
     to end the child. ``metrics`` get the child's requests at its end."""
 
     def write(
         _store: ObjectStore,
         candidates: Candidates,
-        plan: CompactionPlan,
-        identity: CompactionIdentity,
-        options: CompactionOptions,
-    ) -> CompactionResult:
+        plan: RewritePlan,
+        identity: OutputIdentity,
+        options: RewriteOptions,
+    ) -> RewriteResult:
         work = _Work(
             place, candidates, plan, identity, options.spool_directory, options.spool_bytes_max, options.codec,
             options.in_flight_bytes,
@@ -115,7 +110,7 @@ def _outcome(
     share: Callable[[], float],
     announce: Callable[[str], object],
     metrics: StoreMetrics,
-) -> CompactionResult:
+) -> RewriteResult:
     """Serve the child until it has ended. Raises EOFError or OSError if it ends without a result."""
     sent: float | None = None
     while True:
@@ -134,7 +129,7 @@ def _outcome(
         else:
             result, requests = message
             metrics.add(requests)
-            assert isinstance(result, CompactionResult)
+            assert isinstance(result, RewriteResult)
             return result
 
 
@@ -171,18 +166,18 @@ def _take_idle_time_only() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _write(work: _Work, parent: _Parent, metrics: StoreMetrics) -> CompactionResult:
+def _write(work: _Work, parent: _Parent, metrics: StoreMetrics) -> RewriteResult:
     place = work.store
     with closing(open_store(place.url, place.options, metrics=metrics)) as archive:
         store = YieldingStore(
             archive, bytes_per_s=place.settings.bytes_per_s, requests_per_s=place.settings.requests_per_s,
             share=lambda: parent.share, is_stopped=parent.stopped.is_set, sleep=parent.stopped.wait,
         )  # fmt: skip
-        options = CompactionOptions(
+        options = RewriteOptions(
             work.spool_directory, work.spool_bytes_max, work.codec, work.in_flight_bytes, release=trim,
             wait=parent.stopped.wait, announce=parent.announce,
         )  # fmt: skip
-        return write_outputs(store, work.candidates, work.plan, work.identity, options)
+        return rewrite(store, work.candidates, work.plan, work.identity, options)
 
 
 class _Parent:

@@ -9,23 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.compaction_plan import (
-    Candidates,
-    CompactionLimits,
-    plan_level_1,
-    plan_level_2,
-)
-from rocketmq_tiered.maintenance.compaction_run import (
-    CompactionCost,
-    CompactionIdentity,
-    CompactionOptions,
-    compact,
-)
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.maintenance.archived import after, archived_candidates, contents
 from tests.object_store.fault_store import FaultStore
 from tests.servers.running_store import RunningStore
+from tiered.archive.rewrite.outputs import compact
+from tiered.archive.rewrite.plan import Candidates
+from tiered.archive.rewrite.result import OutputIdentity, RewriteCost, RewriteOptions
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
@@ -51,18 +43,18 @@ class Compacting:
         self.state = archived_candidates(store)
         self.objects_before = len(self.state.objects)
         self.expected = contents(store, self.state)
-        self._options = CompactionOptions(spool, 10**9)
+        self._options = RewriteOptions(spool, 10**9)
         self._attempt = 10**9
 
     def step(
         self, level: Callable[[Candidates, CompactionLimits], object], limits: CompactionLimits
-    ) -> CompactionCost:
+    ) -> RewriteCost:
         """One compaction, checked against the rows before."""
         plan = level(self.state, limits)
         if plan is None:
-            return CompactionCost()
+            return RewriteCost()
         self._attempt += 10**6
-        identity = CompactionIdentity(CLUSTER, BROKER, 1, 0, 1, 1_700_000_000_000, self._attempt)
+        identity = OutputIdentity(CLUSTER, BROKER, 1, 0, 1, 1_700_000_000_000, self._attempt)
         result = compact(self.store, self.state, plan, identity, self._options)
         self.state = after(self.state, plan, result)
         assert contents(self.store, self.state) == self.expected

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.compaction_plan import Candidates, CompactionPlan
-from rocketmq_tiered.maintenance.compaction_run import CompactionResult
+from tiered.archive.rewrite.plan import Candidates, RewritePlan
+from tiered.archive.rewrite.result import RewriteResult
 from tiered.archive.segment_reader import SegmentReader
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
@@ -69,7 +69,7 @@ def _object(number: int, index: SegmentIndex) -> Table:
     return row
 
 
-def after(candidates: Candidates, plan: CompactionPlan, result: CompactionResult) -> Candidates:
+def after(candidates: Candidates, plan: RewritePlan, result: RewriteResult) -> Candidates:
     """What the catalog has when the compaction is committed."""
     kept = candidates.runs[plan.kept].copy()
     new, objects = result.runs.copy(), result.objects.copy()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.compaction_plan import Candidates, CompactionPlan
+from tiered.archive.rewrite.plan import Candidates, RewritePlan
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
 
@@ -53,7 +53,7 @@ def candidates_of(objects: Sequence[str], floors: Mapping[str, int] | None = Non
     )
 
 
-def described(candidates: Candidates, plan: CompactionPlan | None) -> list[list[str]]:
+def described(candidates: Candidates, plan: RewritePlan | None) -> list[list[str]]:
     """Each iteration as its outputs: ``SO 0: S1[25,120)205``. Offsets inside a cut run are proportional."""
     assert plan is not None
     found = []
@@ -78,7 +78,7 @@ def described(candidates: Candidates, plan: CompactionPlan | None) -> list[list[
     return found
 
 
-def sources(plan: CompactionPlan | None) -> list[int]:
+def sources(plan: RewritePlan | None) -> list[int]:
     """Indexes of the objects that the plan replaces."""
     assert plan is not None
     return [int(number) for number in plan.sources]

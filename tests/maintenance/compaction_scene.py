@@ -8,10 +8,10 @@ from typing import Any
 
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, plan_rounds, run_round
-from rocketmq_tiered.maintenance.compaction_run import CompactionOptions, CompactionResult
 from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
+from tiered.archive.rewrite.result import RewriteOptions, RewriteResult
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -38,10 +38,10 @@ def a_round(
     planned: PlannedRound,
     spool: Path,
     owner: CatalogWriter | None = None,
-) -> CompactionResult | None:
+) -> RewriteResult | None:
     """Carry ``planned`` out with blocks and pages as small as the archive."""
     mine = None if owner is None else MaintenanceCommit(store, owner, lambda: NOW_MS)
-    options = CompactionOptions(spool, 10**7, BlockCodec(block_bytes=600), wait=lambda _seconds: None)
+    options = RewriteOptions(spool, 10**7, BlockCodec(block_bytes=600), wait=lambda _seconds: None)
     return run_round(store, state, planned, options, clock=lambda: NOW_MS, page_runs_max=9, maintenance=mine)
 
 
@@ -81,7 +81,7 @@ class Scene:
 
     def run(
         self, store: ObjectStore | None = None, owner: CatalogWriter | None = None, **bounds: int
-    ) -> CompactionResult | None:
+    ) -> RewriteResult | None:
         """One round, on ``store``, through the writer ``owner``."""
         planned = self.plan(**bounds)
         assert planned is not None

@@ -17,12 +17,12 @@ from unittest.mock import patch
 import rocketmq_tiered.maintenance.compaction_ranges as ranges
 import rocketmq_tiered.maintenance.compaction_round as rounds
 from rocketmq_tiered.maintenance.compaction_due import Due, gains
-from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
 from tests.maintenance.compaction_scene import LIMITS, LMQ, QUEUES
+from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -199,9 +199,7 @@ class World:
             return
         own = self.random.random() < 0.5
         store = Perilous(self.store, self)
-        options = CompactionOptions(
-            self.spool, 10**7, BlockCodec(block_bytes=600), wait=lambda _seconds: None
-        )
+        options = RewriteOptions(self.spool, 10**7, BlockCodec(block_bytes=600), wait=lambda _seconds: None)
         self.is_in_round = True
         try:
             result = rounds.run_round(
@@ -228,7 +226,7 @@ class World:
             planned = next(rounds.plan_rounds(self.store, state, LIMITS, before_version=1 << 40), None)
             if planned is None:
                 break
-            options = CompactionOptions(self.spool, 10**7, BlockCodec(block_bytes=600))
+            options = RewriteOptions(self.spool, 10**7, BlockCodec(block_bytes=600))
             made = rounds.run_round(
                 self.store, state, planned, options, clock=lambda: self.now_ms, page_runs_max=PAGE_RUNS
             )

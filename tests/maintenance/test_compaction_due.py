@@ -8,18 +8,10 @@ import numpy as np
 import pytest
 
 from rocketmq_tiered.maintenance.compaction_due import Due, gains
-from rocketmq_tiered.maintenance.compaction_plan import (
-    PIECE_DTYPE,
-    Candidates,
-    CompactionLimits,
-    CompactionPlan,
-    OutputPart,
-    PlannedOutput,
-    plan_level_1,
-    plan_level_2,
-)
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
 from rocketmq_tiered.maintenance.reader_gets import reader_gets
 from tests.maintenance.candidates import candidates_of
+from tiered.archive.rewrite.plan import PIECE_DTYPE, Candidates, OutputPart, PlannedOutput, RewritePlan
 from tiered.formats.keys import COMPACTION_ATTEMPTS_FROM, data_key, is_compacted, set_key
 from tiered.model.queue import QueueKey
 
@@ -31,7 +23,7 @@ LIMITS = CompactionLimits(
 DAYS = 150
 
 
-def planned(candidates: Candidates) -> CompactionPlan:
+def planned(candidates: Candidates) -> RewritePlan:
     plan = plan_level_1(candidates, LIMITS)
     assert plan is not None
     return plan
@@ -92,7 +84,7 @@ def test_parts_of_a_large_object_are_counted_in_gets() -> None:
 def test_sources_that_other_rounds_share_count_in_parts() -> None:
     candidates = candidates_of([f"{queue}[0,1)10" for queue in "abcd"])
     pieces = np.array([(0, 0, 10), (1, 0, 10), (2, 0, 10), (3, 0, 10)], PIECE_DTYPE)
-    plan = CompactionPlan(
+    plan = RewritePlan(
         1, 4, np.arange(4), np.zeros(0, np.int64), outputs=[PlannedOutput(True, 0, 4)] * 2,
         iterations=[[OutputPart(0, pieces[:2]), OutputPart(1, pieces[2:])]],
     )  # fmt: skip
@@ -179,7 +171,7 @@ def _candidates(objects: list[tuple[str, dict[str, tuple[int, int, int]]]]) -> C
 def _after(
     objects: list[tuple[str, dict[str, tuple[int, int, int]]]],
     candidates: Candidates,
-    plan: CompactionPlan,
+    plan: RewritePlan,
     day: int,
 ) -> list[tuple[str, dict[str, tuple[int, int, int]]]]:
     """What is left, and the outputs, in the order of their last version."""

@@ -10,17 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_tiered.maintenance.compaction_plan import (
-    DAY_MS,
-    Candidates,
-    CompactionLimits,
-    CompactionPlan,
-    length_of,
-    plan_level_1,
-    plan_level_2,
-)
+from rocketmq_tiered.maintenance.compaction_plan import DAY_MS, CompactionLimits, plan_level_1, plan_level_2
 from tests.maintenance.candidates import FIXTURE_F, FIXTURE_G, candidates_of, described, sources
 from tests.sweeps import examples
+from tiered.archive.rewrite.plan import Candidates, RewritePlan, length_of
 from tiered.model.tables import RunKind, Table
 
 
@@ -303,7 +296,7 @@ LIMITS = st.builds(
 )  # fmt: skip
 
 
-def moved_and_kept(candidates: Candidates, plan: CompactionPlan) -> None:
+def moved_and_kept(candidates: Candidates, plan: RewritePlan) -> None:
     """Every live run of the versions is kept, or is in outputs from end to end, once; dead ones are not."""
     runs = candidates.runs
     is_in = (runs["version"] >= plan.first_version) & (runs["version"] <= plan.last_version)
@@ -322,7 +315,7 @@ def moved_and_kept(candidates: Candidates, plan: CompactionPlan) -> None:
         assert all(begin < end for begin, end in found)
 
 
-def within_one_index_file(candidates: Candidates, plan: CompactionPlan, rows: Table, version: int) -> bool:
+def within_one_index_file(candidates: Candidates, plan: RewritePlan, rows: Table, version: int) -> bool:
     """Whether one index file covers ``rows`` and ``version``, which is none of a later plan."""
     versions = [*rows["version"].tolist(), version]
     files = {sum(first <= one for first in candidates.covers) for one in versions}

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import rocketmq_tiered.maintenance.compaction_ranges as ranges
 from rocketmq_tiered.maintenance.compaction_forecast import CompactionForecast, carried_out, forecast
-from rocketmq_tiered.maintenance.compaction_plan import length_of
 from rocketmq_tiered.maintenance.compaction_ranges import ranges_of
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, plan_rounds
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene, a_round
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
+from tiered.archive.rewrite.plan import length_of
 from tiered.catalog.commit import REMOVED_DTYPE, CommitDraft, CommitKind
 from tiered.catalog.page_merge import between, sequences_of
 from tiered.catalog.pages import Page, RunIndex, cut

@@ -10,26 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocketmq_tiered.maintenance.compaction_plan import (
-    Candidates,
-    CompactionLimits,
-    CompactionPlan,
-    plan_level_1,
-    plan_level_2,
-)
-from rocketmq_tiered.maintenance.compaction_run import (
-    CompactionIdentity,
-    CompactionOptions,
-    CompactionResult,
-    check_totals,
-    compact,
-    output_keys,
-    spool_bytes,
-)
-from rocketmq_tiered.maintenance.compaction_sources import joined_ranges
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.maintenance.archived import after, archived_candidates, contents
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
+from tiered.archive.rewrite.outputs import compact
+from tiered.archive.rewrite.plan import Candidates, RewritePlan
+from tiered.archive.rewrite.result import (
+    OutputIdentity,
+    RewriteOptions,
+    RewriteResult,
+    check_totals,
+    output_keys,
+    spool_bytes,
+)
+from tiered.archive.rewrite.sources import joined_ranges
 from tiered.errors import CorruptionError, NotFoundError, UnansweredError, UsageError
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
@@ -37,7 +32,7 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 
-IDENTITY = CompactionIdentity("cluster", "broker", 1, 0, 99, 1_700_000_000_000, 10**9)
+IDENTITY = OutputIdentity("cluster", "broker", 1, 0, 99, 1_700_000_000_000, 10**9)
 QUEUES = [QueueKey(f"topic{number}", number % 2, 0) for number in range(6)]
 LMQ = QueueKey("%LMQ%a", 0, 0)
 SMALL = CompactionLimits(
@@ -73,14 +68,14 @@ def archive(
     return store
 
 
-def options(directory: Path, **others: object) -> CompactionOptions:
+def options(directory: Path, **others: object) -> RewriteOptions:
     values = {"spool_bytes_max": 10**7, "codec": BlockCodec(block_bytes=600)} | others
-    return CompactionOptions(directory, wait=lambda _seconds: None, **values)  # type: ignore[arg-type]
+    return RewriteOptions(directory, wait=lambda _seconds: None, **values)  # type: ignore[arg-type]
 
 
 def compacted(
-    store: ObjectStore, candidates: Candidates, plan: CompactionPlan | None, directory: Path, **others: object
-) -> CompactionResult:
+    store: ObjectStore, candidates: Candidates, plan: RewritePlan | None, directory: Path, **others: object
+) -> RewriteResult:
     assert plan is not None
     result = compact(store, candidates, plan, IDENTITY, options(directory, **others))
     assert not any(directory.iterdir()), "the spool is empty again"
@@ -107,10 +102,8 @@ def test_level_1_keeps_every_row_of_every_queue(tmp_path: Path, seed: int, memor
 def test_larger_sources_are_read_once_for_as_many_iterations_as_fit_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int
 ) -> None:
-    monkeypatch.setattr("rocketmq_tiered.maintenance.compaction_sources.WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(
-        "rocketmq_tiered.maintenance.compaction_sources.key_bytes_guess", lambda rows: 24 * rows + 64
-    )
+    monkeypatch.setattr("tiered.archive.rewrite.sources.WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr("tiered.archive.rewrite.sources.key_bytes_guess", lambda rows: 24 * rows + 64)
     store = archive(cycles=10, gaps=False, body=3000)
     before = archived_candidates(store)
     plan = plan_level_1(before, replace(SMALL, memory_bytes=40_000, split_bytes=10**6, set_bytes_max=50_000))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
-from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
 from rocketmq_tiered.maintenance.expire import LIST_ENTRIES_MAX, Erasure, ExpiryPass, commit_pass, plan_pass
 from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
 from tests.formats.golden_archive import GOLDEN
 from tests.sweeps import examples
+from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -200,7 +200,7 @@ def test_a_pass_during_a_compaction_changes_nothing(tmp_path: Path) -> None:
     found = plan_pass(store, state, rule, clock=lambda: store.now_ms)
     limits = CompactionLimits(split_bytes=1 << 20)
     (planned, *_) = plan_rounds(store, state, limits, before_version=state.version + 1)
-    assert run_round(store, state, planned, CompactionOptions(tmp_path, 1 << 24), clock=lambda: store.now_ms)
+    assert run_round(store, state, planned, RewriteOptions(tmp_path, 1 << 24), clock=lambda: store.now_ms)
     commit_pass(store, state, found, clock=lambda: store.now_ms)
     assert not found.is_committed
     again, _ = expire(store)

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
-from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tiered.archive.rewrite.result import RewriteOptions
 from tiered.catalog.catalog_reader import load
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
@@ -38,7 +38,7 @@ def compact(archive: ObjectStore, spool: Path) -> None:
     planned = next(
         plan_rounds(archive, state, CompactionLimits(), before_version=1 << 40, is_wanted=lambda *_: True)
     )
-    options = CompactionOptions(spool, 1 << 30)
+    options = RewriteOptions(spool, 1 << 30)
     assert run_round(archive, state, planned, options, clock=archive.clock_ms) is not None
 
 

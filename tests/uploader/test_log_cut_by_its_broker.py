@@ -14,11 +14,11 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
-from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
 from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.uploader.living_broker import LivingBroker, offloader_of
+from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.segment_reader import SegmentCache
 from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog
@@ -108,7 +108,7 @@ def test_what_compaction_joined_is_cut_as_the_log_is(
     archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
     before = load(archive)
     limits = CompactionLimits()
-    options = CompactionOptions(tmp_path / "spool", 1 << 30)
+    options = RewriteOptions(tmp_path / "spool", 1 << 30)
     planned = next(plan_rounds(archive, before, limits, before_version=1 << 40))
     assert run_round(archive, before, planned, options, clock=archive.clock_ms) is not None
     joined = load(archive)

@@ -19,17 +19,12 @@ from rocketmq_tiered.maintenance.compaction_job import (
     dry_run,
     in_flight_bytes,
 )
-from rocketmq_tiered.maintenance.compaction_plan import Candidates, CompactionPlan, OutputPart
-from rocketmq_tiered.maintenance.compaction_run import (
-    CompactionCost,
-    CompactionIdentity,
-    CompactionOptions,
-    CompactionResult,
-    write_outputs,
-)
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.spark.jobs.archive_target import ArchiveTarget
 from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
+from tiered.archive.rewrite.outputs import rewrite
+from tiered.archive.rewrite.plan import Candidates, OutputPart, RewritePlan
+from tiered.archive.rewrite.result import OutputIdentity, RewriteCost, RewriteOptions, RewriteResult
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
 from tiered.formats.segment import BlockCodec
@@ -52,8 +47,8 @@ class CompactTask:
 
     target: ArchiveTarget
     candidates: Candidates
-    plan: CompactionPlan
-    identity: CompactionIdentity
+    plan: RewritePlan
+    identity: OutputIdentity
     codec: BlockCodec
     spool: str
     spool_bytes: int
@@ -98,9 +93,7 @@ def compact(
         runner = tasks or SparkTasks(spark() if callable(spark) else spark)
         writer = _Distributed(ArchiveTarget(url, options), runner, settings.compaction.memory_bytes)
         codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-        place = CompactionOptions(
-            Path(spool), settings.compaction.spool_bytes, codec, in_flight_bytes(settings)
-        )
+        place = RewriteOptions(Path(spool), settings.compaction.spool_bytes, codec, in_flight_bytes(settings))
         found = compact_archive(
             archive.store, state, settings, place, prices, report=report, write=writer.write
         )
@@ -117,11 +110,11 @@ class _Distributed:
         self,
         store: ObjectStore,
         candidates: Candidates,
-        plan: CompactionPlan,
-        identity: CompactionIdentity,
-        options: CompactionOptions,
-    ) -> CompactionResult:
-        """As write_outputs."""
+        plan: RewritePlan,
+        identity: OutputIdentity,
+        options: RewriteOptions,
+    ) -> RewriteResult:
+        """As rewrite."""
         groups = list(output_groups(plan, self._task_bytes))
         tasks = [
             CompactTask(
@@ -130,7 +123,7 @@ class _Distributed:
             )
             for group in groups
         ]  # fmt: skip
-        results: list[CompactionResult] = []
+        results: list[RewriteResult] = []
         step, done_bytes = TASKS_PER_STAGE * self._runner.parallelism, 0
         for first in range(0, len(tasks), step):
             some = tasks[first : first + step]
@@ -140,16 +133,16 @@ class _Distributed:
         return joined_results(candidates, tasks, results)
 
 
-def write_in_task(task: CompactTask) -> CompactionResult:
+def write_in_task(task: CompactTask) -> RewriteResult:
     """In a worker: write the outputs of ``task``. A repeated task finds the keys of its predecessor taken, and uses
     others."""
     spool = Path(task.spool or tempfile.gettempdir())
     with task.target.open(task.identity.cluster, task.identity.broker) as archive:
-        options = CompactionOptions(spool, task.spool_bytes, task.codec)
-        return write_outputs(archive, task.candidates, task.plan, task.identity, options)
+        options = RewriteOptions(spool, task.spool_bytes, task.codec)
+        return rewrite(archive, task.candidates, task.plan, task.identity, options)
 
 
-def output_groups(plan: CompactionPlan, task_bytes: int) -> Iterator[set[int]]:
+def output_groups(plan: RewritePlan, task_bytes: int) -> Iterator[set[int]]:
     """Outputs of ``plan``, in groups of about ``task_bytes`` of neighbours, which share sources."""
     sizes = np.zeros(len(plan.outputs), np.int64)
     for iteration in plan.iterations:
@@ -167,9 +160,7 @@ def output_groups(plan: CompactionPlan, task_bytes: int) -> Iterator[set[int]]:
         yield group
 
 
-def part_of(
-    candidates: Candidates, plan: CompactionPlan, outputs: set[int]
-) -> tuple[Candidates, CompactionPlan]:
+def part_of(candidates: Candidates, plan: RewritePlan, outputs: set[int]) -> tuple[Candidates, RewritePlan]:
     """What is needed for ``outputs``. These keep their numbers, and so their keys."""
     iterations = [[part for part in iteration if part.output in outputs] for iteration in plan.iterations]
     iterations = [iteration for iteration in iterations if iteration]
@@ -204,15 +195,15 @@ def _renumbered(part: OutputPart, used: np.ndarray[tuple[int], np.dtype[np.int64
 
 
 def joined_results(
-    candidates: Candidates, tasks: Sequence[CompactTask], results: Sequence[CompactionResult]
-) -> CompactionResult:
+    candidates: Candidates, tasks: Sequence[CompactTask], results: Sequence[RewriteResult]
+) -> RewriteResult:
     """One result, whose runs refer to the queues of ``candidates``."""
     numbers = {queue: number for number, queue in enumerate(candidates.queues)}
     runs: list[Table] = []
     objects: list[Table] = []
     keys: list[str] = []
     abandoned: list[str] = []
-    cost = CompactionCost()
+    cost = RewriteCost()
     for task, result in zip(tasks, results, strict=True):
         own = np.array([numbers[queue] for queue in task.candidates.queues], np.uint32)
         mine, places = result.runs.copy(), result.objects.copy()
@@ -224,10 +215,10 @@ def joined_results(
         keys += result.object_keys
         abandoned += result.abandoned
         cost += result.cost
-    return CompactionResult(
+    return RewriteResult(
         concatenated(runs, RUN_DTYPE), concatenated(objects, OBJECT_DTYPE), keys, abandoned, cost
     )
 
 
-def _message_bytes(plan: CompactionPlan) -> int:
+def _message_bytes(plan: RewritePlan) -> int:
     return sum(part.message_bytes for iteration in plan.iterations for part in iteration)

@@ -13,11 +13,11 @@ from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import READ_AT_ONCE, KeyQuery
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
-from rocketmq_tiered.maintenance.compaction_run import CompactionOptions
 from rocketmq_tiered.maintenance.expire import Erasure, commit_pass, plan_pass
 from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.sweeps import sweep
+from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.writer_limits import CatalogLimits
@@ -117,7 +117,7 @@ def test_messages_of_compacted_objects_are_found_without_reading_all_tails(tmp_p
     index_builder(store, archive).run_to_end(threading.Event())
     limits = CompactionLimits(split_bytes=1000, block_bytes=600, object_bytes_max=1 << 20, row_bytes=0)
     (planned,) = plan_rounds(store, load(store), limits, before_version=1 << 40)
-    options = CompactionOptions(tmp_path, 1 << 20)
+    options = RewriteOptions(tmp_path, 1 << 20)
     assert run_round(store, load(store), planned, options, clock=lambda: NOW_MS) is not None
     for is_collected in (False, True):
         if is_collected:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocketmq_tiered.maintenance.iteration_spool import (
+from tiered.archive.rewrite.spool import (
     CHUNK_DTYPE,
     FOUND_DTYPE,
     PIECES_MAX,

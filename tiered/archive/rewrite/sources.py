@@ -1,4 +1,4 @@
-"""Reads what the iterations of a compaction need: rows, keys, stored blocks and records of pieces of runs.
+"""Reads what the iterations of a rewrite need: rows, keys, stored blocks and records of pieces of runs.
 
 Iterations are as large as memory, and a source has a few kilobytes for each. So a source is read and opened once for a
 *window*, as many iterations as the disk has room for, and a spool keeps what each of them gets.
@@ -16,15 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.compaction_plan import (
-    PIECE_DTYPE,
-    READERS_MAX,
-    Candidates,
-    OutputPart,
-    length_of,
-)
-from rocketmq_tiered.maintenance.iteration_spool import FoundPieces, IterationSpool
-from rocketmq_tiered.maintenance.opened_sources import (
+from tiered.archive.key_section_reader import key_bytes_guess
+from tiered.archive.rewrite.opened import (
     COPIED_RAW_BYTES_MIN,
     WANTED_DTYPE,
     Chunks,
@@ -34,7 +27,8 @@ from rocketmq_tiered.maintenance.opened_sources import (
     Taking,
     queue_hashes,
 )
-from tiered.archive.key_section_reader import key_bytes_guess
+from tiered.archive.rewrite.plan import PIECE_DTYPE, READERS_MAX, Candidates, OutputPart, length_of
+from tiered.archive.rewrite.spool import FoundPieces, IterationSpool
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import KeySection, SegmentIndex
@@ -61,7 +55,7 @@ ROW_BYTES, PIECE_BYTES = 64, 64
 """In the spool, beside messages."""
 
 
-class CompactionSources:
+class Sources:
     """The objects that a compaction reads. ``spooled``: a file of up to ``spool_bytes_max``. ``in_flight_bytes``: of
     reads in progress, at most."""
 
@@ -232,7 +226,7 @@ class _ObjectBytes:
 
     def __init__(
         self,
-        sources: CompactionSources,
+        sources: Sources,
         key: str,
         size_bytes: int,
         end: memoryview,

@@ -1,4 +1,4 @@
-"""What is taken out of opened sources of a compaction: rows, keys, stored blocks and records of pieces of runs.
+"""What is taken out of opened sources: rows, keys, stored blocks and records of pieces of runs.
 
 A block that only one piece uses stays as it is stored. Any other one is decoded, one at a time, and its records are
 distributed over the pieces. Small objects are opened together, and all work is on the tables of all of them: a call for
@@ -16,8 +16,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from rocketmq_tiered.maintenance.compaction_plan import PIECE_DTYPE, Candidates
-from rocketmq_tiered.maintenance.iteration_spool import CHUNK_DTYPE, FOUND_DTYPE, ROW_DTYPE, FoundPieces
+from tiered.archive.rewrite.plan import PIECE_DTYPE, Candidates
+from tiered.archive.rewrite.spool import CHUNK_DTYPE, FOUND_DTYPE, ROW_DTYPE, FoundPieces
 from tiered.errors import CorruptionError
 from tiered.formats.segment import SHARED_BLOCK_BYTES
 from tiered.formats.segment_index import (

@@ -1,4 +1,4 @@
-"""Carries out a compaction plan: reads the sources, writes the outputs, puts them. Commits nothing.
+"""Carries out the plan of a rewrite: reads the sources, writes the outputs, puts them. Commits nothing.
 
 An output grows in a local file and is put when it is complete: an SO at once, an SSO when its last iteration has
 ended. Joined objects (level 2) are copied by the store, and only their keys and tail are sent. After a PUT without a
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,15 +19,18 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketmq_tiered.maintenance.compaction_plan import (
-    PIECE_DTYPE,
-    Candidates,
-    CompactionPlan,
-    OutputPart,
-    sequence_bounds,
+from tiered.archive.rewrite.plan import PIECE_DTYPE, Candidates, OutputPart, RewritePlan, sequence_bounds
+from tiered.archive.rewrite.result import (
+    OutputIdentity,
+    RewriteCost,
+    RewriteOptions,
+    RewriteResult,
+    check_totals,
+    key_of,
+    spool_bytes,
 )
-from rocketmq_tiered.maintenance.compaction_sources import IN_FLIGHT_BYTES, CompactionSources
-from rocketmq_tiered.maintenance.iteration_spool import FoundPieces
+from tiered.archive.rewrite.sources import Sources
+from tiered.archive.rewrite.spool import FoundPieces
 from tiered.errors import (
     FULL_ERRNOS,
     CorruptionError,
@@ -37,8 +39,7 @@ from tiered.errors import (
     UnansweredError,
     UsageError,
 )
-from tiered.formats.keys import data_key, set_key
-from tiered.formats.segment import BlockCodec, SegmentMeta
+from tiered.formats.segment import SegmentMeta
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES, SEGMENT_MAJOR, SEGMENT_MINOR, encode_header
 from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
@@ -57,106 +58,16 @@ BATCH_ROWS = 16_384
 """Rows of whole runs that are added together, or of one run."""
 
 
-@dataclass(frozen=True)
-class CompactionIdentity:
-    """In the keys and footers of the outputs. ``first_attempt``: no other writer of this epoch uses attempts from
-    here on.
-
-    ``catalog_version``: the newest version known. ``created_ms``: now.
-    """
-
-    cluster: str
-    broker: str
-    epoch: int
-    history: int
-    catalog_version: int
-    created_ms: int
-    first_attempt: int
+Rewrite = Callable[[ObjectStore, Candidates, RewritePlan, OutputIdentity, RewriteOptions], RewriteResult]
 
 
-@dataclass(frozen=True)
-class CompactionOptions:
-    """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``in_flight_bytes``: of reads in
-    progress. ``report`` gets the message bytes that
-    are done; ``release`` is called when tables have been freed. ``announce`` gets the key of a later attempt before it
-    is put: it is garbage if the compaction dies."""
-
-    spool_directory: Path
-    spool_bytes_max: int
-    codec: BlockCodec = field(default_factory=BlockCodec)
-    in_flight_bytes: int = IN_FLIGHT_BYTES
-    release: Callable[[], object] = lambda: None
-    wait: Callable[[float], object] = time.sleep
-    report: Callable[[int], None] = lambda done_bytes: None
-    announce: Callable[[str], object] = lambda key: None
-
-
-@dataclass
-class CompactionCost:
-    """Requests and bytes of a compaction."""
-
-    gets: int = 0
-    bytes_read: int = 0
-    bytes_sent: int = 0
-    bytes_copied: int = 0
-
-    def __add__(self, other: CompactionCost) -> CompactionCost:
-        return CompactionCost(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
-
-
-@dataclass(frozen=True)
-class CompactionResult:
-    """New runs (RUN_DTYPE), of their outputs' versions, and objects (OBJECT_DTYPE).
-
-    ``runs["queue"]`` indexes the queues of the candidates. ``abandoned``: keys of PUTs without a response.
-    """
-
-    runs: Table
-    objects: Table
-    object_keys: list[str]
-    abandoned: list[str]
-    cost: CompactionCost
-
-
-def output_keys(candidates: Candidates, plan: CompactionPlan, identity: CompactionIdentity) -> list[str]:
-    """The key of each output's first attempt: known before anything is written."""
-    first: dict[int, int] = {}
-    for iteration in plan.iterations:
-        for part in iteration:
-            first.setdefault(part.output, int(part.pieces["run"][0]))
-    return [
-        _key(candidates, plan, identity, output, first[output], output) for output in range(len(plan.outputs))
-    ]
-
-
-def spool_bytes(candidates: Candidates, plan: CompactionPlan) -> int:
-    """Disk that the outputs of ``plan`` take at most: all set objects, and the largest stream object."""
-    if plan.copies:
-        return 0
-    alone = 0
-    shared: dict[int, int] = {}
-    for iteration in plan.iterations:
-        for part in iteration:
-            size = int(candidates.runs["byte_count"][part.pieces["run"]].sum())
-            if plan.outputs[part.output].is_set:
-                shared[part.output] = shared.get(part.output, 0) + size
-            else:
-                alone = max(alone, size)
-    return alone + max(shared.values(), default=0)
-
-
-WriteOutputs = Callable[
-    [ObjectStore, Candidates, CompactionPlan, CompactionIdentity, CompactionOptions], CompactionResult
-]
-
-
-def write_outputs(
+def rewrite(
     store: ObjectStore,
     candidates: Candidates,
-    plan: CompactionPlan,
-    identity: CompactionIdentity,
-    options: CompactionOptions,
-) -> CompactionResult:
+    plan: RewritePlan,
+    identity: OutputIdentity,
+    options: RewriteOptions,
+) -> RewriteResult:
     """Write and put all outputs of ``plan``. Raises UsageError if the spool is too small, StoreFullError if its disk is
     full, CorruptionError if a source is not what the catalog says, or the store's errors; what was put until then is
     garbage."""
@@ -170,11 +81,11 @@ def write_outputs(
     options.spool_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compaction-", dir=options.spool_directory) as directory:
         spool = Path(directory)
-        sources = CompactionSources(
+        sources = Sources(
             store, candidates, spool / "sources", options.spool_bytes_max - needed, options.in_flight_bytes,
         )  # fmt: skip
         try:
-            run = _Compaction(store, candidates, plan, identity, options, sources, spool)
+            run = _Rewriting(store, candidates, plan, identity, options, sources, spool)
             return run.join() if plan.copies else run.rewrite()
         except OSError as error:
             if error.errno not in FULL_ERRNOS:
@@ -190,11 +101,11 @@ def write_outputs(
 def compact(
     store: ObjectStore,
     candidates: Candidates,
-    plan: CompactionPlan,
-    identity: CompactionIdentity,
-    options: CompactionOptions,
-    write: WriteOutputs = write_outputs,
-) -> CompactionResult:
+    plan: RewritePlan,
+    identity: OutputIdentity,
+    options: RewriteOptions,
+    write: Rewrite = rewrite,
+) -> RewriteResult:
     """``write`` all outputs of ``plan``, and check that no queue has changed. Raises as it, and
     CorruptionError."""
     result = write(store, candidates, plan, identity, options)
@@ -217,17 +128,17 @@ class _Open:
         return [FileRange(str(self.path), 0, HEADER_BYTES + segment.blocks_bytes)]
 
 
-class _Compaction:
+class _Rewriting:
     """One plan being carried out."""
 
     def __init__(
         self,
         store: ObjectStore,
         candidates: Candidates,
-        plan: CompactionPlan,
-        identity: CompactionIdentity,
-        options: CompactionOptions,
-        sources: CompactionSources,
+        plan: RewritePlan,
+        identity: OutputIdentity,
+        options: RewriteOptions,
+        sources: Sources,
         spool: Path,
     ) -> None:
         self._store = store
@@ -251,9 +162,9 @@ class _Compaction:
         self._objects: list[NDArray[Any]] = []
         self._keys: list[str] = []
         self._abandoned: list[str] = []
-        self._cost = CompactionCost()
+        self._cost = RewriteCost()
 
-    def rewrite(self) -> CompactionResult:
+    def rewrite(self) -> RewriteResult:
         """Level 1: iteration by iteration."""
         done_bytes = 0
         shared: dict[int, _Open] = {}
@@ -274,7 +185,7 @@ class _Compaction:
                 del found, pieces
         return self._result()
 
-    def join(self) -> CompactionResult:
+    def join(self) -> RewriteResult:
         """Level 2: output by output, whose blocks the store copies."""
         done_bytes = 0
         for (part,) in self._plan.iterations:
@@ -360,7 +271,7 @@ class _Compaction:
             number = part.output
             if again:
                 number, self._attempts = self._attempts, self._attempts + 1
-            key = _key(
+            key = key_of(
                 self._candidates, self._plan, self._identity, part.output, int(part.pieces["run"][0]), number
             )
             segment = writer.finish(self._meta(number))
@@ -405,65 +316,15 @@ class _Compaction:
         self._objects.append(row)
         self._keys.append(key)
 
-    def _result(self) -> CompactionResult:
+    def _result(self) -> RewriteResult:
         self._cost.gets, self._cost.bytes_read = self._sources.gets, self._sources.bytes_read
-        return CompactionResult(
+        return RewriteResult(
             runs=concatenated(self._runs, RUN_DTYPE), objects=concatenated(self._objects, OBJECT_DTYPE),
             object_keys=self._keys, abandoned=self._abandoned, cost=self._cost,
         )  # fmt: skip
 
 
-def check_totals(candidates: Candidates, plan: CompactionPlan, new: Table) -> None:
-    """Raises CorruptionError unless every queue has the same begin, end, offsets, rows and bytes in ``new`` as in the
-    runs that the plan moves."""
-    moved = np.zeros(len(candidates.runs), bool)
-    for step in plan.iterations:
-        for part in step:
-            moved[part.pieces["run"]] = True
-    queues = len(candidates.queues)
-    before, after = _totals(candidates.runs, moved, queues), _totals(new, np.ones(len(new), bool), queues)
-    changed = np.flatnonzero((before != after).any(axis=1))
-    if len(changed):
-        number = int(changed[0])
-        raise CorruptionError(
-            f"compaction would change {candidates.queues[number]} from {before[number].tolist()} to "
-            f"{after[number].tolist()} (begin, end, offsets, rows, bytes)"
-        )
-
-
-def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.int64]:
-    """A row of totals for each queue; zeros where nothing moved."""
-    queue = runs["queue"][moved].astype(np.intp)  # numpy is slow at other indexes, and at columns of a matrix
-    begin, end, offsets, rows, byte_count = found = np.zeros((5, queues), np.int64)
-    base, last = runs["base_queue_offset"][moved], runs["end_queue_offset"][moved]
-    begin[queue] = np.iinfo(np.int64).max
-    np.minimum.at(begin, queue, base)
-    np.maximum.at(end, queue, last)
-    np.add.at(offsets, queue, last - base)
-    np.add.at(rows, queue, runs["rows"][moved])
-    np.add.at(byte_count, queue, runs["byte_count"][moved])
-    return found.T
-
-
-def _key(
-    candidates: Candidates,
-    plan: CompactionPlan,
-    identity: CompactionIdentity,
-    output: int,
-    run: int,
-    number: int,
-) -> str:
-    """The key of attempt ``number`` for an output that begins in ``run``."""
-    attempt = identity.first_attempt + number
-    row = candidates.runs[run]
-    if plan.outputs[output].is_set:
-        batch = f"{plan.first_version}_{plan.last_version}_{output}"
-        return set_key(batch, identity.epoch, attempt)
-    queue = candidates.queues[int(row["queue"])]
-    return data_key(queue, int(row["base_queue_offset"]), identity.epoch, attempt)
-
-
-def _sequence_heads(candidates: Candidates, plan: CompactionPlan) -> tuple[NDArray[np.int64], Table]:
+def _sequence_heads(candidates: Candidates, plan: RewritePlan) -> tuple[NDArray[np.int64], Table]:
     """The first runs of the sequences of sets and of joined objects, and the heads (RUN_DTYPE) of their outputs'
     runs."""
     pieces: dict[int, list[NDArray[Any]]] = {}

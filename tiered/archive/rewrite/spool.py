@@ -1,4 +1,4 @@
-"""Keeps what sources have for each iteration of a compaction: in memory up to a limit, and then in a file.
+"""Keeps what sources have for each iteration: in memory up to a limit, and then in a file.
 
 Pieces come source by source, and are wanted iteration by iteration. All work is on tables, whatever the number of
 pieces: a piece of an archive with many queues often has one message.

@@ -1,0 +1,1 @@
+"""Rewrites objects: row ranges in, objects out, in iterations of bounded memory."""

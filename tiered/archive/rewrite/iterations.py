@@ -1,0 +1,229 @@
+"""Distributes sequences of runs over outputs, and their rows over iterations of bounded memory. Pure.
+
+An iteration takes sequences until memory is full; what does not fit begins the next one. An output of one queue ends
+with its iteration, a set continues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.archive.rewrite.plan import (
+    LMQ_ROWS_PER_CUT,
+    PIECE_DTYPE,
+    READERS_MAX,
+    Candidates,
+    OutputPart,
+    PlannedOutput,
+    RewriteLimits,
+    RewritePlan,
+    Sequences,
+)
+from tiered.model.tables import RunKind, Table, concatenated
+
+
+def with_iterations(
+    plan: RewritePlan,
+    candidates: Candidates,
+    limits: RewriteLimits,
+    sequences: Sequences,
+    is_alone: NDArray[np.bool_],
+) -> RewritePlan:
+    """``plan`` with the outputs and iterations of ``sequences``; those that are ``is_alone`` get outputs of their own.
+    Raises ValueError if a run that cannot be cut exceeds the memory."""
+    return _Filling(candidates, limits, sequences).fill(plan, is_alone)
+
+
+class _Filling:
+    """Distributes sequences over outputs and iterations."""
+
+    def __init__(self, candidates: Candidates, limits: RewriteLimits, sequences: Sequences) -> None:
+        self._limits = limits
+        tables = len(candidates.runs) * limits.table_bytes
+        largest = int(candidates.objects["size_bytes"].max(initial=0))
+        in_flight = min(limits.in_flight_bytes, READERS_MAX * largest)
+        self._memory_bytes = max(limits.memory_bytes // 4, limits.memory_bytes - tables - in_flight)
+        self._sequences = sequences
+        self._candidates = candidates
+        size, rows, kind = (candidates.runs[name][sequences.order] for name in ("byte_count", "rows", "kind"))
+        self._is_lmq = kind == RunKind.LMQ
+        self._length = np.where(self._is_lmq, rows, size)
+        memory = size + rows * limits.row_bytes + limits.run_bytes
+        # Sums are floats: numpy would convert whole arrays of integers at each search.
+        self._memory, self._size, self._rows = (
+            np.concatenate([[0.0], np.cumsum(column, dtype=np.float64)]) for column in (memory, size, rows)
+        )
+        self._sequence_sums = self._size[sequences.first], self._rows[sequences.first]
+        self._outputs: list[PlannedOutput] = []
+        self._iterations: list[list[OutputPart]] = []
+        self._alone: list[OutputPart] = []
+        self._shared: dict[int, list[Table]] = {}
+        self._used_bytes = 0.0
+        self._set_bytes = self._set_rows = 0.0
+        self._set: int | None = None
+        self._set_queue = -1
+
+    def fill(self, plan: RewritePlan, is_alone: NDArray[np.bool_]) -> RewritePlan:
+        """``plan`` with outputs and iterations."""
+        sequences = self._sequences
+        # Consecutive sequences of one kind of output are placed together: an archive may have thousands of queues.
+        kinds = np.stack([is_alone, sequences.ttl_class, sequences.version])
+        cuts = np.flatnonzero((kinds[:, 1:] != kinds[:, :-1]).any(axis=0)) + 1
+        for first, last in pairwise([0, *cuts.tolist(), len(sequences)]):
+            if first < last and is_alone[first]:
+                for number in range(first, last):
+                    self._place(number, None)
+            elif first < last:
+                self._fill_sets(first, last)
+        self._end_iteration()
+        return replace(plan, outputs=self._outputs, iterations=self._iterations)
+
+    def _fill_sets(self, number: int, last: int) -> None:
+        """Place sequences [number, last) in sets, each of which begins with another queue than the one before."""
+        sequences, limits = self._sequences, self._limits
+        wanted = self._output(number, is_set=True)
+        queue = sequences.queue[number:last]
+        begins = number + np.flatnonzero(np.diff(queue.astype(np.int64), prepend=self._set_queue))
+        self._set_queue = int(queue[-1])
+        size, rows = self._sequence_sums
+        if self._set is None or self._outputs[self._set] != wanted:
+            self._begin_set(wanted)
+        while number < last:
+            # The first sequence that does not fit, at least one of a new set; the set ends before the next queue.
+            rooms = (
+                (size, limits.set_bytes_max - self._set_bytes),
+                (rows, limits.object_rows_max - self._set_rows),
+            )
+            fits = (int(np.searchsorted(sums, sums[number] + room, side="right")) - 1 for sums, room in rooms)
+            end_min = number if self._set_rows or self._set_bytes else number + 1
+            at = int(np.searchsorted(begins, max(end_min, min(fits))))
+            end = int(begins[at]) if at < len(begins) else last
+            self._place_all(number, end)
+            self._set_bytes += size[end] - size[number]
+            self._set_rows += rows[end] - rows[number]
+            number = end
+            if number < last:
+                self._begin_set(wanted)
+
+    def _begin_set(self, output: PlannedOutput) -> None:
+        self._set, self._set_bytes, self._set_rows = self._new_output(output), 0.0, 0.0
+
+    def _place_all(self, number: int, last: int) -> None:
+        """All runs of sequences [number, last) in the set, whole ones together."""
+        first, shared = self._sequences.first, self._set
+        assert shared is not None
+        while number < last:
+            at = int(first[number])
+            room = self._memory_bytes - self._used_bytes
+            end_at = self._whole_runs(self._memory, at, 0.0, room, int(first[last]))
+            whole = int(np.searchsorted(first, end_at, side="right")) - 1
+            if whole > number:
+                end_at = int(first[whole])
+                self._add(OutputPart(shared, self._pieces(at, 0, end_at, 0)), is_set=True)
+                self._used_bytes += self._cost_of(at, 0, end_at, 0)
+                number = whole
+            else:
+                self._place(number, shared)
+                number += 1
+
+    def _output(self, number: int, *, is_set: bool) -> PlannedOutput:
+        sequences = self._sequences
+        return PlannedOutput(is_set, int(sequences.ttl_class[number]), int(sequences.version[number]))
+
+    def _new_output(self, output: PlannedOutput) -> int:
+        self._outputs.append(output)
+        return len(self._outputs) - 1
+
+    def _place(self, number: int, shared: int | None) -> None:
+        """All runs of a sequence, from the room that is left on. ``shared``: the set output they belong to."""
+        at, last = int(self._sequences.first[number]), int(self._sequences.first[number + 1])
+        begin = 0
+        while at < last:
+            end_at, end = self._fitting(at, begin, last, is_set=shared is not None)
+            if (end_at, end) == (at, begin):
+                self._end_iteration()
+                continue
+            pieces = self._pieces(at, begin, end_at, end)
+            output = self._new_output(self._output(number, is_set=False)) if shared is None else shared
+            self._add(OutputPart(output, pieces), is_set=shared is not None)
+            self._used_bytes += self._cost_of(at, begin, end_at, end)
+            at, begin = end_at, end
+
+    def _fitting(self, at: int, begin: int, last: int, *, is_set: bool) -> tuple[int, int]:
+        """Where the runs from ``at``, ``begin`` on no longer fit: whole runs, then a cut inside one."""
+        room = self._memory_bytes - self._used_bytes
+        end_at = self._whole_runs(self._memory, at, begin * self._each(self._memory, at), room, last)
+        if not is_set:
+            size_room = self._limits.object_bytes_max
+            end_at = min(end_at, self._whole_runs(self._size, at, float(begin), size_room, last))
+            rows_before = begin * self._each(self._rows, at)
+            end_at = min(
+                end_at, self._whole_runs(self._rows, at, rows_before, self._limits.object_rows_max, last)
+            )
+        else:
+            size_room = self._memory_bytes
+        if end_at > at:
+            begin, room = 0, room - self._cost_of(at, begin, end_at, 0)
+            size_room -= int(self._size[end_at] - self._size[at])
+        if end_at == last:
+            return last, 0
+        unit = LMQ_ROWS_PER_CUT if self._is_lmq[end_at] else self._limits.block_bytes
+        if unit:
+            fits = min(room / max(self._each(self._memory, end_at), 1e-9), max(0, size_room))
+            if not is_set:
+                rows = float(self._rows[end_at] - self._rows[at]) - (rows_before if end_at > at else 0.0)
+                rows_room = self._limits.object_rows_max - rows
+                fits = min(fits, max(0.0, rows_room) / max(self._each(self._rows, end_at), 1e-9))
+            cut = int((begin + fits) // unit) * unit
+            if cut > begin:
+                return (end_at, cut) if cut < self._length[end_at] else (end_at + 1, 0)
+        if end_at == at and self._used_bytes == 0:
+            if not unit:
+                raise ValueError(
+                    f"a run of {int(self._length[at])} bytes exceeds the memory of {self._memory_bytes} bytes"
+                )
+            forced = begin // unit * unit + unit
+            return (at, forced) if forced < self._length[at] else (at + 1, 0)
+        return end_at, begin
+
+    def _whole_runs(self, sums: NDArray[Any], at: int, used: float, room: float, last: int) -> int:
+        """The first run from ``at`` on that does not fit as a whole into ``room``."""
+        end = int(np.searchsorted(sums, sums[at] + used + room, side="right")) - 1
+        return max(at, min(end, last))
+
+    def _each(self, sums: NDArray[Any], at: int) -> float:
+        """Of ``sums``, for each byte of run ``at``, or row of an LMQ."""
+        return float(sums[at + 1] - sums[at]) / max(int(self._length[at]), 1)
+
+    def _cost_of(self, at: int, begin: int, end_at: int, end: int) -> float:
+        cost = float(self._memory[end_at] - self._memory[at]) - begin * self._each(self._memory, at)
+        return cost + (end * self._each(self._memory, end_at) if end else 0.0)
+
+    def _pieces(self, at: int, begin: int, end_at: int, end: int) -> Table:
+        count = end_at - at + (1 if end else 0)
+        pieces = np.zeros(count, PIECE_DTYPE)
+        pieces["run"] = self._sequences.order[at : at + count]
+        pieces["end"] = self._length[at : at + count]
+        pieces["begin"][0] = begin
+        if end:
+            pieces["end"][-1] = end
+        return pieces
+
+    def _add(self, part: OutputPart, *, is_set: bool) -> None:
+        if is_set:
+            self._shared.setdefault(part.output, []).append(part.pieces)
+        else:
+            self._alone.append(part)
+
+    def _end_iteration(self) -> None:
+        if self._alone or self._shared:
+            shared = [
+                OutputPart(output, concatenated(found, PIECE_DTYPE)) for output, found in self._shared.items()
+            ]
+            self._iterations.append(self._alone + shared)
+        self._alone, self._shared, self._used_bytes = [], {}, 0.0

@@ -1,0 +1,154 @@
+"""What a rewrite is to do, as values: candidates, the ranges of rows of each iteration, and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind, Table
+
+MIB = 1024 * 1024
+READERS_MAX = 8
+"""Sources that are read at a time."""
+LMQ_ROWS_PER_CUT = 4096
+"""LMQ rows have no bytes: their runs are cut at multiples of a column page."""
+
+PIECE_DTYPE = np.dtype([
+    ("run", "<i8"),   # index into the candidates' runs
+    ("begin", "<i8"), # in the run's bytes; of an LMQ: in its rows
+    ("end", "<i8"),
+])  # fmt: skip
+"""A part of a run that one iteration moves to one output. The blocks that begin inside it belong to it."""
+
+
+@dataclass(frozen=True)
+class RewriteLimits:
+    """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``, ``run_bytes``:
+    memory of a row's columns and keys beside its message, and of a run. ``table_bytes``: memory of a run of the
+    candidates, whether its messages are in memory or not; ``in_flight_bytes``: of reads in progress, at most.
+    ``object_rows_max``: a reader fetches the columns of all rows of an object before its first message, 3 to 8 bytes
+    each."""
+
+    memory_bytes: int = 128 * MIB
+    block_bytes: int = 512 * 1024
+    object_bytes_max: int = 128 * MIB
+    object_rows_max: int = 131_072
+    set_bytes_max: int = 128 * MIB
+    row_bytes: int = 64
+    run_bytes: int = 2048
+    table_bytes: int = 0
+    in_flight_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Runs (RUN_DTYPE) and objects (OBJECT_DTYPE) of whole versions of one log history, or of some queues in them.
+
+    ``is_set``, ``is_pending`` (deletion) and ``share`` have an entry for each object, ``floors`` one for each queue.
+    ``share``: of the object's runs, that are in ``runs``; below 1 the catalog references it elsewhere too. ``covers``:
+    first versions of index files, ascending; an output never has keys of two of them.
+    """
+
+    queues: Sequence[QueueKey]
+    runs: Table
+    objects: Table
+    object_keys: Sequence[str]
+    is_set: NDArray[np.bool_]
+    floors: NDArray[np.int64]
+    is_pending: NDArray[np.bool_]
+    share: NDArray[np.float64]
+    covers: tuple[int, ...] = ()
+
+    def cover(self, versions: NDArray[Any]) -> NDArray[Any]:
+        """A number for each of ``versions``: equal for those of one index file."""
+        return np.searchsorted(np.array(self.covers, np.int64), versions, side="right")
+
+
+@dataclass(frozen=True)
+class PlannedOutput:
+    """One object to write: of one queue, or a set of many. ``version``: what its runs carry, the newest of the plan
+    that the index file of its sources covers."""
+
+    is_set: bool
+    ttl_class_days: int
+    version: int
+
+
+@dataclass(frozen=True)
+class OutputPart:
+    """What one iteration adds to output number ``output``: ``pieces`` (PIECE_DTYPE), in order."""
+
+    output: int
+    pieces: Table
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of its messages; of LMQs, which have none, rows."""
+        return int((self.pieces["end"] - self.pieces["begin"]).sum())
+
+
+@dataclass(frozen=True)
+class RewritePlan:
+    """Replaces ``sources`` (indexes of objects) by ``outputs``, in versions [first_version, last_version]. A source
+    that is referenced elsewhere stays.
+
+    ``kept``: live runs of these versions that stay where they are. Other runs of the sources are below their floor.
+    """
+
+    first_version: int
+    last_version: int
+    sources: NDArray[Any]
+    kept: NDArray[Any]
+    copies: bool = False
+    """Outputs are whole sources, one behind the other: the store copies them."""
+    outputs: list[PlannedOutput] = field(default_factory=list)
+    iterations: list[list[OutputPart]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Runs by queue and offset: ``order`` indexes the candidates' runs, sequence i is its [first[i], first[i + 1])."""
+
+    order: NDArray[Any]
+    first: NDArray[Any]
+    byte_count: NDArray[Any]
+    has_gap_behind: NDArray[np.bool_]
+    queue: NDArray[Any]
+    ttl_class: NDArray[Any]
+    version: NDArray[Any]
+    """The newest of its index file's."""
+
+    def __len__(self) -> int:
+        return len(self.byte_count)
+
+
+def length_of(runs: Table) -> NDArray[Any]:
+    """Length of each run in the unit of PIECE_DTYPE."""
+    return np.where(runs["kind"] == RunKind.LMQ, runs["rows"], runs["byte_count"])
+
+
+def sequence_bounds(runs: Table) -> list[tuple[int, int]]:
+    """[first, last) of each sequence in ``runs`` by queue and offset."""
+    before, after = runs[:-1], runs[1:]
+    is_cut = ~((before["queue"] == after["queue"]) & continues(before, after))
+    bounds = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(runs)]
+    return [(first, last) for first, last in pairwise(bounds) if first < last]
+
+
+_Columns = Table | dict[str, NDArray[Any]]
+
+
+def continues(before: _Columns, after: _Columns) -> NDArray[np.bool_]:
+    """Whether each run continues the one before it, of the same queue."""
+    continues = (after["base_queue_offset"] == before["end_queue_offset"]) & (before["kind"] == after["kind"])
+    is_lmq = before["kind"] == RunKind.LMQ
+    found: NDArray[np.bool_] = continues & (
+        is_lmq | (before["base_byte"] + before["byte_count"] == after["base_byte"])
+    )
+    return found

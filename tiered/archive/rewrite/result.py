@@ -1,0 +1,157 @@
+"""What a rewrite gets and gives beside its plan: the identity and keys of outputs, options, costs, and their check."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.archive.rewrite.plan import Candidates, RewritePlan
+from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES
+from tiered.errors import CorruptionError
+from tiered.formats.keys import data_key, set_key
+from tiered.formats.segment import BlockCodec
+from tiered.model.tables import Table
+
+
+@dataclass(frozen=True)
+class OutputIdentity:
+    """In the keys and footers of the outputs. ``first_attempt``: no other writer of this epoch uses attempts from
+    here on.
+
+    ``catalog_version``: the newest version known. ``created_ms``: now.
+    """
+
+    cluster: str
+    broker: str
+    epoch: int
+    history: int
+    catalog_version: int
+    created_ms: int
+    first_attempt: int
+
+
+@dataclass(frozen=True)
+class RewriteOptions:
+    """``spool_directory`` holds up to ``spool_bytes_max`` during the compaction. ``in_flight_bytes``: of reads in
+    progress. ``report`` gets the message bytes that
+    are done; ``release`` is called when tables have been freed. ``announce`` gets the key of a later attempt before it
+    is put: it is garbage if the compaction dies."""
+
+    spool_directory: Path
+    spool_bytes_max: int
+    codec: BlockCodec = field(default_factory=BlockCodec)
+    in_flight_bytes: int = IN_FLIGHT_BYTES
+    release: Callable[[], object] = lambda: None
+    wait: Callable[[float], object] = time.sleep
+    report: Callable[[int], None] = lambda done_bytes: None
+    announce: Callable[[str], object] = lambda key: None
+
+
+@dataclass
+class RewriteCost:
+    """Requests and bytes of a compaction."""
+
+    gets: int = 0
+    bytes_read: int = 0
+    bytes_sent: int = 0
+    bytes_copied: int = 0
+
+    def __add__(self, other: RewriteCost) -> RewriteCost:
+        return RewriteCost(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
+
+
+@dataclass(frozen=True)
+class RewriteResult:
+    """New runs (RUN_DTYPE), of their outputs' versions, and objects (OBJECT_DTYPE).
+
+    ``runs["queue"]`` indexes the queues of the candidates. ``abandoned``: keys of PUTs without a response.
+    """
+
+    runs: Table
+    objects: Table
+    object_keys: list[str]
+    abandoned: list[str]
+    cost: RewriteCost
+
+
+def output_keys(candidates: Candidates, plan: RewritePlan, identity: OutputIdentity) -> list[str]:
+    """The key of each output's first attempt: known before anything is written."""
+    first: dict[int, int] = {}
+    for iteration in plan.iterations:
+        for part in iteration:
+            first.setdefault(part.output, int(part.pieces["run"][0]))
+    return [
+        key_of(candidates, plan, identity, output, first[output], output)
+        for output in range(len(plan.outputs))
+    ]
+
+
+def spool_bytes(candidates: Candidates, plan: RewritePlan) -> int:
+    """Disk that the outputs of ``plan`` take at most: all set objects, and the largest stream object."""
+    if plan.copies:
+        return 0
+    alone = 0
+    shared: dict[int, int] = {}
+    for iteration in plan.iterations:
+        for part in iteration:
+            size = int(candidates.runs["byte_count"][part.pieces["run"]].sum())
+            if plan.outputs[part.output].is_set:
+                shared[part.output] = shared.get(part.output, 0) + size
+            else:
+                alone = max(alone, size)
+    return alone + max(shared.values(), default=0)
+
+
+def check_totals(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
+    """Raises CorruptionError unless every queue has the same begin, end, offsets, rows and bytes in ``new`` as in the
+    runs that the plan moves."""
+    moved = np.zeros(len(candidates.runs), bool)
+    for step in plan.iterations:
+        for part in step:
+            moved[part.pieces["run"]] = True
+    queues = len(candidates.queues)
+    before, after = _totals(candidates.runs, moved, queues), _totals(new, np.ones(len(new), bool), queues)
+    changed = np.flatnonzero((before != after).any(axis=1))
+    if len(changed):
+        number = int(changed[0])
+        raise CorruptionError(
+            f"compaction would change {candidates.queues[number]} from {before[number].tolist()} to "
+            f"{after[number].tolist()} (begin, end, offsets, rows, bytes)"
+        )
+
+
+def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.int64]:
+    """A row of totals for each queue; zeros where nothing moved."""
+    queue = runs["queue"][moved].astype(np.intp)  # numpy is slow at other indexes, and at columns of a matrix
+    begin, end, offsets, rows, byte_count = found = np.zeros((5, queues), np.int64)
+    base, last = runs["base_queue_offset"][moved], runs["end_queue_offset"][moved]
+    begin[queue] = np.iinfo(np.int64).max
+    np.minimum.at(begin, queue, base)
+    np.maximum.at(end, queue, last)
+    np.add.at(offsets, queue, last - base)
+    np.add.at(rows, queue, runs["rows"][moved])
+    np.add.at(byte_count, queue, runs["byte_count"][moved])
+    return found.T
+
+
+def key_of(
+    candidates: Candidates,
+    plan: RewritePlan,
+    identity: OutputIdentity,
+    output: int,
+    run: int,
+    number: int,
+) -> str:
+    """The key of attempt ``number`` for an output that begins in ``run``."""
+    attempt = identity.first_attempt + number
+    row = candidates.runs[run]
+    if plan.outputs[output].is_set:
+        batch = f"{plan.first_version}_{plan.last_version}_{output}"
+        return set_key(batch, identity.epoch, attempt)
+    queue = candidates.queues[int(row["queue"])]
+    return data_key(queue, int(row["base_queue_offset"]), identity.epoch, attempt)
