@@ -16,91 +16,49 @@ Decisions are in index_plan.py.
 
 from __future__ import annotations
 
-import mmap
-import random
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
-from operator import attrgetter
-from typing import IO, TypeVar
 
 import numpy as np
 
-from tiered.archive.index.collect import items_of_segment, pieces_of_segment
 from tiered.archive.index.footer import Covered, IndexMeta, decode_tail, joined
 from tiered.archive.index.items import ITEM_DTYPE, widest
 from tiered.archive.index.layout import Form, Shape, slot_bits_for
 from tiered.archive.index.merge import file_items, file_places, merged_items
-from tiered.archive.index.places import Places, joined_places, merged_places, pages_of, places_of_segment
-from tiered.archive.index.writer import write_index
+from tiered.archive.index.places import Places, joined_places, merged_places, pages_of
 from tiered.archive.index_shape import meta_of, shape_of
-from tiered.archive.key_section_reader import KEYS_PER_ROW, read_keys
 from tiered.archive.task import Due
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.index_refs import UNINDEXED_MAX, IndexChange, IndexRef, with_unindexed
+from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.living_runs import living_runs
-from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import Page, RunIndex
-from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
-from tiered.formats.keys import epoch_of, index_key
-from tiered.formats.segment_index import KeySection, SegmentIndex
-from tiered.model.tables import Table
+from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import IndexSettings
 from uploader.gathered_items import GatheredItems
 from uploader.index_decay import expired_offsets, mostly_expired
+from uploader.index_files import IndexFiles
+from uploader.index_input import IndexInput, Unread
 from uploader.index_plan import (
     Backlog,
     Group,
     Segment,
     combined,
-    groups_of,
     mergeable,
     oldest,
     plan_merge,
     segments_of,
 )
-from uploader.unindexed import Stale, stale_entries, without
-from uploader.work_disk import work_disk
+from uploader.unindexed import stale_entries
 
-T = TypeVar("T")
-
-FILE_OBJECTS_FACTOR = 4
-"""A new file covers at most this many times ``unindexed_objects_max`` segments, so that a process that is often killed
-makes progress."""
-UPLOAD_BYTES_PER_S_MIN = 1 << 20
-TIMEOUT_S_MIN = 60.0
 PAGES_AT_ONCE = 1024
 PAGES_BYTES = 16 << 20
 """Cached pages of the catalog."""
 BACKLOG_SEGMENTS_MAX = 32_768
 """Unindexed segments found in one pass over the catalog's pages, of about 1 KB each."""
-BYTES_PER_ITEM = 3 * ITEM_DTYPE.itemsize
-"""Memory of an item while it is sorted: itself, its place, its copy."""
-SPOOL_BYTES = 16 << 20
-"""A file up to this size is not written to disk."""
-
-
-@dataclass
-class IndexCounters:
-    """Counts so far; read by status without a lock."""
-
-    files: int = 0
-    items: int = 0
-    merges: int = 0
-    attempts_abandoned: int = 0
-    excluded: int = 0
-    """Segments that could not be read."""
-    rebuilt: int = 0
-    """Damaged files that were rebuilt."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +69,6 @@ class IndexWork:
     unindexed: Sequence[Segment] = ()
     merging: Sequence[IndexRef] = ()
     expired: Sequence[IndexRef] = ()
-
-
-@dataclass(frozen=True)
-class _Unread:
-    segment: Segment
-    error: TieredError
 
 
 class IndexBuilder:
@@ -135,24 +87,21 @@ class IndexBuilder:
         *,
         clock_ms: Callable[[], int],
         log: Callable[[str, Mapping[str, object]], None],
-        random_source: random.Random | None = None,
     ) -> None:
         self._store = store
         self._writer = writer
         self._settings = settings
         self._clock_ms = clock_ms
         self._log = log
-        self._nonce = f"{(random_source or random.SystemRandom()).getrandbits(64):016x}"
-        self._made = 0
-        self._maintenance = MaintenanceCommit(store, writer, clock_ms)
         self._run_index = RunIndex(store, cache_bytes=PAGES_BYTES)
         self._backlog = Backlog()
         self._beyond_repair: set[str] = set()
         """Index files that this process could neither read nor rebuild."""
-        self._stale: Stale = {}
         self._checked_offsets = 0
         """expired_offsets of the state whose index files were checked."""
-        self.counters = IndexCounters()
+        self._input = IndexInput(store, writer, settings, self._run_index)
+        self._files = IndexFiles(store, writer, settings, self._input, clock_ms=clock_ms, log=log)
+        self.counters = self._files.counters
         self.due = Due(every_s=None, retry_s=settings.retry_ms / 1000)
         self.problem = ""
 
@@ -197,7 +146,7 @@ class IndexBuilder:
     def step(self, state: CatalogState, work: IndexWork) -> bool:
         """Make it, and commit."""
         if work.unindexed:
-            self._build(state, self._first_group(work.unindexed))
+            self._build(state, self._input.first_group(work.unindexed))
         elif work.merging:
             self._merge_or_rebuild(state, work.merging)
         else:
@@ -206,10 +155,6 @@ class IndexBuilder:
             self._checked_offsets = expired_offsets(state)
             self._log("index files of expired messages rebuilt", {"files": len(work.expired)})
         return True
-
-    def _first_group(self, segments: Sequence[Segment]) -> Group:
-        rows_max = max(1, self._items_max // KEYS_PER_ROW)
-        return groups_of(segments, rows_max, FILE_OBJECTS_FACTOR * self._settings.unindexed_objects_max)[0]
 
     def _unindexed_versions(self, state: CatalogState) -> int:
         """Estimated versions with segments that no file covers, from memory only."""
@@ -258,11 +203,11 @@ class IndexBuilder:
     # -- a new file ---------------------------------------------------------------------------------------------
 
     def _build(self, state: CatalogState, group: Group) -> None:
-        with self._gathered() as items:
-            group, damaged, places = self._read(group, items)
+        with self._input.gathered() as items:
+            group, damaged, places = self._input.read(group, items)
             meta = group.meta(state.indexed_version + 1)
             ref = self._put_items(state, meta, items, places, group, level=0)
-        self._publish([ref], removed=(), damaged=damaged)
+        self._files.publish([ref], removed=(), damaged=damaged)
         self.counters.files += 1
         self.counters.items += ref.items
 
@@ -277,106 +222,16 @@ class IndexBuilder:
         level: int,
     ) -> IndexRef:
         form = Form(slot_bits_for(items.count), items.widths(meta.end_ms - meta.begin_ms), meta.begin_ms)
-        return self._put(state, meta, items.in_order(), pages_of(places), group.covered(), form, level=level)
-
-    def _gathered(self) -> closing[GatheredItems]:
-        return closing(GatheredItems(self._items_max, self._settings.work_dir))
-
-    @property
-    def _spool_bytes(self) -> int:
-        """In memory twice while it is sent, and its items once while it is written."""
-        return min(SPOOL_BYTES, self._settings.memory_bytes // 4)
-
-    @property
-    def _items_max(self) -> int:
-        return self._settings.memory_bytes // BYTES_PER_ITEM
-
-    def _read(self, group: Group, items: GatheredItems) -> tuple[Group, list[_Unread], Places]:
-        """Add the items of the first versions of ``group`` to ``items``: at least one version, and as many as memory
-        allows, since the number of keys is known only now. Returns these versions, the damaged segments, and the places
-        of the others."""
-        taken, damaged, places = Group(), list[_Unread](), list[Places]()
-        for _, segments in groupby(group.segments, key=attrgetter("version")):
-            of_version = list(segments)
-            if taken.segments:
-                read = self._gather_if_few(items, of_version)
-                if read is None:
-                    break
-            else:
-                read = [self._tried(segment, partial(self._gather, items, segment)) for segment in of_version]
-            taken.segments += of_version
-            damaged += [found for found in read if isinstance(found, _Unread)]
-            places += [found for found in read if isinstance(found, Places)]
-        return taken, damaged, joined_places(places)
-
-    def _gather(
-        self, items: GatheredItems, segment: Segment, index: SegmentIndex, keys: KeySection
-    ) -> Places:
-        """Add the items of ``segment``, which may exceed the memory; returns its places."""
-        pieces = pieces_of_segment(index, keys, segment.ordinals, self._items_max)
-        with work_disk(self._settings.work_dir, "a temporary index file"):
-            if len(keys.hashes) > self._items_max:
-                items.add_all_or_none(pieces)
-            else:
-                for piece in list(pieces):
-                    items.add(piece)
-        return places_of_segment(index, segment.ordinals)
-
-    def _gather_if_few(
-        self, items: GatheredItems, segments: Sequence[Segment]
-    ) -> list[Places | _Unread] | None:
-        """Add the items of all ``segments``, or, without memory for them, none: then None. Returns their places."""
-        room = self._items_max - items.count
-        found: list[tuple[Table, Places] | _Unread] = []
-        for segment in segments:
-            some = self._tried(segment, partial(_items_if_few, segment, room)) if room > 0 else None
-            if some is None:
-                return None
-            found.append(some)
-            room -= 0 if isinstance(some, _Unread) else len(some[0])
-        for some in found:
-            if not isinstance(some, _Unread):
-                items.add(some[0])
-        return [some if isinstance(some, _Unread) else some[1] for some in found]
-
-    def _tried(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T | _Unread:
-        """Without this, one damaged or missing segment would keep all later ones from being indexed."""
-        try:
-            try:
-                return self._used(segment, use)
-            except CorruptionError:
-                return self._used(segment, use)  # bytes may have been damaged in transit
-        except (CorruptionError, NotFoundError) as error:
-            if not self._may_exclude(segment.key):
-                raise
-            return _Unread(segment, error)
-
-    def _may_exclude(self, key: str) -> bool:
-        """Whether the list of excluded segments has room, if necessary by removing stale entries."""
-        state = self._writer.state
-        if len({*state.unindexed, key}) > UNINDEXED_MAX and not self._stale:
-            self._stale = stale_entries(state, self._run_index)
-        return len({*without(state.unindexed, self._stale), key}) <= UNINDEXED_MAX
-
-    def _used(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T:
-        place = segment.place
-        index, keys = read_keys(
-            self._store,
-            segment.key,
-            size_bytes=int(place["size_bytes"]),
-            tail_bytes=int(place["tail_bytes"]),
-            rows=int(place["rows"]),
+        return self._files.put(
+            state, meta, items.in_order(), pages_of(places), group.covered(), form, level=level
         )
-        if max(segment.ordinals) >= len(index.runs):
-            raise CorruptionError(f"{segment.key}: the catalog names runs that are not in it")
-        return use(index, keys)
 
     # -- a merge ------------------------------------------------------------------------------------------------
 
     def _merge_or_rebuild(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
         """Merge, or rebuild the files that prevent merging: damaged ones, and those of version 1, whose records would
         have no places in the merged file."""
-        self._stale = stale_entries(state, self._run_index)
+        self._input.stale = stale_entries(state, self._run_index)
         try:
             footers = [self._footer(shape_of(ref)) for ref in refs]
             older = [ref for ref, footer in zip(refs, footers, strict=True) if not footer.names_queues]
@@ -442,19 +297,19 @@ class IndexBuilder:
         if another actor removed it."""
         segments, _ = self._segments(state, ref.from_version, ref.to_version)
         made: list[IndexRef] = []
-        damaged: list[_Unread] = []
+        damaged: list[Unread] = []
         while segments or not made:
             group, meta, places = Group(), meta_of(ref), joined_places([])
-            with self._gathered() as items:
+            with self._input.gathered() as items:
                 if segments:
-                    group, unread, places = self._read(self._first_group(segments), items)
+                    group, unread, places = self._input.read(self._input.first_group(segments), items)
                     damaged += unread
                     meta = group.meta(made[-1].to_version + 1 if made else ref.from_version)
                     segments = [segment for segment in segments if segment.version > meta.to_version]
                 if not segments:
                     meta = replace(meta, to_version=ref.to_version)
                 made.append(self._put_items(state, meta, items, places, group, level=ref.level))
-        return self._publish(made, removed=[ref.key], damaged=damaged)
+        return self._files.publish(made, removed=[ref.key], damaged=damaged)
 
     def _merge(self, state: CatalogState, refs: Sequence[IndexRef], footers: Sequence[Covered]) -> None:
         shapes = [shape_of(ref) for ref in refs]
@@ -479,93 +334,12 @@ class IndexBuilder:
             meta.begin_ms,
         )
         level = 1 + max(ref.level for ref in refs)
-        ref = self._put(state, meta, chunks, places, covered, form, level=level)
-        self._publish([ref], removed=[old.key for old in refs])
+        ref = self._files.put(state, meta, chunks, places, covered, form, level=level)
+        self._files.publish([ref], removed=[old.key for old in refs])
         self.counters.merges += 1
 
     def _footer(self, shape: Shape) -> Covered:
         return decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))[1]
-
-    # -- putting and publishing -----------------------------------------------------------------------------------
-
-    def _put(
-        self,
-        state: CatalogState,
-        meta: IndexMeta,
-        chunks: Iterable[Table],
-        places: Iterable[Places],
-        covered: Covered,
-        form: Form,
-        *,
-        level: int,
-    ) -> IndexRef:
-        self._made += 1
-        key = index_key(meta.begin_ms, meta.end_ms, state.epoch, f"{self._nonce}_{self._made}")
-        work_dir = self._settings.work_dir or None
-        with (
-            work_disk(self._settings.work_dir, "a temporary index file"),
-            tempfile.SpooledTemporaryFile(self._spool_bytes, dir=work_dir) as spool,
-        ):
-            shape = write_index(spool, key, chunks, meta, covered, form, places)
-            self._send(key, spool, shape.size_bytes)
-        return IndexRef(
-            key, level, meta.from_version, meta.to_version, meta.begin_ms, meta.end_ms, meta.begin_phys,
-            meta.end_phys, shape.items, shape.slot_bits, shape.widths, len(covered.objects), shape.size_bytes,
-            shape.tail_bytes,
-        )  # fmt: skip
-
-    def _send(self, key: str, spool: IO[bytes], size_bytes: int) -> None:
-        timeout_s = max(TIMEOUT_S_MIN, size_bytes / UPLOAD_BYTES_PER_S_MIN)
-        spool.flush()
-        try:
-            if size_bytes <= self._spool_bytes:
-                spool.seek(0)
-                self._maintenance.put(key, [spool.read()], timeout_s=timeout_s)
-                return
-            # Not closed here: an abandoned upload may still hold a view of it.
-            mapped = mmap.mmap(spool.fileno(), size_bytes, access=mmap.ACCESS_READ)
-            self._maintenance.put(key, [memoryview(mapped)], timeout_s=timeout_s)
-        except UnavailableError:
-            self.counters.attempts_abandoned += 1
-            raise
-
-    def _publish(
-        self, refs: Sequence[IndexRef], *, removed: Sequence[str], damaged: Sequence[_Unread] = ()
-    ) -> bool:
-        """Commit that ``refs`` cover their versions except ``damaged`` segments. False if another actor was faster:
-        then the files are garbage."""
-        excluded: dict[str, list[int]] = {}
-        for unread in damaged:
-            excluded.setdefault(unread.segment.key, []).append(unread.segment.version)
-        gone, self._stale = self._stale, {}
-
-        def change(state: CatalogState) -> CommitDraft:
-            return CommitDraft(
-                CommitKind.MAINTENANCE,
-                index=IndexChange(list(refs), list(removed)),
-                settings=with_unindexed(state.unindexed, excluded, gone),
-            )
-
-        required = Requirements(
-            epoch=epoch_of(refs[0].key),
-            index_files=frozenset(removed),
-            indexed_version=None if removed else refs[0].from_version - 1,
-        )
-        if not self._maintenance.commit(change, required):
-            return False
-        self.counters.excluded += len(damaged)
-        for unread in damaged:
-            fields = {"segment": unread.segment.key, "error": str(unread.error)}
-            self._log("damaged segment excluded from the index", fields)
-        return True
-
-
-def _items_if_few(
-    segment: Segment, room: int, index: SegmentIndex, keys: KeySection
-) -> tuple[Table, Places] | None:
-    if len(keys.hashes) > room:
-        return None
-    return items_of_segment(index, keys, segment.ordinals), places_of_segment(index, segment.ordinals)
 
 
 def _without_pending(state: CatalogState, footer: Covered) -> Covered:

@@ -44,7 +44,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import IndexSettings
 from tiered.settings.topic_rules import TopicRule
-from uploader import gathered_items, index_builder
+from uploader import gathered_items, index_builder, index_files, index_input
 from uploader.index_builder import IndexBuilder
 from uploader.index_plan import groups_of
 from uploader.unindexed import stale_entries
@@ -274,7 +274,7 @@ def test_only_keys_that_may_exist_are_garbage(fault: Fault, listed: int) -> None
     for _ in range(3):
         with pytest.raises(UnavailableError):
             builder.run_to_end(threading.Event())
-    assert len(builder._pending_deletions) == listed
+    assert len(builder._files.unnamed) == listed
     store.clear()
     builder.run_to_end(threading.Event())
     assert (
@@ -324,7 +324,7 @@ def test_a_disk_without_room_for_the_index_never_stops_the_uploader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages do not wait for the index; it is made as soon as there is room."""
-    monkeypatch.setattr(index_builder, "SPOOL_BYTES", 1)
+    monkeypatch.setattr(index_files, "SPOOL_BYTES", 1)
     store = MemoryStore()
     archive = ArchiveBuilder(store)
     for number in range(8):
@@ -472,7 +472,7 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again(
 
 def test_unindexed_segments_are_bounded(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is part of the catalog; an archive of damage alone is to be looked at."""
-    monkeypatch.setattr(index_builder, "UNINDEXED_MAX", 0)
+    monkeypatch.setattr(index_input, "UNINDEXED_MAX", 0)
     damaged.put(flipped(damaged.whole, -60))
     with pytest.raises(CorruptionError):
         damaged.builder().run_to_end(threading.Event())
@@ -595,7 +595,7 @@ def test_a_file_that_cannot_be_rebuilt_is_passed_by(monkeypatch: pytest.MonkeyPa
     indexed.store.delete([key])
     indexed.store.put_if_absent(key, [flipped(data, len(data) // 2)])
     builder = indexed.builder(day_files_max=2)
-    builder._run_index = RunIndex(indexed.store)
+    builder._run_index = builder._input._run_index = RunIndex(indexed.store)
     for _ in range(4):
         while builder.build_next():
             pass
@@ -644,7 +644,7 @@ def test_a_deleted_segment_is_no_longer_listed_as_unindexed(
 
 
 def test_what_is_no_longer_there_makes_room(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_builder, "UNINDEXED_MAX", 1)
+    monkeypatch.setattr(index_input, "UNINDEXED_MAX", 1)
     damaged.put(flipped(damaged.whole, -60))
     extra = {UNINDEXED: {"data/long/gone": [2]}}
     damaged.archive.writer.maintain(

@@ -59,6 +59,11 @@ class MaintenanceCommit:
         """The newest state known."""
         return self._writer.state
 
+    @property
+    def unnamed(self) -> Sequence[str]:
+        """Keys that may exist, and that no commit names."""
+        return self._unnamed
+
     def refresh(self) -> CatalogState:
         """Catch up with the archive."""
         return self._writer.refresh()

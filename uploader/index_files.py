@@ -1,0 +1,148 @@
+"""Writes index files, puts them, and commits what they cover."""
+
+from __future__ import annotations
+
+import mmap
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from tiered.archive.index.footer import Covered, IndexMeta
+from tiered.archive.index.layout import Form
+from tiered.archive.index.places import Places
+from tiered.archive.index.writer import write_index
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.index_refs import IndexChange, IndexRef, with_unindexed
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.requirements import Requirements
+from tiered.catalog.state import CatalogState
+from tiered.errors import UnavailableError
+from tiered.formats.keys import epoch_of, index_key
+from tiered.model.tables import Table
+from tiered.object_store.interface import ObjectStore
+from tiered.settings.sections import IndexSettings
+from uploader.index_input import IndexInput, Unread
+from uploader.work_disk import work_disk
+
+UPLOAD_BYTES_PER_S_MIN = 1 << 20
+TIMEOUT_S_MIN = 60.0
+SPOOL_BYTES = 16 << 20
+"""A file up to this size is not written to disk."""
+
+
+@dataclass
+class IndexCounters:
+    """Counts so far; read by status without a lock."""
+
+    files: int = 0
+    items: int = 0
+    merges: int = 0
+    attempts_abandoned: int = 0
+    excluded: int = 0
+    """Segments that could not be read."""
+    rebuilt: int = 0
+    """Damaged files that were rebuilt."""
+
+
+class IndexFiles:
+    """The files of one builder; ``input``: what they are built from."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        writer: CatalogWriter,
+        settings: IndexSettings,
+        input: IndexInput,
+        *,
+        clock_ms: Callable[[], int],
+        log: Callable[[str, Mapping[str, object]], None],
+    ) -> None:
+        self._maintenance = MaintenanceCommit(store, writer, clock_ms)
+        self._settings, self._input, self._log = settings, input, log
+        self._nonce = f"{random.SystemRandom().getrandbits(64):016x}"
+        self._made = 0
+        self.counters = IndexCounters()
+
+    @property
+    def unnamed(self) -> Sequence[str]:
+        """Keys of files that may exist, and that no commit names."""
+        return self._maintenance.unnamed
+
+    @property
+    def _spool_bytes(self) -> int:
+        """In memory twice while it is sent, and its items once while it is written."""
+        return min(SPOOL_BYTES, self._settings.memory_bytes // 4)
+
+    def put(
+        self,
+        state: CatalogState,
+        meta: IndexMeta,
+        chunks: Iterable[Table],
+        places: Iterable[Places],
+        covered: Covered,
+        form: Form,
+        *,
+        level: int,
+    ) -> IndexRef:
+        self._made += 1
+        key = index_key(meta.begin_ms, meta.end_ms, state.epoch, f"{self._nonce}_{self._made}")
+        work_dir = self._settings.work_dir or None
+        with (
+            work_disk(self._settings.work_dir, "a temporary index file"),
+            tempfile.SpooledTemporaryFile(self._spool_bytes, dir=work_dir) as spool,
+        ):
+            shape = write_index(spool, key, chunks, meta, covered, form, places)
+            self._send(key, spool, shape.size_bytes)
+        return IndexRef(
+            key, level, meta.from_version, meta.to_version, meta.begin_ms, meta.end_ms, meta.begin_phys,
+            meta.end_phys, shape.items, shape.slot_bits, shape.widths, len(covered.objects), shape.size_bytes,
+            shape.tail_bytes,
+        )  # fmt: skip
+
+    def _send(self, key: str, spool: IO[bytes], size_bytes: int) -> None:
+        timeout_s = max(TIMEOUT_S_MIN, size_bytes / UPLOAD_BYTES_PER_S_MIN)
+        spool.flush()
+        try:
+            if size_bytes <= self._spool_bytes:
+                spool.seek(0)
+                self._maintenance.put(key, [spool.read()], timeout_s=timeout_s)
+                return
+            # Not closed here: an abandoned upload may still hold a view of it.
+            mapped = mmap.mmap(spool.fileno(), size_bytes, access=mmap.ACCESS_READ)
+            self._maintenance.put(key, [memoryview(mapped)], timeout_s=timeout_s)
+        except UnavailableError:
+            self.counters.attempts_abandoned += 1
+            raise
+
+    def publish(
+        self, refs: Sequence[IndexRef], *, removed: Sequence[str], damaged: Sequence[Unread] = ()
+    ) -> bool:
+        """Commit that ``refs`` cover their versions except ``damaged`` segments. False if another actor was faster:
+        then the files are garbage."""
+        excluded: dict[str, list[int]] = {}
+        for unread in damaged:
+            excluded.setdefault(unread.segment.key, []).append(unread.segment.version)
+        gone, self._input.stale = self._input.stale, {}
+
+        def change(state: CatalogState) -> CommitDraft:
+            return CommitDraft(
+                CommitKind.MAINTENANCE,
+                index=IndexChange(list(refs), list(removed)),
+                settings=with_unindexed(state.unindexed, excluded, gone),
+            )
+
+        required = Requirements(
+            epoch=epoch_of(refs[0].key),
+            index_files=frozenset(removed),
+            indexed_version=None if removed else refs[0].from_version - 1,
+        )
+        if not self._maintenance.commit(change, required):
+            return False
+        self.counters.excluded += len(damaged)
+        for unread in damaged:
+            fields = {"segment": unread.segment.key, "error": str(unread.error)}
+            self._log("damaged segment excluded from the index", fields)
+        return True
