@@ -16,6 +16,7 @@ Decisions are in index_plan.py.
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from tiered.archive.task import Due
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.living_runs import living_runs
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, TieredError
@@ -87,6 +89,7 @@ class IndexBuilder:
         *,
         clock_ms: Callable[[], int],
         log: Callable[[str, Mapping[str, object]], None],
+        random_source: random.Random | None = None,
     ) -> None:
         self._store = store
         self._writer = writer
@@ -100,7 +103,10 @@ class IndexBuilder:
         self._checked_offsets = 0
         """expired_offsets of the state whose index files were checked."""
         self._input = IndexInput(store, writer, settings, self._run_index)
-        self._files = IndexFiles(store, writer, settings, self._input, clock_ms=clock_ms, log=log)
+        self._files = IndexFiles(
+            MaintenanceCommit(store, writer, clock_ms), settings, self._input, log=log,
+            nonce=f"{(random_source or random.SystemRandom()).getrandbits(64):016x}",
+        )  # fmt: skip
         self.counters = self._files.counters
         self.due = Due(every_s=None, retry_s=settings.retry_ms / 1000)
         self.problem = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import random
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from tiered.archive.index.footer import Covered, IndexMeta
 from tiered.archive.index.layout import Form
 from tiered.archive.index.places import Places
 from tiered.archive.index.writer import write_index
-from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import IndexChange, IndexRef, with_unindexed
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -22,7 +20,6 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
 from tiered.formats.keys import epoch_of, index_key
 from tiered.model.tables import Table
-from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import IndexSettings
 from uploader.index_input import IndexInput, Unread
 from uploader.work_disk import work_disk
@@ -48,21 +45,19 @@ class IndexCounters:
 
 
 class IndexFiles:
-    """The files of one builder; ``input``: what they are built from."""
+    """The files of one builder, made from ``source``. ``nonce``: in their keys."""
 
     def __init__(
         self,
-        store: ObjectStore,
-        writer: CatalogWriter,
+        maintenance: MaintenanceCommit,
         settings: IndexSettings,
-        input: IndexInput,
+        source: IndexInput,
         *,
-        clock_ms: Callable[[], int],
+        nonce: str,
         log: Callable[[str, Mapping[str, object]], None],
     ) -> None:
-        self._maintenance = MaintenanceCommit(store, writer, clock_ms)
-        self._settings, self._input, self._log = settings, input, log
-        self._nonce = f"{random.SystemRandom().getrandbits(64):016x}"
+        self._maintenance, self._settings, self._input, self._log = maintenance, settings, source, log
+        self._nonce = nonce
         self._made = 0
         self.counters = IndexCounters()
 
