@@ -13,7 +13,7 @@ import numpy as np
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.maintenance.reader_gets import moved_bytes, reader_gets
-from tiered.archive.rewrite.sources import WHOLE_BYTES_MAX, windows_of
+from tiered.archive.rewrite.sources import WHOLE_BYTES_MAX, readings_of
 
 MIB = 1 << 20
 SOURCE_READ_BYTES = 16 * MIB
@@ -26,8 +26,8 @@ COMMIT_PUTS = 3
 
 @dataclass(frozen=True)
 class CompactionForecast:
-    """Sums of rounds. ``message_bytes``: before compression. ``read_bytes``: fetched and sent again by level 1;
-    ``copied_bytes``: copied inside the store by level 2. ``source_bytes`` stay until gc deletes them. ``estimated``:
+    """Sums of rounds. ``message_bytes``: before compression. ``read_bytes``: fetched and sent again by rewriting;
+    ``copied_bytes``: copied inside the store by joining. ``source_bytes`` stay until gc deletes them. ``estimated``:
     rounds that were not planned, but are taken for the like of another one."""
 
     rounds: int = 0
@@ -90,7 +90,7 @@ def of_round(planned: PlannedRound) -> CompactionForecast:
     if plan.copies:
         gets = len(plan.sources)  # tails and key sections
     else:
-        passes = len(windows_of(candidates, plan.iterations, WINDOW_BYTES)[0])
+        passes = len(readings_of(candidates, plan.iterations, WINDOW_BYTES)[0])
         is_whole = int(all_bytes.sum()) <= WHOLE_BYTES_MAX * len(plan.sources)
         gets = len(plan.sources) * passes * (1 if is_whole else 2) + read_bytes // SOURCE_READ_BYTES
     return CompactionForecast(

@@ -37,7 +37,7 @@ from tiered.settings.sections import Settings
 
 DAY_MS = 24 * 3_600_000
 TABLE_BYTES = 208
-"""Memory of a run in the tables of a round and its plan, and of reading its pieces."""
+"""Memory of a run in the tables of a round and its plan, and of reading its ranges."""
 GROWTH_MIN = 8
 """Of plans made on demand: what a compaction wrote is written again only among so many times its bytes."""
 RUNS_MAX = 1 << 20

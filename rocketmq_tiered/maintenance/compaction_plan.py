@@ -1,12 +1,12 @@
 """Plans object compaction: which runs become which objects, in iterations of bounded memory.
 
-Pure; tables in, plan out. Level 1 turns stream set objects, and small stream objects, into stream objects and few
-stream set objects. Runs are ordered by queue and offset. Runs that follow one another without a gap are one
-*sequence*: it becomes a stream object (SO) if it has more than the split size, or if a gap follows it; all others
-share stream set objects (SSOs). An iteration takes sequences until memory is full; what does not fit begins the next
-one. An SO ends with its iteration, an SSO continues.
+Pure; tables in, plan out. A plan rewrites or joins. Rewriting turns stream set objects, and small stream objects, into
+stream objects and few stream set objects. Runs are ordered by queue and offset. Runs that follow one another without a
+gap are one *sequence*: it becomes a stream object (SO) if it has more than the split size, or if a gap follows it; all
+others share stream set objects (SSOs). An iteration takes sequences until memory is full; what does not fit begins the
+next one. An SO ends with its iteration, an SSO continues.
 
-Level 2 joins the SOs of a queue to larger ones, of at most a day each.
+Joining makes larger SOs of the small ones of a queue, of at most a day each; the store copies them.
 
 What compaction wrote is moved again only as a small part of a round (``growth_min``), so that a byte is written twice
 in years; or when most of its messages are dead.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tiered.archive.rewrite.iterations import with_iterations
 from tiered.archive.rewrite.plan import (
-    PIECE_DTYPE,
+    RANGE_DTYPE,
     Candidates,
     OutputPart,
     PlannedOutput,
@@ -48,8 +48,8 @@ _SEQUENCE_COLUMNS = (
 
 @dataclass(frozen=True)
 class CompactionLimits(RewriteLimits):
-    """``runs_max``: of a round, unless one sequence of pages has more. ``sources_min``: objects that level 2 joins at
-    least. ``growth_min``: level 1 moves what a compaction wrote, a *layer*, only among so many times its bytes; 1:
+    """``runs_max``: of a round, unless one sequence of pages has more. ``sources_min``: objects that are joined at
+    least. ``growth_min``: what an earlier compaction wrote is moved only among so many times its bytes; 1:
     always. ``dead_share_min``: it moves sets of which so much is below floors; above 1: none."""
 
     split_bytes: int = 8 * MIB
@@ -62,7 +62,7 @@ class CompactionLimits(RewriteLimits):
     dead_share_min: float = 2.0
 
 
-def plan_level_1(candidates: Candidates, limits: CompactionLimits) -> RewritePlan | None:
+def plan_rewrite(candidates: Candidates, limits: CompactionLimits) -> RewritePlan | None:
     """Compacts stream set objects and small stream objects; None when there is nothing to gain.
 
     Above ``outputs_max`` or ``set_queues_max`` the newest versions wait for the next plan. Raises ValueError for runs
@@ -71,7 +71,7 @@ def plan_level_1(candidates: Candidates, limits: CompactionLimits) -> RewritePla
     versions = np.unique(candidates.runs["version"])
     while len(versions):
         is_in = candidates.runs["version"] <= versions[-1]
-        sources, dead = _level_1_sources(candidates, is_in, limits)
+        sources, dead = _small_sources(candidates, is_in, limits)
         if not sources.any() and not dead.any():
             return None
         moved = np.flatnonzero(is_in & _live(candidates) & sources[candidates.runs["object"]])
@@ -85,7 +85,7 @@ def plan_level_1(candidates: Candidates, limits: CompactionLimits) -> RewritePla
     return None
 
 
-def plan_level_2(candidates: Candidates, limits: CompactionLimits) -> RewritePlan | None:
+def plan_join(candidates: Candidates, limits: CompactionLimits) -> RewritePlan | None:
     """Joins stream objects; None when there is nothing to gain. The store copies them: no iteration, no memory."""
     is_in = np.ones(len(candidates.runs), bool)
     runs_of_object = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
@@ -120,7 +120,7 @@ def _live(candidates: Candidates) -> NDArray[np.bool_]:
     return above & ~pending
 
 
-def _level_1_sources(
+def _small_sources(
     candidates: Candidates, is_in: NDArray[np.bool_], limits: CompactionLimits
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Objects that share a queue with another one, and those without a live run: sets, and SOs of cycles with one
@@ -160,22 +160,22 @@ def dead_share(candidates: Candidates) -> NDArray[Any]:
 def _grows(
     candidates: Candidates, candidate: NDArray[np.bool_], sizes: NDArray[Any], limits: CompactionLimits
 ) -> NDArray[np.bool_]:
-    """Which objects to move: no layer with more than its share of the bytes, and no object with a run in front of one
-    of such a layer, so that no gap appears between moved runs."""
+    """Which objects to move: no writing with more than its share of the bytes, and no object with a run in front of one
+    of such a writing, so that no gap appears between moved runs."""
     runs = candidates.runs
     compacted = np.array([is_compacted(key) for key in candidates.object_keys], bool)
     newest = np.zeros(len(sizes), np.int64)
     np.maximum.at(newest, runs["object"], runs["version"])
     found = candidate.copy()
     while found.any():
-        layers, layer = np.unique(np.where(compacted, newest, 0), return_inverse=True)
-        moved_bytes = np.bincount(layer, weights=sizes * found)
+        writings, writing = np.unique(np.where(compacted, newest, 0), return_inverse=True)
+        moved_bytes = np.bincount(writing, weights=sizes * found)
         total_bytes = moved_bytes.sum()
-        moved_bytes[layers == 0] = 0  # of the uploader
+        moved_bytes[writings == 0] = 0  # of the uploader
         largest = int(moved_bytes.argmax())
         if moved_bytes[largest] * limits.growth_min <= total_bytes:
             break
-        stays = found & (layer == largest)
+        stays = found & (writing == largest)
         held = stays[runs["object"]]
         ceiling = np.full(len(candidates.queues), -1, np.int64)
         np.maximum.at(ceiling, runs["queue"][held], runs["base_queue_offset"][held])
@@ -248,7 +248,7 @@ def _joinable(runs: Table, numbers: NDArray[Any], limits: CompactionLimits) -> l
 
 
 def _whole(candidates: Candidates, numbers: NDArray[Any]) -> Table:
-    pieces = np.zeros(len(numbers), PIECE_DTYPE)
-    pieces["run"] = numbers
-    pieces["end"] = length_of(picked(candidates.runs, numbers))
-    return pieces
+    ranges = np.zeros(len(numbers), RANGE_DTYPE)
+    ranges["run"] = numbers
+    ranges["end"] = length_of(picked(candidates.runs, numbers))
+    return ranges

@@ -90,14 +90,14 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
     newest, runs, where = 0, len(memory), None
     if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
         newest, where = int(memory.max()), _histories(state, int(memory.min()))
-    stacks = list(_stacks(state, sequences, last, runs_max))
-    for number, (stack, history) in enumerate(stacks):
-        pages = [page for sequence in stack for page in sequence]
-        if len(stack) == 1 and _runs(pages) > runs_max:
+    groups = list(_neighbours(state, sequences, last, runs_max))
+    for number, (group, history) in enumerate(groups):
+        pages = [page for sequence in group for page in sequence]
+        if len(group) == 1 and _runs(pages) > runs_max:
             yield _cut(pages, runs_max)
             continue
         spilled = (0, 0)
-        if newest and history == where and number + 1 == len(stacks) and _fit(stack, runs, runs_max):
+        if newest and history == where and number + 1 == len(groups) and _fit(group, runs, runs_max):
             spilled, newest = (newest, runs), 0
         if _runs(pages) <= runs_max:
             yield [PageRange(pages, *spilled)]
@@ -120,7 +120,7 @@ def older_versions(state: CatalogState, version: int) -> NDArray[np.int64]:
     return found
 
 
-def _stacks(
+def _neighbours(
     state: CatalogState, sequences: list[list[PageRef]], last: int, runs_max: int
 ) -> Iterator[tuple[list[list[PageRef]], tuple[int, int]]]:
     """Neighbouring sequences inside one log history, and this history: up to ``runs_max`` runs, or to be merged."""
@@ -134,37 +134,37 @@ def _stacks(
     for history, found in groupby(sequences, place):
         if history is None:
             continue
-        stacks: list[list[list[PageRef]]] = [[]]
+        groups: list[list[list[PageRef]]] = [[]]
         for sequence in reversed(list(found)):  # the newest are small
-            wider = [sequence, *stacks[-1]]
+            wider = [sequence, *groups[-1]]
             sizes = [_runs(one) for one in wider]
             if sum(sizes) <= runs_max or len(wider) == 1 or is_merged(wider, runs_max, len(state.table)):
-                stacks[-1] = wider
+                groups[-1] = wider
             else:
-                stacks.append([sequence])
-        yield from ((stack, history) for stack in reversed(stacks))
+                groups.append([sequence])
+        yield from ((group, history) for group in reversed(groups))
 
 
-def is_merged(stack: list[list[PageRef]], runs_max: int, queues: int) -> bool:
+def is_merged(group: list[list[PageRef]], runs_max: int, queues: int) -> bool:
     """Whether it is worth to write the largest of the sequences again for the others. Pure."""
-    sizes = [_runs(one) for one in stack]
+    sizes = [_runs(one) for one in group]
     is_compacted = max(sizes) < SIMILAR * queues
-    return _held_runs(stack) <= runs_max and (_are_similar(sizes) or not is_compacted)
+    return _held_runs(group) <= runs_max and (_are_similar(sizes) or not is_compacted)
 
 
 def _are_similar(sizes: Sequence[int]) -> bool:
     return max(sizes) <= SIMILAR * (sum(sizes) - max(sizes))
 
 
-def _held_runs(stack: list[list[PageRef]]) -> int:
+def _held_runs(group: list[list[PageRef]]) -> int:
     """In memory while the sequences are merged: a page of each."""
-    return sum(max(page.runs for page in one) for one in stack)
+    return sum(max(page.runs for page in one) for one in group)
 
 
-def _fit(stack: list[list[PageRef]], memory_runs: int, runs_max: int) -> bool:
-    """Whether runs in memory may take part: those of a whole stack do; when it is merged, only if there is room."""
-    is_whole = sum(map(_runs, stack)) <= runs_max
-    return is_whole or _held_runs(stack) + memory_runs <= runs_max
+def _fit(group: list[list[PageRef]], memory_runs: int, runs_max: int) -> bool:
+    """Whether runs in memory may take part: those of a whole group do; when it is merged, only if there is room."""
+    is_whole = sum(map(_runs, group)) <= runs_max
+    return is_whole or _held_runs(group) + memory_runs <= runs_max
 
 
 def _cut(sequence: list[PageRef], runs_max: int) -> list[PageRange]:

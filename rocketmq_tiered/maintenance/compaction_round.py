@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.compaction_due import IsWanted, gains
-from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_join, plan_rewrite
 from rocketmq_tiered.maintenance.compaction_ranges import PAGE_RUNS, PageRange, older_versions, ranges_of
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter, ObjectRuns
 from tiered.archive.rewrite.outputs import Rewrite, compact, rewrite
@@ -46,7 +46,7 @@ from tiered.object_store.own_name import put_own
 @dataclass
 class PlannedRound:
     """What a round does: the pages it replaces, their runs, and the plan for them. ``copied_runs``: of its pages, that
-    it only copies. Once the outputs are written, only the runs that stay where they are, and no pieces."""
+    it only copies. Once the outputs are written, only the runs that stay where they are, and no ranges."""
 
     range: PageRange
     candidates: Candidates
@@ -136,8 +136,8 @@ def _planned(
         found_runs = counter.count(index, state, [*chosen.pages, *chosen.others], chosen.memory(state))
         candidates = _with_shares(candidates, found_runs)
         copied = int(found_runs.runs.sum()) - len(candidates.runs) if chosen.end is not None else 0
-    for level in (plan_level_1, plan_level_2):
-        plan = level(candidates, limits)
+    for plan_of in (plan_rewrite, plan_join):
+        plan = plan_of(candidates, limits)
         if plan is not None and is_wanted(candidates, plan):
             return PlannedRound(chosen, candidates, plan, copied)
     return None
@@ -347,11 +347,11 @@ def _put_pages(
 def _page_keys(
     state: CatalogState, planned: PlannedRound, identity: OutputIdentity, page_runs_max: int
 ) -> list[str]:
-    """Keys of as many pages as the round may put: each piece becomes at most one run."""
+    """Keys of as many pages as the round may put: each range becomes at most one run."""
     stays = int(planned.staying.sum())
-    pieces = sum(len(part.pieces) for iteration in planned.plan.iterations for part in iteration)
+    ranges = sum(len(part.ranges) for iteration in planned.plan.iterations for part in iteration)
     _, last = planned.versions
-    pages = -(-(stays + pieces) // page_runs_max)
+    pages = -(-(stays + ranges) // page_runs_max)
     if planned.range.end is not None:
         # Copied pages before and behind, and parts of pages where they were cut.
         pages += -(-planned.copied_runs // min(page_runs_max, PAGE_RUNS)) + 3

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.archive.rewrite.plan import PIECE_DTYPE, Candidates, RewritePlan
+from tiered.archive.rewrite.plan import RANGE_DTYPE, Candidates, RewritePlan
 from tiered.model.tables import concatenated
 
 READ_BYTES = 4 * 1024 * 1024
@@ -38,16 +38,16 @@ def stored_bytes(candidates: Candidates) -> NDArray[np.float64]:
 def moved_bytes(
     candidates: Candidates, plan: RewritePlan
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Output, run and stored bytes of each piece."""
+    """Output, run and stored bytes of each range."""
     parts = [part for iteration in plan.iterations for part in iteration]
     if not parts:
         none = np.zeros(0, np.int64)
         return none, none, none.astype(float)
-    pieces = concatenated((part.pieces for part in parts), PIECE_DTYPE)
-    output = np.repeat([part.output for part in parts], [len(part.pieces) for part in parts])
-    length = np.maximum(candidates.runs["byte_count"][pieces["run"]], 1)
-    share = np.minimum(1.0, (pieces["end"] - pieces["begin"]) / length)
-    return output, pieces["run"], stored_bytes(candidates)[pieces["run"]] * share
+    ranges = concatenated((part.ranges for part in parts), RANGE_DTYPE)
+    output = np.repeat([part.output for part in parts], [len(part.ranges) for part in parts])
+    length = np.maximum(candidates.runs["byte_count"][ranges["run"]], 1)
+    share = np.minimum(1.0, (ranges["end"] - ranges["begin"]) / length)
+    return output, ranges["run"], stored_bytes(candidates)[ranges["run"]] * share
 
 
 def _gets(queue: NDArray[Any], place: NDArray[np.int64], stored: NDArray[np.float64]) -> int:

@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 
 from tiered.archive.rewrite.spool import (
+    BUFFERS_MAX,
     CHUNK_DTYPE,
     FOUND_DTYPE,
-    PIECES_MAX,
     ROW_DTYPE,
-    FoundPieces,
+    FoundRanges,
     IterationSpool,
 )
 from tiered.formats.segment_layout import BLOCK_DTYPE
 
 STORED, LMQ = 2, 3
-"""Every third piece has stored blocks, every fourth no bytes."""
+"""Every third range has stored blocks, every fourth no bytes."""
 
 
-def found(iterations: int, pieces: int, rows: int, seed: int = 1) -> FoundPieces:
-    """``pieces`` of each iteration in any order; piece n of an iteration continues the one before."""
+def found(iterations: int, ranges: int, rows: int, seed: int = 1) -> FoundRanges:
+    """``ranges`` of each iteration in any order; range n of an iteration continues the one before."""
     rng = random.Random(seed)
-    table = np.zeros(iterations * pieces, FOUND_DTYPE)
-    numbers = [(iteration, ordinal) for iteration in range(iterations) for ordinal in range(pieces)]
+    table = np.zeros(iterations * ranges, FOUND_DTYPE)
+    numbers = [(iteration, ordinal) for iteration in range(iterations) for ordinal in range(ranges)]
     rng.shuffle(numbers)
     table["iteration"], table["ordinal"] = np.array(numbers).T
     table["rows"], table["hashes"] = rows, rows
@@ -43,7 +43,7 @@ def found(iterations: int, pieces: int, rows: int, seed: int = 1) -> FoundPieces
     data = [rng.randbytes(rng.randint(1, 50)) for _ in chunks]
     chunks["size_bytes"] = list(map(len, data))
     blocks = np.zeros(int(table["blocks"].sum()), BLOCK_DTYPE)
-    return FoundPieces(table, all_rows, np.arange(len(all_rows), dtype="<u8"), chunks, blocks, data)
+    return FoundRanges(table, all_rows, np.arange(len(all_rows), dtype="<u8"), chunks, blocks, data)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
@@ -51,7 +51,7 @@ def found(iterations: int, pieces: int, rows: int, seed: int = 1) -> FoundPieces
 def test_pieces_come_back_by_iteration(
     tmp_path: Path, memory_bytes_max: int | None, *, is_packed: bool
 ) -> None:
-    parts = [found(3, PIECES_MAX // 2 + 300, 2, seed) for seed in range(2)]
+    parts = [found(3, BUFFERS_MAX // 2 + 300, 2, seed) for seed in range(2)]
     spool = IterationSpool(tmp_path / "spool")
     spool.clear(is_packed=is_packed)
     for part in parts:
@@ -59,11 +59,11 @@ def test_pieces_come_back_by_iteration(
     for iteration in range(3):
         taken = spool.take(iteration)
         for seed, part in enumerate(parts):
-            order = np.flatnonzero(part.pieces["iteration"] == iteration)
-            order = order[np.argsort(part.pieces["ordinal"][order])]
+            order = np.flatnonzero(part.ranges["iteration"] == iteration)
+            order = order[np.argsort(part.ranges["ordinal"][order])]
             expected = part.selected(order)
-            own = taken.selected(np.arange(seed, len(taken.pieces), 2))
-            assert own.pieces.tobytes() == expected.pieces.tobytes()
+            own = taken.selected(np.arange(seed, len(taken.ranges), 2))
+            assert own.ranges.tobytes() == expected.ranges.tobytes()
             assert own.rows.tobytes() == expected.rows.tobytes()
             assert own.hashes.tolist() == expected.hashes.tolist()
             assert own.blocks.tobytes() == expected.blocks.tobytes()
@@ -72,29 +72,29 @@ def test_pieces_come_back_by_iteration(
 
 
 def test_batches_are_of_one_run_and_of_one_kind() -> None:
-    pieces = found(1, 40, 3)
-    pieces = pieces.selected(np.argsort(pieces.pieces["ordinal"]))
+    ranges = found(1, 40, 3)
+    ranges = ranges.selected(np.argsort(ranges.ranges["ordinal"]))
     bounds = np.array([0, 1, 3, 4, 11, 30, 40])  # the run [3, 4) is of an LMQ
     for size_bytes in (1, 60, 1 << 20):
         data: list[bytes | memoryview] = []
         blocks = 0
-        for batch in pieces.batches(bounds, size_bytes):
+        for batch in ranges.batches(bounds, size_bytes):
             first = int(bounds[batch.run]) * 3
             assert first <= batch.first_row < batch.end_row <= int(bounds[batch.run + 1]) * 3
             assert len(batch.blocks) in (0, len(batch.data))
             blocks += len(batch.blocks)
             data += batch.data
-        assert data == list(pieces.data)
-        assert blocks == len(pieces.blocks)
+        assert data == list(ranges.data)
+        assert blocks == len(ranges.blocks)
     one = found(1, 1, 3)
     assert [batch[:3] for batch in one.batches(np.array([0, 1]), 1 << 20)] == [(0, 0, 3)]
 
 
 def test_rows_continue_inside_a_run_only() -> None:
-    pieces = found(1, 6, 2)
-    pieces = pieces.selected(np.argsort(pieces.pieces["ordinal"]))
-    pieces.pieces["base_queue_offset"][3:] += 100
-    rows = pieces.row_table(np.array([0, 3, 6]))
+    ranges = found(1, 6, 2)
+    ranges = ranges.selected(np.argsort(ranges.ranges["ordinal"]))
+    ranges.ranges["base_queue_offset"][3:] += 100
+    rows = ranges.row_table(np.array([0, 3, 6]))
     assert rows.queue_offset.tolist() == [*range(6), *range(106, 112)]
     with pytest.raises(ValueError, match="do not continue before 106"):
-        pieces.row_table(np.array([0, 6]))
+        ranges.row_table(np.array([0, 6]))

@@ -61,7 +61,7 @@ def described(candidates: Candidates, plan: RewritePlan | None) -> list[list[str
         parts = []
         for part in iteration:
             merged: list[list[int]] = []
-            for run, begin, end in part.pieces.tolist():
+            for run, begin, end in part.ranges.tolist():
                 row = candidates.runs[run]
                 span = int(row["end_queue_offset"] - row["base_queue_offset"])
                 size = int(row["byte_count"])

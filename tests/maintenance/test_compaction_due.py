@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rocketmq_tiered.maintenance.compaction_due import Due, gains
-from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_join, plan_rewrite
 from rocketmq_tiered.maintenance.reader_gets import reader_gets
 from tests.maintenance.candidates import candidates_of
-from tiered.archive.rewrite.plan import PIECE_DTYPE, Candidates, OutputPart, PlannedOutput, RewritePlan
+from tiered.archive.rewrite.plan import RANGE_DTYPE, Candidates, OutputPart, PlannedOutput, RewritePlan
 from tiered.formats.keys import COMPACTION_ATTEMPTS_FROM, data_key, is_compacted, set_key
 from tiered.model.queue import QueueKey
 
@@ -24,7 +24,7 @@ DAYS = 150
 
 
 def planned(candidates: Candidates) -> RewritePlan:
-    plan = plan_level_1(candidates, LIMITS)
+    plan = plan_rewrite(candidates, LIMITS)
     assert plan is not None
     return plan
 
@@ -59,13 +59,13 @@ def test_a_plan_that_saves_gets_alone_is_worth_it_but_not_of_a_busy_broker() -> 
     assert len(plan.outputs) * 2 > len(plan.sources)
     assert reader_gets(candidates, plan) == (24, 24), "objects of 1000 bytes: each run is one again"
     assert not gains(candidates, plan)
-    large = plan_level_1(candidates, replace(LIMITS, object_bytes_max=10_000, memory_bytes=100_000))
+    large = plan_rewrite(candidates, replace(LIMITS, object_bytes_max=10_000, memory_bytes=100_000))
     assert large is not None
     assert reader_gets(candidates, large) == (24, 6)
     assert gains(candidates, large)
     assert Due(0, 0)(candidates, large), "four times fewer"
     three = candidates_of([f"a[{n},{n + 1})900 b[{n},{n + 1})900 c[{n},{n + 1})900" for n in range(3)])
-    plan = plan_level_1(three, replace(LIMITS, object_bytes_max=10_000, memory_bytes=100_000))
+    plan = plan_rewrite(three, replace(LIMITS, object_bytes_max=10_000, memory_bytes=100_000))
     assert plan is not None
     assert gains(three, plan)
     assert not Due(0, 0)(three, plan)
@@ -75,7 +75,7 @@ def test_parts_of_a_large_object_are_counted_in_gets() -> None:
     candidates = candidates_of(["a[0,9)9000000 b[0,9)1", "a[9,18)9000000 b[9,18)1"])
     candidates.objects["raw_bytes"] = 9_000_001
     candidates.objects["size_bytes"] = 4_500_001  # half of it compressed
-    plan = plan_level_1(candidates, CompactionLimits())
+    plan = plan_rewrite(candidates, CompactionLimits())
     assert plan is not None
     # Tails, and blocks: two for 4.5 MB, one for a byte. Then 9 MB in one object.
     assert reader_gets(candidates, plan) == (4 + 2 * 2 + 2 * 1, 2 + 3 + 1)
@@ -83,10 +83,10 @@ def test_parts_of_a_large_object_are_counted_in_gets() -> None:
 
 def test_sources_that_other_rounds_share_count_in_parts() -> None:
     candidates = candidates_of([f"{queue}[0,1)10" for queue in "abcd"])
-    pieces = np.array([(0, 0, 10), (1, 0, 10), (2, 0, 10), (3, 0, 10)], PIECE_DTYPE)
+    ranges = np.array([(0, 0, 10), (1, 0, 10), (2, 0, 10), (3, 0, 10)], RANGE_DTYPE)
     plan = RewritePlan(
         1, 4, np.arange(4), np.zeros(0, np.int64), outputs=[PlannedOutput(True, 0, 4)] * 2,
-        iterations=[[OutputPart(0, pieces[:2]), OutputPart(1, pieces[2:])]],
+        iterations=[[OutputPart(0, ranges[:2]), OutputPart(1, ranges[2:])]],
     )  # fmt: skip
     assert gains(candidates, plan)
     assert not gains(replace(candidates, share=np.full(4, 0.9)), plan)
@@ -101,7 +101,7 @@ def test_a_layer_is_moved_among_many_times_its_bytes() -> None:
     for count, is_moved in ((30, False), (31, True)):
         candidates = _candidates([*objects, *new[:count]])
         candidates.runs["version"][:4] = 1
-        plan = plan_level_1(candidates, replace(LIMITS, set_bytes_max=10**6, memory_bytes=10**6))
+        plan = plan_rewrite(candidates, replace(LIMITS, set_bytes_max=10**6, memory_bytes=10**6))
         assert plan is not None
         assert set(range(4)) <= set(plan.sources.tolist()) or not is_moved
         assert (0 in plan.sources) is is_moved
@@ -112,12 +112,12 @@ def test_a_layer_of_other_queues_holds_nothing_up() -> None:
     layer = (set_key("9", 1, COMPACTION_ATTEMPTS_FROM), {"a": (0, 10, 900), "b": (0, 10, 900)})
     objects = [(set_key(f"{n}", 1, 1), dict.fromkeys("bcd", (n, n + 1, 90))) for n in range(10, 20)]
     candidates = _candidates([*objects, layer])
-    plan = plan_level_1(candidates, replace(LIMITS, set_bytes_max=10**6, memory_bytes=10**6))
+    plan = plan_rewrite(candidates, replace(LIMITS, set_bytes_max=10**6, memory_bytes=10**6))
     assert plan is not None
     assert plan.sources.tolist() == list(range(10))
     behind = [(set_key(f"{n}", 1, 1), dict.fromkeys("bcd", (n, n + 1, 90))) for n in range(10)]
     later = (layer[0], {"b": (20, 30, 1800)})
-    assert plan_level_1(_candidates([*behind, later]), LIMITS) is None, "it would tear a gap"
+    assert plan_rewrite(_candidates([*behind, later]), LIMITS) is None, "it would tear a gap"
 
 
 def test_mostly_dead_sets_are_rewritten_for_their_space() -> None:
@@ -129,7 +129,7 @@ def test_mostly_dead_sets_are_rewritten_for_their_space() -> None:
     alone = candidates_of(["a[0,5)500 b[0,5)10", "c[5,9)90"], {"a": 5})
     alone.objects["raw_bytes"] = 510, 90
     assert planned(alone).sources.tolist() == [0], "it shares its queues with no other"
-    assert plan_level_1(alone, replace(LIMITS, dead_share_min=2.0)) is None
+    assert plan_rewrite(alone, replace(LIMITS, dead_share_min=2.0)) is None
 
 
 @pytest.mark.parametrize("day_bytes", [48, 480])
@@ -144,7 +144,7 @@ def test_a_byte_is_written_twice_in_months(day_bytes: int) -> None:
             runs = dict.fromkeys("abcd", (ends, ends + 1, size))
             objects.append((set_key(f"{day}_{cycle}", 1, 1), runs))
             ends, archived = ends + 1, archived + 4 * size
-        for level in (plan_level_1, plan_level_2):
+        for level in (plan_rewrite, plan_join):
             candidates = _candidates(objects)
             plan = level(candidates, LIMITS)
             if plan is None or not Due(16_000, 1)(candidates, plan):
@@ -179,10 +179,10 @@ def _after(
     for iteration in plan.iterations:
         for part in iteration:
             runs = made.setdefault(part.output, {})
-            for piece in part.pieces:
-                row = candidates.runs[int(piece["run"])]
+            for one in part.ranges:
+                row = candidates.runs[int(one["run"])]
                 queue = candidates.queues[int(row["queue"])].topic
-                share = (int(piece["end"]) - int(piece["begin"])) / max(1, int(row["byte_count"]))
+                share = (int(one["end"]) - int(one["begin"])) / max(1, int(row["byte_count"]))
                 assert share == 1, "no run is cut at these sizes"
                 base, end, size = (
                     int(row["base_queue_offset"]),

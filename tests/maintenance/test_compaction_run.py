@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_join, plan_rewrite
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.maintenance.archived import after, archived_candidates, contents
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
@@ -24,7 +24,7 @@ from tiered.archive.rewrite.result import (
     output_keys,
     spool_bytes,
 )
-from tiered.archive.rewrite.sources import joined_ranges
+from tiered.archive.rewrite.sources import joined_spans
 from tiered.errors import CorruptionError, NotFoundError, UnansweredError, UsageError
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
@@ -87,7 +87,7 @@ def compacted(
 def test_level_1_keeps_every_row_of_every_queue(tmp_path: Path, seed: int, memory: int) -> None:
     store = archive(seed=seed)
     before = archived_candidates(store)
-    plan = plan_level_1(before, replace(SMALL, memory_bytes=memory))
+    plan = plan_rewrite(before, replace(SMALL, memory_bytes=memory))
     result = compacted(store, before, plan, tmp_path)
     assert plan is not None
     now = after(before, plan, result)
@@ -106,7 +106,7 @@ def test_larger_sources_are_read_once_for_as_many_iterations_as_fit_on_the_disk(
     monkeypatch.setattr("tiered.archive.rewrite.sources.key_bytes_guess", lambda rows: 24 * rows + 64)
     store = archive(cycles=10, gaps=False, body=3000)
     before = archived_candidates(store)
-    plan = plan_level_1(before, replace(SMALL, memory_bytes=40_000, split_bytes=10**6, set_bytes_max=50_000))
+    plan = plan_rewrite(before, replace(SMALL, memory_bytes=40_000, split_bytes=10**6, set_bytes_max=50_000))
     assert plan is not None
     result = compacted(store, before, plan, tmp_path, spool_bytes_max=spool_bytes(before, plan) + disk)
     assert contents(store, after(before, plan, result)) == contents(store, before)
@@ -120,7 +120,7 @@ def test_larger_sources_are_read_once_for_as_many_iterations_as_fit_on_the_disk(
 def test_many_small_cycles_become_a_tenth_of_the_objects(tmp_path: Path) -> None:
     store = archive(cycles=120, gaps=False, body=60)
     before = archived_candidates(store)
-    plan = plan_level_1(before, CompactionLimits())
+    plan = plan_rewrite(before, CompactionLimits())
     result = compacted(store, before, plan, tmp_path, spool_bytes_max=10**8)
     assert len(result.object_keys) == 1
     assert plan is not None
@@ -139,7 +139,7 @@ def test_memory_follows_the_limit_and_not_the_archive(tmp_path: Path) -> None:
         for info in memory.list(""):
             store.put_if_absent(info.key, [memory.get(info.key)])
         before = archived_candidates(store)
-        plan = plan_level_1(before, limits)
+        plan = plan_rewrite(before, limits)
         assert plan is not None
         assert len(plan.iterations) > cycles // 10
         del memory
@@ -159,7 +159,7 @@ def test_larger_blocks_are_copied_without_decoding(tmp_path: Path) -> None:
     store = archive(cycles=6, block_bytes=64 << 10, body=20_000)
     before = archived_candidates(store)
     limits = CompactionLimits(memory_bytes=300_000, split_bytes=200_000, block_bytes=64 << 10)
-    plan = plan_level_1(before, limits)
+    plan = plan_rewrite(before, limits)
     result = compacted(store, before, plan, tmp_path, codec=BlockCodec(block_bytes=64 << 10))
     assert plan is not None
     assert contents(store, after(before, plan, result)) == contents(store, before)
@@ -170,7 +170,7 @@ def test_a_later_level_compacts_an_earlier_one(tmp_path: Path) -> None:
     before = archived_candidates(store)
     expected = contents(store, before)
     state = before
-    for level in (plan_level_1, plan_level_2, plan_level_1, plan_level_2):
+    for level in (plan_rewrite, plan_join, plan_rewrite, plan_join):
         limits = replace(SMALL, object_bytes_max=60_000, joined_bytes_min=40_000)
         plan = level(state, limits)
         if plan is None:
@@ -184,10 +184,10 @@ def test_level_2_copies_blocks_inside_the_store(tmp_path: Path) -> None:
     """No GET reaches a block: only the ends of the sources are read."""
     store = archive(cycles=12, body=3000)
     before = archived_candidates(store)
-    first = plan_level_1(before, replace(SMALL, object_bytes_max=4000, memory_bytes=9000))
+    first = plan_rewrite(before, replace(SMALL, object_bytes_max=4000, memory_bytes=9000))
     assert first is not None
     state = after(before, first, compacted(store, before, first, tmp_path))
-    plan = plan_level_2(state, replace(SMALL, object_bytes_max=40_000, joined_bytes_min=30_000))
+    plan = plan_join(state, replace(SMALL, object_bytes_max=40_000, joined_bytes_min=30_000))
     result = compacted(store, state, plan, tmp_path)
     assert plan is not None
     assert plan.copies
@@ -207,7 +207,7 @@ def test_what_is_below_the_floor_is_gone(tmp_path: Path) -> None:
         ends = np.sort(before.runs["end_queue_offset"][before.runs["queue"] == queue])
         floors[queue] = ends[len(ends) // 2]
     before = replace(before, floors=floors)
-    plan = plan_level_1(before, SMALL)
+    plan = plan_rewrite(before, SMALL)
     result = compacted(store, before, plan, tmp_path)
     assert plan is not None
     found = contents(store, after(before, plan, result))
@@ -221,7 +221,7 @@ def test_what_is_below_the_floor_is_gone(tmp_path: Path) -> None:
 def test_keys_are_known_before_anything_is_written(tmp_path: Path) -> None:
     store = archive()
     before = archived_candidates(store)
-    plan = plan_level_1(before, SMALL)
+    plan = plan_rewrite(before, SMALL)
     assert plan is not None
     keys = output_keys(before, plan, IDENTITY)
     assert len(set(keys)) == len(plan.outputs)
@@ -234,7 +234,7 @@ def test_keys_are_known_before_anything_is_written(tmp_path: Path) -> None:
 def test_after_a_put_without_a_response_the_object_goes_to_another_key(tmp_path: Path, fault: Fault) -> None:
     store = archive()
     before = archived_candidates(store)
-    plan = plan_level_1(before, SMALL)
+    plan = plan_rewrite(before, SMALL)
     faulty = FaultStore(store, [FaultRule(fault, frozenset({"compose"}), times=3, skip=1)])
     result = compacted(faulty, before, plan, tmp_path)
     assert plan is not None
@@ -246,7 +246,7 @@ def test_after_a_put_without_a_response_the_object_goes_to_another_key(tmp_path:
 def test_failures_leave_an_empty_spool(tmp_path: Path) -> None:
     store = archive()
     before = archived_candidates(store)
-    plan = plan_level_1(before, SMALL)
+    plan = plan_rewrite(before, SMALL)
     assert plan is not None
     lost = FaultStore(store, [FaultRule(Fault.LOST_BEFORE, frozenset({"compose"}))])
     with pytest.raises(UnansweredError):
@@ -261,7 +261,7 @@ def test_failures_leave_an_empty_spool(tmp_path: Path) -> None:
 def test_a_spool_that_is_too_small_is_refused_before_any_request(tmp_path: Path) -> None:
     store = archive()
     before = archived_candidates(store)
-    plan = plan_level_1(before, SMALL)
+    plan = plan_rewrite(before, SMALL)
     assert plan is not None
     counting = FaultStore(store)
     with pytest.raises(UsageError, match="which may hold 100"):
@@ -272,7 +272,7 @@ def test_a_spool_that_is_too_small_is_refused_before_any_request(tmp_path: Path)
 def test_sources_are_read_again_when_the_spool_cannot_keep_them(tmp_path: Path) -> None:
     store = archive()
     before = archived_candidates(store)
-    plan = plan_level_1(before, SMALL)
+    plan = plan_rewrite(before, SMALL)
     assert plan is not None
     needed = spool_bytes(before, plan)
     result = compacted(store, before, plan, tmp_path, spool_bytes_max=needed)
@@ -284,7 +284,7 @@ def test_sources_are_read_again_when_the_spool_cannot_keep_them(tmp_path: Path) 
 def test_a_damaged_source_is_an_error(tmp_path: Path, place: str) -> None:
     store = archive()
     before = archived_candidates(store)
-    plan = plan_level_1(before, SMALL)
+    plan = plan_rewrite(before, SMALL)
     assert plan is not None
     number = int(plan.sources[0])
     row, key = before.objects[number], before.object_keys[number]
@@ -300,10 +300,10 @@ def test_a_damaged_source_is_an_error(tmp_path: Path, place: str) -> None:
 def test_a_run_that_is_not_the_catalogs_is_an_error(tmp_path: Path) -> None:
     store = archive()
     before = archived_candidates(store)
-    plan = plan_level_1(before, SMALL)
+    plan = plan_rewrite(before, SMALL)
     assert plan is not None
     lying = replace(before, runs=before.runs.copy())
-    lying.runs["rows"][int(plan.iterations[0][0].pieces["run"][0])] += 1
+    lying.runs["rows"][int(plan.iterations[0][0].ranges["run"][0])] += 1
     with pytest.raises(CorruptionError, match="is not the catalog's"):
         compact(store, lying, plan, IDENTITY, options(tmp_path))
 
@@ -311,7 +311,7 @@ def test_a_run_that_is_not_the_catalogs_is_an_error(tmp_path: Path) -> None:
 def test_totals_of_every_queue_are_compared(tmp_path: Path) -> None:
     store = archive()
     before = archived_candidates(store)
-    plan = plan_level_1(before, SMALL)
+    plan = plan_rewrite(before, SMALL)
     assert plan is not None
     new = compacted(store, before, plan, tmp_path).runs
     check_totals(before, plan, new)
@@ -326,12 +326,12 @@ def test_totals_of_every_queue_are_compared(tmp_path: Path) -> None:
 
 def test_neighbouring_ranges_are_one_get() -> None:
     mib = 1 << 20
-    assert joined_ranges([]) == []
-    assert joined_ranges([(100, 50), (16, 84), (150, 1)]) == [(16, 135)]
-    assert joined_ranges([(16, 100), (90, 60)]) == [(16, 134)], "two runs share a block"
-    assert joined_ranges([(16, 10), (2 * mib, 10)]) == [(16, 10), (2 * mib, 10)]
-    assert joined_ranges([(0, 10 * mib), (10 * mib, 6 * mib), (16 * mib, 1)]) == [
+    assert joined_spans([]) == []
+    assert joined_spans([(100, 50), (16, 84), (150, 1)]) == [(16, 135)]
+    assert joined_spans([(16, 100), (90, 60)]) == [(16, 134)], "two runs share a block"
+    assert joined_spans([(16, 10), (2 * mib, 10)]) == [(16, 10), (2 * mib, 10)]
+    assert joined_spans([(0, 10 * mib), (10 * mib, 6 * mib), (16 * mib, 1)]) == [
         (0, 16 * mib),
         (16 * mib, 1),
     ]
-    assert joined_ranges([(0, 30 * mib), (5, 10)]) == [(0, 30 * mib)]
+    assert joined_spans([(0, 30 * mib), (5, 10)]) == [(0, 30 * mib)]

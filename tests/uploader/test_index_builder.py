@@ -253,7 +253,7 @@ def test_another_builder_was_faster() -> None:
     other_ref = load(store).indexes
     other._build(state, _only_group(other, state))
     assert load(store).indexes == other_ref
-    assert other._pending_deletions and other._pending_deletions[0] not in {ref.key for ref in other_ref}
+    assert other._files.unnamed and other._files.unnamed[0] not in {ref.key for ref in other_ref}
     check(store, 5)
 
 

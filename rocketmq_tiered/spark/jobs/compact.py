@@ -164,7 +164,7 @@ def part_of(candidates: Candidates, plan: RewritePlan, outputs: set[int]) -> tup
     """What is needed for ``outputs``. These keep their numbers, and so their keys."""
     iterations = [[part for part in iteration if part.output in outputs] for iteration in plan.iterations]
     iterations = [iteration for iteration in iterations if iteration]
-    used = np.unique(np.concatenate([part.pieces["run"] for iteration in iterations for part in iteration]))
+    used = np.unique(np.concatenate([part.ranges["run"] for iteration in iterations for part in iteration]))
     runs = candidates.runs[used].copy()
     numbers, place = np.unique(runs["object"], return_inverse=True)
     queue_numbers, queue_place = np.unique(runs["queue"], return_inverse=True)
@@ -189,9 +189,9 @@ def part_of(candidates: Candidates, plan: RewritePlan, outputs: set[int]) -> tup
 
 
 def _renumbered(part: OutputPart, used: np.ndarray[tuple[int], np.dtype[np.int64]]) -> OutputPart:
-    pieces = part.pieces.copy()
-    pieces["run"] = np.searchsorted(used, pieces["run"])
-    return OutputPart(part.output, pieces)
+    ranges = part.ranges.copy()
+    ranges["run"] = np.searchsorted(used, ranges["run"])
+    return OutputPart(part.output, ranges)
 
 
 def joined_results(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tiered.archive.rewrite.plan import (
     LMQ_ROWS_PER_CUT,
-    PIECE_DTYPE,
+    RANGE_DTYPE,
     READERS_MAX,
     Candidates,
     OutputPart,
@@ -124,7 +124,7 @@ class _Filling:
             whole = int(np.searchsorted(first, end_at, side="right")) - 1
             if whole > number:
                 end_at = int(first[whole])
-                self._add(OutputPart(shared, self._pieces(at, 0, end_at, 0)), is_set=True)
+                self._add(OutputPart(shared, self._ranges(at, 0, end_at, 0)), is_set=True)
                 self._used_bytes += self._cost_of(at, 0, end_at, 0)
                 number = whole
             else:
@@ -148,9 +148,9 @@ class _Filling:
             if (end_at, end) == (at, begin):
                 self._end_iteration()
                 continue
-            pieces = self._pieces(at, begin, end_at, end)
+            ranges = self._ranges(at, begin, end_at, end)
             output = self._new_output(self._output(number, is_set=False)) if shared is None else shared
-            self._add(OutputPart(output, pieces), is_set=shared is not None)
+            self._add(OutputPart(output, ranges), is_set=shared is not None)
             self._used_bytes += self._cost_of(at, begin, end_at, end)
             at, begin = end_at, end
 
@@ -204,26 +204,26 @@ class _Filling:
         cost = float(self._memory[end_at] - self._memory[at]) - begin * self._each(self._memory, at)
         return cost + (end * self._each(self._memory, end_at) if end else 0.0)
 
-    def _pieces(self, at: int, begin: int, end_at: int, end: int) -> Table:
+    def _ranges(self, at: int, begin: int, end_at: int, end: int) -> Table:
         count = end_at - at + (1 if end else 0)
-        pieces = np.zeros(count, PIECE_DTYPE)
-        pieces["run"] = self._sequences.order[at : at + count]
-        pieces["end"] = self._length[at : at + count]
-        pieces["begin"][0] = begin
+        ranges = np.zeros(count, RANGE_DTYPE)
+        ranges["run"] = self._sequences.order[at : at + count]
+        ranges["end"] = self._length[at : at + count]
+        ranges["begin"][0] = begin
         if end:
-            pieces["end"][-1] = end
-        return pieces
+            ranges["end"][-1] = end
+        return ranges
 
     def _add(self, part: OutputPart, *, is_set: bool) -> None:
         if is_set:
-            self._shared.setdefault(part.output, []).append(part.pieces)
+            self._shared.setdefault(part.output, []).append(part.ranges)
         else:
             self._alone.append(part)
 
     def _end_iteration(self) -> None:
         if self._alone or self._shared:
             shared = [
-                OutputPart(output, concatenated(found, PIECE_DTYPE)) for output, found in self._shared.items()
+                OutputPart(output, concatenated(found, RANGE_DTYPE)) for output, found in self._shared.items()
             ]
             self._iterations.append(self._alone + shared)
         self._alone, self._shared, self._used_bytes = [], {}, 0.0

@@ -1,7 +1,7 @@
-"""What is taken out of opened sources: rows, keys, stored blocks and records of pieces of runs.
+"""What is taken out of opened sources: rows, keys, stored blocks and records of ranges of runs.
 
-A block that only one piece uses stays as it is stored. Any other one is decoded, one at a time, and its records are
-distributed over the pieces. Small objects are opened together, and all work is on the tables of all of them: a call for
+A block that only one range uses stays as it is stored. Any other one is decoded, one at a time, and its records are
+distributed over the ranges. Small objects are opened together, and all work is on the tables of all of them: a call for
 each would cost more than its bytes.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from tiered.archive.rewrite.plan import PIECE_DTYPE, Candidates
-from tiered.archive.rewrite.spool import CHUNK_DTYPE, FOUND_DTYPE, ROW_DTYPE, FoundPieces
+from tiered.archive.rewrite.plan import RANGE_DTYPE, Candidates
+from tiered.archive.rewrite.spool import CHUNK_DTYPE, FOUND_DTYPE, ROW_DTYPE, FoundRanges
 from tiered.errors import CorruptionError
 from tiered.formats.segment import SHARED_BLOCK_BYTES
 from tiered.formats.segment_index import (
@@ -34,8 +34,8 @@ from tiered.model.tables import RunKind, Table, begins, concatenated, picked, po
 COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
 """Smaller blocks are packed again, except at an object's end: an object of many small blocks is slow to read."""
 
-WANTED_DTYPE = np.dtype([*PIECE_DTYPE.descr, ("iteration", "<i4"), ("ordinal", "<i8")])
-"""A piece, its iteration, and its number there."""
+WANTED_DTYPE = np.dtype([*RANGE_DTYPE.descr, ("iteration", "<i4"), ("ordinal", "<i8")])
+"""A range, its iteration, and its number there."""
 PLACE_DTYPE = np.dtype([
     *WANTED_DTYPE.descr,
     ("in_sources", "<i8"),  # ordinal of the run
@@ -43,7 +43,7 @@ PLACE_DTYPE = np.dtype([
     ("first_block", "<i8"), ("end_block", "<i8"),  # in the sources; equal for an LMQ
     ("raw_begin", "<i8"), ("raw_end", "<i8"),  # in the raw bytes of the sources
 ])  # fmt: skip
-"""Where the rows and blocks of a piece are."""
+"""Where the rows and blocks of a range are."""
 
 
 SOURCE_RUN_DTYPE = np.dtype([
@@ -167,7 +167,7 @@ class OpenedSources:
         return found
 
     def places_of(self, candidates: Candidates, hashes: NDArray[np.uint64], wanted: Table) -> Table:
-        """Where pieces that have rows are (PLACE_DTYPE), in the order of the objects. Blocks that begin inside a piece
+        """Where ranges that have rows are (PLACE_DTYPE), in the order of the objects. Blocks that begin inside a range
         belong to it, and to the first one of a run also a block that begins before. ``hashes``: of the candidates'
         queues. Raises CorruptionError."""
         run = self._checked_runs(candidates, hashes, wanted)
@@ -199,17 +199,15 @@ class OpenedSources:
         found = picked(found, found["end_row"] > found["first_row"])
         return picked(found, np.lexsort((found["first_row"], found["in_sources"])))
 
-    def ranges_of(self, places: Table) -> list[list[tuple[int, int]]]:
+    def spans_of(self, places: Table) -> list[list[tuple[int, int]]]:
         """(offset, length) of each block of ``places``, in the order of each object."""
         steps = np.zeros(len(self.blocks) + 1, np.int64)
         np.add.at(steps, places["first_block"], 1)
         np.subtract.at(steps, places["end_block"], 1)
         blocks = np.flatnonzero(np.cumsum(steps)[:-1])
-        ranges = zip(
-            self._offsets[blocks].tolist(), self.blocks["stored_bytes"][blocks].tolist(), strict=True
-        )
+        spans = zip(self._offsets[blocks].tolist(), self.blocks["stored_bytes"][blocks].tolist(), strict=True)
         bounds = np.searchsorted(blocks, self._first_block).tolist()
-        return [list(islice(ranges, end - begin)) for begin, end in pairwise(bounds)]
+        return [list(islice(spans, end - begin)) for begin, end in pairwise(bounds)]
 
     def _offset_at(self, run: int, row: int) -> int:
         """The queue offset of a row of ``run``."""
@@ -219,7 +217,7 @@ class OpenedSources:
         first = int(self.first_row[run])
         return base + int(self._rows(first, first + row).table["inner_num"].sum(dtype=np.int64))
 
-    def found(self, places: Table, chunks: Chunks) -> FoundPieces:
+    def found(self, places: Table, chunks: Chunks) -> FoundRanges:
         """``chunks`` with the rows and keys of their ``places``, as copies."""
         counts = places["end_row"] - places["first_row"]
         row_begins = self.first_row[places["in_sources"]] + places["first_row"]
@@ -233,7 +231,7 @@ class OpenedSources:
         found = np.zeros(len(places), FOUND_DTYPE)
         for name in ("iteration", "ordinal"):
             found[name] = places[name]
-        found["rows"], found["chunks"], found["blocks"] = counts, chunks.of_piece, chunks.blocks_of_piece
+        found["rows"], found["chunks"], found["blocks"] = counts, chunks.of_range, chunks.blocks_of_range
         found["hashes"] = np.add.reduceat(rows["key_count"], np.cumsum(counts) - counts, dtype=np.int64)
         found["begin_byte"] = places["raw_begin"] - self.bounds.run_raw[places["in_sources"]]
         found["base_queue_offset"] = self.runs["base_queue_offset"][places["in_sources"]]
@@ -241,8 +239,8 @@ class OpenedSources:
             found["base_queue_offset"][at] = self._offset_at(
                 int(places["in_sources"][at]), int(places["first_row"][at])
             )
-        return FoundPieces(
-            pieces=found, rows=rows, hashes=hashes,
+        return FoundRanges(
+            ranges=found, rows=rows, hashes=hashes,
             chunks=chunks.table, blocks=chunks.blocks, data=chunks.data,
         )  # fmt: skip
 
@@ -262,23 +260,23 @@ class OpenedSources:
 
 
 class Chunks(NamedTuple):
-    """Chunks (CHUNK_DTYPE) of pieces, stored blocks and bytes; and how many each piece has."""
+    """Chunks (CHUNK_DTYPE) of ranges, stored blocks and bytes; and how many each range has."""
 
     table: Table
     blocks: Table
     data: Sequence[bytes | memoryview]
-    of_piece: NDArray[np.int64]
-    blocks_of_piece: NDArray[np.int64]
+    of_range: NDArray[np.int64]
+    blocks_of_range: NDArray[np.int64]
 
     @classmethod
-    def without_bytes(cls, pieces: int) -> Chunks:
-        """Of pieces of which only rows are wanted."""
-        none = np.zeros(pieces, np.int64)
+    def without_bytes(cls, ranges: int) -> Chunks:
+        """Of ranges of which only rows are wanted."""
+        none = np.zeros(ranges, np.int64)
         return cls(np.zeros(0, CHUNK_DTYPE), np.zeros(0, BLOCK_DTYPE), [], none, none)
 
 
 class Taking:
-    """Takes the chunks of pieces, in the order of the objects, out of their bytes."""
+    """Takes the chunks of ranges, in the order of the objects, out of their bytes."""
 
     def __init__(self, opened: OpenedSources, stored: Sequence[BlockBytes]) -> None:
         self._opened = opened

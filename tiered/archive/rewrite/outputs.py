@@ -1,7 +1,7 @@
 """Carries out the plan of a rewrite: reads the sources, writes the outputs, puts them. Commits nothing.
 
 An output grows in a local file and is put when it is complete: an SO at once, an SSO when its last iteration has
-ended. Joined objects (level 2) are copied by the store, and only their keys and tail are sent. After a PUT without a
+ended. Joined objects are copied by the store, and only their keys and tail are sent. After a PUT without a
 response the same object goes to another key.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.archive.rewrite.plan import PIECE_DTYPE, Candidates, OutputPart, RewritePlan, sequence_bounds
+from tiered.archive.rewrite.plan import RANGE_DTYPE, Candidates, OutputPart, RewritePlan, sequence_bounds
 from tiered.archive.rewrite.result import (
     OutputIdentity,
     RewriteCost,
@@ -30,7 +30,7 @@ from tiered.archive.rewrite.result import (
     spool_bytes,
 )
 from tiered.archive.rewrite.sources import Sources
-from tiered.archive.rewrite.spool import FoundPieces
+from tiered.archive.rewrite.spool import FoundRanges
 from tiered.errors import (
     FULL_ERRNOS,
     CorruptionError,
@@ -115,7 +115,7 @@ def compact(
 
 @dataclass
 class _Open:
-    """An output in progress. ``has_rows``: whether any piece had."""
+    """An output in progress. ``has_rows``: whether any range had."""
 
     file: BinaryIO
     path: Path
@@ -165,43 +165,43 @@ class _Rewriting:
         self._cost = RewriteCost()
 
     def rewrite(self) -> RewriteResult:
-        """Level 1: iteration by iteration."""
+        """Iteration by iteration."""
         done_bytes = 0
         shared: dict[int, _Open] = {}
         with ExitStack() as files:
             reads = self._sources.read(self._plan.iterations)
             for number, iteration in enumerate(self._plan.iterations):
                 found = next(reads)
-                for part, pieces in zip(iteration, _by_part(iteration, found), strict=True):
+                for part, ranges in zip(iteration, _by_part(iteration, found), strict=True):
                     is_set = self._plan.outputs[part.output].is_set
                     output = shared.pop(part.output, None) or self._open(part.output, files)
-                    self._append(output, part, pieces)
+                    self._append(output, part, ranges)
                     if is_set and self._last_iteration[part.output] > number:
                         shared[part.output] = output
                     else:
                         self._close(output, part)
                     done_bytes += part.message_bytes
                     self._options.report(done_bytes)
-                del found, pieces
+                del found, ranges
         return self._result()
 
     def join(self) -> RewriteResult:
-        """Level 2: output by output, whose blocks the store copies."""
+        """Output by output, whose blocks the store copies."""
         done_bytes = 0
         for (part,) in self._plan.iterations:
             writer = SegmentWriter(None, self._options.codec)
-            ranges: list[Piece] = []
-            for piece in part.pieces:
-                number = int(self._candidates.runs["object"][int(piece["run"])])
+            stored_blocks: list[Piece] = []
+            for one in part.ranges:
+                number = int(self._candidates.runs["object"][int(one["run"])])
                 index, keys = self._sources.open(number)
-                rows = self._sources.whole_run(index, keys, int(piece["run"]))
-                if not ranges:
-                    queue = self._candidates.queues[int(self._candidates.runs["queue"][int(piece["run"])])]
-                    writer.begin_runs([queue], self._heads_of([int(piece["run"])]))
+                rows = self._sources.whole_run(index, keys, int(one["run"]))
+                if not stored_blocks:
+                    queue = self._candidates.queues[int(self._candidates.runs["queue"][int(one["run"])])]
+                    writer.begin_runs([queue], self._heads_of([int(one["run"])]))
                 writer.add_rows(rows, self._sources.parents.queues)
                 writer.add_stored(index.blocks, [])
-                ranges += _copied(index, is_first=not ranges)
-            self._put(writer, part, ranges)
+                stored_blocks += _copied(index, is_first=not stored_blocks)
+            self._put(writer, part, stored_blocks)
             done_bytes += part.message_bytes
             self._options.report(done_bytes)
         return self._result()
@@ -217,28 +217,28 @@ class _Rewriting:
         file = files.enter_context(path.open("wb", buffering=1 << 20))
         return _Open(file, path, SegmentWriter(file, self._options.codec))
 
-    def _append(self, output: _Open, part: OutputPart, found: FoundPieces) -> None:
-        """Add the pieces of ``part`` that have rows."""
-        if not len(found.pieces):
+    def _append(self, output: _Open, part: OutputPart, found: FoundRanges) -> None:
+        """Add the ranges of ``part`` that have rows."""
+        if not len(found.ranges):
             return
         is_set = self._plan.outputs[part.output].is_set
-        pieces = picked(part.pieces, found.pieces["ordinal"])
+        ranges = picked(part.ranges, found.ranges["ordinal"])
         if is_set:
-            begins = (pieces["begin"] == 0) & np.isin(pieces["run"], self._head_runs)
+            begins = (ranges["begin"] == 0) & np.isin(ranges["run"], self._head_runs)
         else:
-            begins = np.zeros(len(pieces), bool)
+            begins = np.zeros(len(ranges), bool)
             begins[0] = not output.has_rows
-        bounds = np.unique([0, *np.flatnonzero(begins), len(pieces)])
-        rows = np.cumsum(np.add.reduceat(found.pieces["rows"], bounds[:-1], dtype=np.int64))
+        bounds = np.unique([0, *np.flatnonzero(begins), len(ranges)])
+        rows = np.cumsum(np.add.reduceat(found.ranges["rows"], bounds[:-1], dtype=np.int64))
         cuts = [0, *(np.flatnonzero(np.diff(rows // BATCH_ROWS)) + 1).tolist(), len(rows)]
         for (first, last), one in zip(pairwise(cuts), found.cut(bounds[cuts].tolist()), strict=True):
             place = int(bounds[first])
             new = [at for at in bounds[first:last].tolist() if begins[at]]
-            self._begin_runs(output.writer, pieces["run"][new].tolist(), found, is_set=is_set)
+            self._begin_runs(output.writer, ranges["run"][new].tolist(), found, is_set=is_set)
             self._add(output.writer, one, bounds[first : last + 1] - place)
         output.has_rows = True
 
-    def _begin_runs(self, writer: SegmentWriter, new: list[int], found: FoundPieces, *, is_set: bool) -> None:
+    def _begin_runs(self, writer: SegmentWriter, new: list[int], found: FoundRanges, *, is_set: bool) -> None:
         """Begin a run for each of the runs ``new`` of the candidates; of an SO, with all of ``found``."""
         if new:
             runs = self._candidates.runs
@@ -246,9 +246,9 @@ class _Rewriting:
             heads = self._heads_of(new) if is_set else _head_of(runs[new[0]], found).reshape(1)
             writer.begin_runs(queues, heads)
 
-    def _add(self, writer: SegmentWriter, found: FoundPieces, bounds: NDArray[np.int64]) -> None:
-        """Rows and blocks of the last runs, each of which has the pieces between two of ``bounds``."""
-        counts = np.add.reduceat(found.pieces["rows"], bounds[:-1], dtype=np.int64)
+    def _add(self, writer: SegmentWriter, found: FoundRanges, bounds: NDArray[np.int64]) -> None:
+        """Rows and blocks of the last runs, each of which has the ranges between two of ``bounds``."""
+        counts = np.add.reduceat(found.ranges["rows"], bounds[:-1], dtype=np.int64)
         rows = found.row_table(bounds)
         writer.add_rows(rows, self._sources.parents.queues, counts)
         for batch in found.batches(bounds, BATCH_BYTES):
@@ -272,15 +272,15 @@ class _Rewriting:
             if again:
                 number, self._attempts = self._attempts, self._attempts + 1
             key = key_of(
-                self._candidates, self._plan, self._identity, part.output, int(part.pieces["run"][0]), number
+                self._candidates, self._plan, self._identity, part.output, int(part.ranges["run"][0]), number
             )
             segment = writer.finish(self._meta(number))
             stored = blocks.blocks(segment) if isinstance(blocks, _Open) else blocks
-            pieces: list[Piece] = [*stored, segment.keys, segment.tail]
+            sent: list[Piece] = [*stored, segment.keys, segment.tail]
             if again:
                 self._options.announce(key)
             try:
-                compose_own(self._store, key, pieces)
+                compose_own(self._store, key, sent)
             except ThrottledError:
                 if again + 1 == ATTEMPTS_MAX:
                     raise
@@ -291,9 +291,9 @@ class _Rewriting:
                     raise
                 logger.warning("no response to the PUT of %s; the object goes to another key", key)
             else:
-                sent = sent_bytes(pieces)
-                self._cost.bytes_sent += sent
-                self._cost.bytes_copied += segment.size_bytes - sent
+                sent_size = sent_bytes(sent)
+                self._cost.bytes_sent += sent_size
+                self._cost.bytes_copied += segment.size_bytes - sent_size
                 self._record(segment, key, part.output)
                 return
 
@@ -327,14 +327,14 @@ class _Rewriting:
 def _sequence_heads(candidates: Candidates, plan: RewritePlan) -> tuple[NDArray[np.int64], Table]:
     """The first runs of the sequences of sets and of joined objects, and the heads (RUN_DTYPE) of their outputs'
     runs."""
-    pieces: dict[int, list[NDArray[Any]]] = {}
+    ranges: dict[int, list[NDArray[Any]]] = {}
     for iteration in plan.iterations:
         for part in iteration:
             if plan.copies or plan.outputs[part.output].is_set:
-                pieces.setdefault(part.output, []).append(part.pieces)
+                ranges.setdefault(part.output, []).append(part.ranges)
     firsts, heads = [np.zeros(0, np.int64)], []
-    for found in pieces.values():
-        moved = concatenated(found, PIECE_DTYPE)
+    for found in ranges.values():
+        moved = concatenated(found, RANGE_DTYPE)
         numbers = moved["run"][moved["begin"] == 0]
         runs = picked(candidates.runs, numbers)
         begins = np.array([first for first, _ in sequence_bounds(runs)], np.int64)
@@ -346,12 +346,12 @@ def _sequence_heads(candidates: Candidates, plan: RewritePlan) -> tuple[NDArray[
     return np.concatenate(firsts), concatenated(heads, RUN_DTYPE)
 
 
-def _head_of(run: Any, found: FoundPieces) -> Any:
-    """The head of an SO that begins in ``run``: its pieces may end or begin inside runs."""
+def _head_of(run: Any, found: FoundRanges) -> Any:
+    """The head of an SO that begins in ``run``: its ranges may end or begin inside runs."""
     head = run.copy()
-    head["base_queue_offset"] = found.pieces["base_queue_offset"][0]
+    head["base_queue_offset"] = found.ranges["base_queue_offset"][0]
     if int(head["kind"]) != RunKind.LMQ:
-        head["base_byte"] += found.pieces["begin_byte"][0]
+        head["base_byte"] += found.ranges["begin_byte"][0]
     head["min_store_timestamp"] = found.rows["store_timestamp"].min()
     head["min_phys"] = found.rows["phys"].min()
     return head
@@ -366,14 +366,14 @@ def _add_records(
         raise CorruptionError(str(error)) from error
 
 
-def _by_part(iteration: Sequence[OutputPart], found: FoundPieces) -> Iterator[FoundPieces]:
+def _by_part(iteration: Sequence[OutputPart], found: FoundRanges) -> Iterator[FoundRanges]:
     """What was found of each part; ordinals begin at 0 again."""
-    ends = np.cumsum([0, *(len(part.pieces) for part in iteration)])
-    bounds = np.searchsorted(found.pieces["ordinal"], ends).tolist()
+    ends = np.cumsum([0, *(len(part.ranges) for part in iteration)])
+    bounds = np.searchsorted(found.ranges["ordinal"], ends).tolist()
     for begin, one in zip(ends.tolist(), found.cut(bounds), strict=False):
-        pieces = copied(one.pieces)
-        pieces["ordinal"] -= begin
-        yield replace(one, pieces=pieces)
+        ranges = copied(one.ranges)
+        ranges["ordinal"] -= begin
+        yield replace(one, ranges=ranges)
 
 
 def _copied(index: SegmentIndex, *, is_first: bool) -> list[Piece]:

@@ -19,7 +19,7 @@ READERS_MAX = 8
 LMQ_ROWS_PER_CUT = 4096
 """LMQ rows have no bytes: their runs are cut at multiples of a column page."""
 
-PIECE_DTYPE = np.dtype([
+RANGE_DTYPE = np.dtype([
     ("run", "<i8"),   # index into the candidates' runs
     ("begin", "<i8"), # in the run's bytes; of an LMQ: in its rows
     ("end", "<i8"),
@@ -82,15 +82,15 @@ class PlannedOutput:
 
 @dataclass(frozen=True)
 class OutputPart:
-    """What one iteration adds to output number ``output``: ``pieces`` (PIECE_DTYPE), in order."""
+    """What one iteration adds to output number ``output``: ``ranges`` (RANGE_DTYPE), in order."""
 
     output: int
-    pieces: Table
+    ranges: Table
 
     @property
     def message_bytes(self) -> int:
         """Bytes of its messages; of LMQs, which have none, rows."""
-        return int((self.pieces["end"] - self.pieces["begin"]).sum())
+        return int((self.ranges["end"] - self.ranges["begin"]).sum())
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Sequences:
 
 
 def length_of(runs: Table) -> NDArray[Any]:
-    """Length of each run in the unit of PIECE_DTYPE."""
+    """Length of each run in the unit of RANGE_DTYPE."""
     return np.where(runs["kind"] == RunKind.LMQ, runs["rows"], runs["byte_count"])
 
 

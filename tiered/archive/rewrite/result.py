@@ -84,7 +84,7 @@ def output_keys(candidates: Candidates, plan: RewritePlan, identity: OutputIdent
     first: dict[int, int] = {}
     for iteration in plan.iterations:
         for part in iteration:
-            first.setdefault(part.output, int(part.pieces["run"][0]))
+            first.setdefault(part.output, int(part.ranges["run"][0]))
     return [
         key_of(candidates, plan, identity, output, first[output], output)
         for output in range(len(plan.outputs))
@@ -99,7 +99,7 @@ def spool_bytes(candidates: Candidates, plan: RewritePlan) -> int:
     shared: dict[int, int] = {}
     for iteration in plan.iterations:
         for part in iteration:
-            size = int(candidates.runs["byte_count"][part.pieces["run"]].sum())
+            size = int(candidates.runs["byte_count"][part.ranges["run"]].sum())
             if plan.outputs[part.output].is_set:
                 shared[part.output] = shared.get(part.output, 0) + size
             else:
@@ -113,7 +113,7 @@ def check_totals(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
     moved = np.zeros(len(candidates.runs), bool)
     for step in plan.iterations:
         for part in step:
-            moved[part.pieces["run"]] = True
+            moved[part.ranges["run"]] = True
     queues = len(candidates.queues)
     before, after = _totals(candidates.runs, moved, queues), _totals(new, np.ones(len(new), bool), queues)
     changed = np.flatnonzero((before != after).any(axis=1))

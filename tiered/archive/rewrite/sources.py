@@ -1,7 +1,7 @@
-"""Reads what the iterations of a rewrite need: rows, keys, stored blocks and records of pieces of runs.
+"""Reads what the iterations of a rewrite need: rows, keys, stored blocks and records of ranges of runs.
 
-Iterations are as large as memory, and a source has a few kilobytes for each. So a source is read and opened once for a
-*window*, as many iterations as the disk has room for, and a spool keeps what each of them gets.
+Iterations are as large as memory, and a source has a few kilobytes for each. So a source is read and opened once
+for as many iterations as the disk has room for, and a spool keeps what each of them gets.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tiered.archive.rewrite.opened import (
     Taking,
     queue_hashes,
 )
-from tiered.archive.rewrite.plan import PIECE_DTYPE, READERS_MAX, Candidates, OutputPart, length_of
-from tiered.archive.rewrite.spool import FoundPieces, IterationSpool
+from tiered.archive.rewrite.plan import RANGE_DTYPE, READERS_MAX, Candidates, OutputPart, length_of
+from tiered.archive.rewrite.spool import FoundRanges, IterationSpool
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import KeySection, SegmentIndex
@@ -40,7 +40,7 @@ MIB = 1024 * 1024
 READ_BYTES_MAX = 16 * MIB
 """Limit of one GET; a larger block is read by one GET too."""
 HOLE_BYTES_MAX = MIB
-"""Unneeded bytes between two ranges that one GET reads too."""
+"""Unneeded bytes between two spans that one GET reads too."""
 WHOLE_BYTES_MAX = MIB
 """Sources up to this size are read by one GET as a whole."""
 IN_FLIGHT_BYTES = 24 * MIB
@@ -48,10 +48,10 @@ IN_FLIGHT_BYTES = 24 * MIB
 GROUP_BYTES_MAX, GROUP_SOURCES_MAX = MIB // 2, 16
 """Small sources that are read one after the other and opened together."""
 BATCH_BYTES = 2 * MIB
-"""Messages of a source that are taken out of it together, unless a piece has more."""
+"""Messages of a source that are taken out of it together, unless a range has more."""
 SPOOLED_BYTES_MAX = 3 * MIB // 2
 """What the spool keeps in memory, and not more than an iteration has."""
-ROW_BYTES, PIECE_BYTES = 64, 64
+ROW_BYTES, RANGE_BYTES = 64, 64
 """In the spool, beside messages."""
 
 
@@ -86,31 +86,31 @@ class Sources:
         self._readers.shutdown(cancel_futures=True)
         self._spool.close()
 
-    def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundPieces]:
-        """For each iteration the pieces that have rows, by their number among all pieces of its parts."""
-        windows, is_packed = windows_of(self._candidates, iterations, self._spool_bytes_max)
-        while windows:
-            window = windows.pop(0)
-            count = len(window)
+    def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundRanges]:
+        """For each iteration the ranges that have rows, by their number among all ranges of its parts."""
+        readings, is_packed = readings_of(self._candidates, iterations, self._spool_bytes_max)
+        while readings:
+            reading = readings.pop(0)
+            count = len(reading)
             self._spool.clear(is_packed=is_packed)
-            self._distribute(window)
+            self._distribute(reading)
             for number in range(count):
                 yield self._spool.take(number)
 
-    def _distribute(self, window: list[Table]) -> None:
-        """Read the sources of all iterations of ``window``, each once. It is emptied: sources take its memory."""
-        wanted = _by_object(self._candidates, window)
+    def _distribute(self, reading: list[Table]) -> None:
+        """Read the sources of all iterations of ``reading``, each once. It is emptied: sources take its memory."""
+        wanted = _by_object(self._candidates, reading)
         groups = _groups_of(self._candidates, wanted, self._group_bytes_max)
         largest = max((group.size_bytes for group in groups), default=1)
         readers = self._in_flight_bytes // min(self.read_bytes_max, max(1, largest)) - 1
         kept = None  # one iteration is in memory anyway
-        if len(window) > 1:
+        if len(reading) > 1:
             kept = min(
                 SPOOLED_BYTES_MAX,
                 self._in_flight_bytes // 4,
-                max(int((one["end"] - one["begin"]).sum()) for one in window),
+                max(int((one["end"] - one["begin"]).sum()) for one in reading),
             )
-        window.clear()
+        reading.clear()
         for source in self._ahead(groups, max(1, min(READERS_MAX, readers))):
             for found in self._found(source):
                 self._spool.add(found, kept)
@@ -187,12 +187,12 @@ class Sources:
         )
         places = opened.places_of(self._candidates, self._queue_hashes, group.wanted)
         stored = [
-            _ObjectBytes(self, self._key(number), int(sizes[number]), end, ranges)
-            for number, end, ranges in zip(group.objects, ends, opened.ranges_of(places), strict=True)
+            _ObjectBytes(self, self._key(number), int(sizes[number]), end, spans)
+            for number, end, spans in zip(group.objects, ends, opened.spans_of(places), strict=True)
         ]
         return _OpenGroup(opened, places, stored)
 
-    def _found(self, source: _OpenGroup) -> Iterator[FoundPieces]:
+    def _found(self, source: _OpenGroup) -> Iterator[FoundRanges]:
         """What was wanted of a source, some megabytes at a time."""
         opened, places, stored = source
         taking = Taking(opened, stored)
@@ -206,7 +206,7 @@ class Sources:
 
 
 class _Group(NamedTuple):
-    """A large object or small ones, and the pieces (WANTED_DTYPE) that are wanted, object by object."""
+    """A large object or small ones, and the ranges (WANTED_DTYPE) that are wanted, object by object."""
 
     objects: list[int]
     wanted: Table
@@ -238,7 +238,7 @@ class _ObjectBytes:
             self._left: deque[tuple[int, int]] = deque()
             self._begin, self._data = known, end
         else:
-            self._left = deque(joined_ranges(wanted, sources.read_bytes_max))
+            self._left = deque(joined_spans(wanted, sources.read_bytes_max))
             self._begin, self._data = 0, memoryview(b"")
 
     def _read(self) -> None:
@@ -255,7 +255,7 @@ class _ObjectBytes:
         return self._data[offset - self._begin : offset - self._begin + length]
 
 
-def windows_of(
+def readings_of(
     candidates: Candidates, iterations: Sequence[list[OutputPart]], spool_bytes_max: int
 ) -> tuple[list[list[Table]], bool]:
     """Pieces of consecutive iterations that fit on the disk, and whether they are compressed there: only if all of
@@ -265,46 +265,46 @@ def windows_of(
     steps: list[Table] = []
     decoded, packed = [], []
     for iteration in iterations:
-        pieces = concatenated((part.pieces for part in iteration), PIECE_DTYPE)
-        run = picked(runs, pieces["run"])
-        length = pieces["end"] - pieces["begin"]
+        ranges = concatenated((part.ranges for part in iteration), RANGE_DTYPE)
+        run = picked(runs, ranges["run"])
+        length = ranges["end"] - ranges["begin"]
         stored = length * ratio[run["object"]]
         rows = run["rows"] * (length / np.maximum(length_of(run), 1))
-        tables = float((rows * ROW_BYTES + PIECE_BYTES).sum())
-        # At both ends of a piece, blocks may be decoded.
+        tables = float((rows * ROW_BYTES + RANGE_BYTES).sum())
+        # At both ends of a range, blocks may be decoded.
         decoded.append(float(np.minimum(length, stored + 2 * COPIED_RAW_BYTES_MIN).sum()) + tables)
         packed.append(float(stored.sum()) + tables)
-        steps.append(pieces)
+        steps.append(ranges)
     is_packed = sum(decoded) > spool_bytes_max
-    windows: list[list[Table]] = []
+    readings: list[list[Table]] = []
     used = 0.0
-    for pieces, size in zip(steps, packed if is_packed else decoded, strict=True):
-        if not windows or used + size > spool_bytes_max:
-            windows.append([])
+    for ranges, size in zip(steps, packed if is_packed else decoded, strict=True):
+        if not readings or used + size > spool_bytes_max:
+            readings.append([])
             used = 0.0
-        windows[-1].append(pieces)
+        readings[-1].append(ranges)
         used += size
-    return windows, is_packed
+    return readings, is_packed
 
 
-def _by_object(candidates: Candidates, window: Sequence[Table]) -> Table:
+def _by_object(candidates: Candidates, reading: Sequence[Table]) -> Table:
     """Pieces of all iterations (WANTED_DTYPE) in the order of their objects."""
-    pieces = np.zeros(sum(map(len, window)), WANTED_DTYPE)
+    ranges = np.zeros(sum(map(len, reading)), WANTED_DTYPE)
     at = 0
-    for number, mine in enumerate(window):
-        rows = pieces[at : at + len(mine)]
-        for name in PIECE_DTYPE.names or ():
+    for number, mine in enumerate(reading):
+        rows = ranges[at : at + len(mine)]
+        for name in RANGE_DTYPE.names or ():
             rows[name] = mine[name]
         rows["iteration"], rows["ordinal"] = number, np.arange(len(mine))
         at += len(mine)
-    return picked(pieces, np.argsort(candidates.runs["object"][pieces["run"]], kind="stable"))
+    return picked(ranges, np.argsort(candidates.runs["object"][ranges["run"]], kind="stable"))
 
 
-def _groups_of(candidates: Candidates, pieces: Table, group_bytes_max: int) -> list[_Group]:
-    """``pieces`` of large objects, and of neighbouring small ones."""
-    numbers, first = np.unique(candidates.runs["object"][pieces["run"]], return_index=True)
+def _groups_of(candidates: Candidates, ranges: Table, group_bytes_max: int) -> list[_Group]:
+    """``ranges`` of large objects, and of neighbouring small ones."""
+    numbers, first = np.unique(candidates.runs["object"][ranges["run"]], return_index=True)
     sizes = candidates.objects["size_bytes"][numbers].tolist()
-    ends = [*first[1:].tolist(), len(pieces)]
+    ends = [*first[1:].tolist(), len(ranges)]
     groups: list[_Group] = []
     objects: list[int] = []
     begin = used = 0
@@ -313,17 +313,15 @@ def _groups_of(candidates: Candidates, pieces: Table, group_bytes_max: int) -> l
         used += size
         is_last = at + 1 == len(sizes)
         if is_last or len(objects) == GROUP_SOURCES_MAX or used + sizes[at + 1] > group_bytes_max:
-            groups.append(_Group(objects, pieces[begin : ends[at]], used))
+            groups.append(_Group(objects, ranges[begin : ends[at]], used))
             objects, begin, used = [], ends[at], 0
     return groups
 
 
-def joined_ranges(
-    ranges: list[tuple[int, int]], read_bytes_max: int = READ_BYTES_MAX
-) -> list[tuple[int, int]]:
-    """(offset, length) of GETs that cover ``ranges``: neighbours in one, up to ``read_bytes_max``."""
+def joined_spans(spans: list[tuple[int, int]], read_bytes_max: int = READ_BYTES_MAX) -> list[tuple[int, int]]:
+    """(offset, length) of GETs that cover ``spans``: neighbours in one, up to ``read_bytes_max``."""
     found: list[list[int]] = []
-    for offset, length in sorted(ranges):
+    for offset, length in sorted(spans):
         end = offset + length
         is_near = bool(found) and offset - found[-1][1] <= HOLE_BYTES_MAX
         if is_near and (end <= found[-1][1] or end - found[-1][0] <= read_bytes_max):

@@ -1,7 +1,7 @@
 """Keeps what sources have for each iteration: in memory up to a limit, and then in a file.
 
 Pieces come source by source, and are wanted iteration by iteration. All work is on tables, whatever the number of
-pieces: a piece of an archive with many queues often has one message.
+ranges: a range of an archive with many queues often has one message.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from tiered.model.tables import Table, begins, concatenated, picked, positions
 FOUND_DTYPE = np.dtype([
     ("iteration", "<i4"),
     ("rows", "<i4"), ("chunks", "<i4"), ("blocks", "<i4"), ("hashes", "<i4"),
-    ("ordinal", "<i8"),            # among the pieces of the iteration's parts
+    ("ordinal", "<i8"),            # among the ranges of the iteration's parts
     ("base_queue_offset", "<i8"),  # of its first row
     ("begin_byte", "<i8"),         # where that row's record begins in its run
 ])  # fmt: skip
-"""A piece that was read, and how much of the other tables is its own."""
+"""A range that was read, and how much of the other tables is its own."""
 ROW_DTYPE = np.dtype([
     ("size", "<i4"), ("tags_code", "<i8"), ("store_timestamp", "<i8"), ("phys", "<i8"), ("inner_num", "<i4"),
     ("parent", "<i4"), ("parent_queue_offset", "<i8"), ("key_count", "<u2"),
 ])  # fmt: skip
-PIECES_MAX = 1024
+BUFFERS_MAX = 1024
 """Of one system call: IOV_MAX."""
 CHUNK_DTYPE = np.dtype([("rows", "<i4"), ("blocks", "<i4"), ("size_bytes", "<i8")])
 """Records back to back, or one of ``blocks`` as it is stored."""
 
 
 @dataclass(frozen=True)
-class FoundPieces:
+class FoundRanges:
     """Pieces (FOUND_DTYPE) and what they have, one behind the other: rows (ROW_DTYPE), key hashes, chunks
     (CHUNK_DTYPE), stored blocks (BLOCK_DTYPE), and the bytes of each chunk."""
 
-    pieces: Table
+    ranges: Table
     rows: Table
     hashes: NDArray[Any]
     chunks: Table
@@ -54,53 +54,53 @@ class FoundPieces:
     @property
     def size_bytes(self) -> int:
         """Memory of all tables and bytes."""
-        tables = (self.pieces, self.rows, self.hashes, self.chunks, self.blocks)
+        tables = (self.ranges, self.rows, self.hashes, self.chunks, self.blocks)
         return sum(table.nbytes for table in tables) + int(self.chunks["size_bytes"].sum())
 
-    def selected(self, order: NDArray[Any]) -> FoundPieces:
-        """The pieces ``order`` with all that they have."""
-        taken = picked(self.pieces, order)
+    def selected(self, order: NDArray[Any]) -> FoundRanges:
+        """The ranges ``order`` with all that they have."""
+        taken = picked(self.ranges, order)
         tables = {
-            name: picked(table, positions(_starts(self.pieces[name])[order], taken[name]))
+            name: picked(table, positions(_starts(self.ranges[name])[order], taken[name]))
             for name, table in (("rows", self.rows), ("hashes", self.hashes), ("blocks", self.blocks))
         }
-        places = positions(_starts(self.pieces["chunks"])[order], taken["chunks"])
+        places = positions(_starts(self.ranges["chunks"])[order], taken["chunks"])
         data = [self.data[place] for place in places.tolist()]
-        return FoundPieces(pieces=taken, chunks=picked(self.chunks, places), data=data, **tables)
+        return FoundRanges(ranges=taken, chunks=picked(self.chunks, places), data=data, **tables)
 
-    def cut(self, bounds: Sequence[int]) -> Iterator[FoundPieces]:
-        """The pieces between each two of ``bounds``. Nothing is copied."""
-        ends = {name: [0, *np.cumsum(self.pieces[name], dtype=np.int64).tolist()] for name in _COUNTS}
+    def cut(self, bounds: Sequence[int]) -> Iterator[FoundRanges]:
+        """The ranges between each two of ``bounds``. Nothing is copied."""
+        ends = {name: [0, *np.cumsum(self.ranges[name], dtype=np.int64).tolist()] for name in _COUNTS}
         for first, last in pairwise(bounds):
             rows, chunks, blocks, hashes = (slice(ends[name][first], ends[name][last]) for name in _COUNTS)
-            yield FoundPieces(
-                self.pieces[first:last], self.rows[rows], self.hashes[hashes], self.chunks[chunks],
+            yield FoundRanges(
+                self.ranges[first:last], self.rows[rows], self.hashes[hashes], self.chunks[chunks],
                 self.blocks[blocks], self.data[chunks],
             )  # fmt: skip
 
     def row_table(self, bounds: NDArray[np.int64]) -> RowTable:
-        """All rows. The pieces between each two of ``bounds`` are of one run. Raises ValueError if one of them does not
+        """All rows. The ranges between each two of ``bounds`` are of one run. Raises ValueError if one of them does not
         continue the one before."""
         columns = {name: np.ascontiguousarray(self.rows[name]) for name in ROW_DTYPE.names or ()}
         spans = columns["inner_num"].astype(np.int64)
         before = np.cumsum(spans) - spans
-        shift = self.pieces["base_queue_offset"] - before[_starts(self.pieces["rows"])]
+        shift = self.ranges["base_queue_offset"] - before[_starts(self.ranges["rows"])]
         is_apart = np.diff(shift) != 0
         is_apart[bounds[1:-1] - 1] = False
         if is_apart.any():
             at = int(is_apart.argmax()) + 1
-            raise ValueError(f"pieces do not continue before {self.pieces['base_queue_offset'][at]}")
-        columns["queue_offset"] = before + np.repeat(shift, self.pieces["rows"])
+            raise ValueError(f"ranges do not continue before {self.ranges['base_queue_offset'][at]}")
+        columns["queue_offset"] = before + np.repeat(shift, self.ranges["rows"])
         columns["position"] = np.full(len(spans), -1, np.int64)
         return RowTable(key_hashes=self.hashes, **columns)
 
     def batches(self, bounds: NDArray[np.int64], size_bytes: int) -> Iterator[Batch]:
-        """Consecutive chunks of one kind in one run, about ``size_bytes`` together. The pieces between each two of
+        """Consecutive chunks of one kind in one run, about ``size_bytes`` together. The ranges between each two of
         ``bounds`` are of one run."""
         if not len(self.chunks):
             return
         is_stored = self.chunks["blocks"] > 0
-        chunks_of_run = np.add.reduceat(self.pieces["chunks"], bounds[:-1], dtype=np.int64)
+        chunks_of_run = np.add.reduceat(self.ranges["chunks"], bounds[:-1], dtype=np.int64)
         run = np.repeat(np.arange(len(chunks_of_run)), chunks_of_run)
         number = np.cumsum(self.chunks["size_bytes"]) // size_bytes
         is_cut = (is_stored[1:] != is_stored[:-1]) | (number[1:] != number[:-1]) | (run[1:] != run[:-1])
@@ -108,7 +108,7 @@ class FoundPieces:
         run = run[firsts]
         # Rows of LMQs have no chunks: those of chunks are counted in each run.
         rows = begins(self.chunks["rows"])
-        shift = begins(np.add.reduceat(self.pieces["rows"], bounds[:-1], dtype=np.int64))[:-1]
+        shift = begins(np.add.reduceat(self.ranges["rows"], bounds[:-1], dtype=np.int64))[:-1]
         shift = (shift - rows[begins(chunks_of_run)[:-1]])[run]
         chunks = np.append(firsts, len(self.chunks))
         blocks = begins(self.chunks["blocks"])[chunks]
@@ -121,7 +121,7 @@ class FoundPieces:
 
 class Batch(NamedTuple):
     """Rows of one run, and their stored blocks, or none if these are records, and bytes. ``run``: its number among
-    those of the pieces."""
+    those of the ranges."""
 
     run: int
     first_row: int
@@ -134,7 +134,7 @@ _COUNTS = ("rows", "chunks", "blocks", "hashes")
 
 
 class _Place(NamedTuple):
-    """Where the file has pieces of an iteration, in how many bytes, and the lengths of their tables."""
+    """Where the file has ranges of an iteration, in how many bytes, and the lengths of their tables."""
 
     position: int
     stored_bytes: int
@@ -147,33 +147,33 @@ class IterationSpool:
     def __init__(self, path: Path) -> None:
         self._file = path.open("w+b", buffering=0)
         path.unlink()
-        self._added: list[FoundPieces] = []
+        self._added: list[FoundRanges] = []
         self._added_bytes = 0
         self._places: dict[int, list[_Place]] = {}
         self._end = 0
         self._is_packed = False
 
-    def add(self, found: FoundPieces, memory_bytes_max: int | None) -> None:
+    def add(self, found: FoundRanges, memory_bytes_max: int | None) -> None:
         """Keep ``found``; everything goes to the file above ``memory_bytes_max``, if there is one."""
         self._added.append(found)
         self._added_bytes += found.size_bytes
         if memory_bytes_max is not None and self._added_bytes > memory_bytes_max:
             self._flush()
 
-    def take(self, iteration: int) -> FoundPieces:
-        """The pieces of an iteration, by ordinal. Those of earlier ones may be gone. Raises OSError."""
+    def take(self, iteration: int) -> FoundRanges:
+        """The ranges of an iteration, by ordinal. Those of earlier ones may be gone. Raises OSError."""
         if self._places:
             self._flush()
             found = joined([self._read(place) for place in self._places.pop(iteration, [])])
         else:
             found = joined(self._added)
             self._added = [found]
-            is_mine = found.pieces["iteration"] == iteration
+            is_mine = found.ranges["iteration"] == iteration
             if is_mine.all():
                 self._added, self._added_bytes = [], 0
             else:
                 found = found.selected(np.flatnonzero(is_mine))
-        return found.selected(np.argsort(found.pieces["ordinal"], kind="stable"))
+        return found.selected(np.argsort(found.ranges["ordinal"], kind="stable"))
 
     def clear(self, *, is_packed: bool) -> None:
         """Forget all. ``is_packed``: what follows is compressed in the file."""
@@ -191,14 +191,14 @@ class IterationSpool:
             return
         found = joined(self._added)
         self._added, self._added_bytes = [], 0
-        number = found.pieces["iteration"]
+        number = found.ranges["iteration"]
         if (number[1:] < number[:-1]).any():  # those of one source are usually in order
             found = found.selected(np.argsort(number, kind="stable"))
-        iterations, first = np.unique(found.pieces["iteration"], return_index=True)
-        parts = found.cut([*first.tolist(), len(found.pieces)])
+        iterations, first = np.unique(found.ranges["iteration"], return_index=True)
+        parts = found.cut([*first.tolist(), len(found.ranges)])
         self._file.seek(self._end)
         for iteration, part in zip(iterations.tolist(), parts, strict=True):
-            tables = (part.pieces, part.rows, part.hashes, part.chunks, part.blocks)
+            tables = (part.ranges, part.rows, part.hashes, part.chunks, part.blocks)
             stored = [
                 *(np.ascontiguousarray(table).view(np.uint8).data for table in tables),
                 *part.data,
@@ -210,11 +210,11 @@ class IterationSpool:
             self._places.setdefault(iteration, []).append(place)
             self._end += stored_bytes
 
-    def _write(self, pieces: Sequence[bytes | memoryview]) -> int:
-        """Append ``pieces``; returns how many bytes these are."""
+    def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
+        """Append ``buffers``; returns how many bytes these are."""
         total = 0
-        for first in range(0, len(pieces), PIECES_MAX):
-            mine = pieces[first : first + PIECES_MAX]
+        for first in range(0, len(buffers), BUFFERS_MAX):
+            mine = buffers[first : first + BUFFERS_MAX]
             size = sum(map(len, mine))
             written = os.writev(self._file.fileno(), mine)
             if written < size:
@@ -224,7 +224,7 @@ class IterationSpool:
             total += size
         return total
 
-    def _read(self, place: _Place) -> FoundPieces:
+    def _read(self, place: _Place) -> FoundRanges:
         self._file.seek(place.position)
         target, begin = np.empty(place.stored_bytes, np.uint8).data, 0  # a bytearray would be filled first
         while begin < place.stored_bytes:
@@ -240,24 +240,24 @@ class IterationSpool:
             begin += count * kind.itemsize
         view = memoryview(raw)
         ends = accumulate(tables[3]["size_bytes"].tolist(), initial=begin)
-        pieces, rows, hashes, chunks, blocks = tables
+        ranges, rows, hashes, chunks, blocks = tables
         data = [view[one:end] for one, end in pairwise(ends)]
-        return FoundPieces(pieces, rows, hashes, chunks, blocks, data)
+        return FoundRanges(ranges, rows, hashes, chunks, blocks, data)
 
 
 _TABLES = (FOUND_DTYPE, ROW_DTYPE, np.dtype("<u8"), CHUNK_DTYPE, BLOCK_DTYPE)
 
 
-def joined(parts: Sequence[FoundPieces]) -> FoundPieces:
-    """All pieces of ``parts``, in their order."""
+def joined(parts: Sequence[FoundRanges]) -> FoundRanges:
+    """All ranges of ``parts``, in their order."""
     if len(parts) == 1:
         return parts[0]
-    names = ("pieces", "rows", "hashes", "chunks", "blocks")
+    names = ("ranges", "rows", "hashes", "chunks", "blocks")
     tables = {
         name: concatenated([getattr(part, name) for part in parts], kind)
         for name, kind in zip(names, _TABLES, strict=True)
     }
-    return FoundPieces(**tables, data=[one for part in parts for one in part.data])
+    return FoundRanges(**tables, data=[one for part in parts for one in part.data])
 
 
 def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
