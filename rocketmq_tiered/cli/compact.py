@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.cli.repeated import repeat
 from rocketmq_tiered.maintenance.compaction_job import (
     CompactionReport,
     compact_archive,
@@ -20,6 +21,7 @@ from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_readi
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.console import print_json, print_lines
+from tiered.errors import UsageError
 from tiered.formats.page_decoder import decode_column_page
 from tiered.formats.segment import BlockCodec
 from tiered.settings.sections import Settings
@@ -44,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
     )
+    parser.add_argument(
+        "--every", metavar="DURATION", help="join again after each DURATION, such as 24h, until stopped"
+    )
     add_json(parser)
 
 
@@ -53,6 +58,14 @@ def execute(options: argparse.Namespace) -> int:
     decode_column_page.may_load = False
     settings = settings_of(options).settings
     prices = read_prices(Path(options.prices)) if options.prices else Prices()
+    if options.every is None:
+        return _pass(options, settings, prices)
+    if not options.apply:
+        raise UsageError("--every joins: it requires --apply", hint="add --apply, or remove --every")
+    return repeat(options.every, "compaction", lambda _: _pass(options, settings, prices))
+
+
+def _pass(options: argparse.Namespace, settings: Settings, prices: Prices) -> int:
     with open_for_reading(options.url, settings) as archive:
         if options.apply:
             report = _apply(archive, settings, Path(options.spool), prices, quiet=options.json)

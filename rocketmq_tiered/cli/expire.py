@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
 from rocketmq_tiered.cli.repeated import repeat
-from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass, commit_pass, plan_pass
+from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass
+from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.process.archive_rules import rules_of
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
@@ -53,13 +53,15 @@ def execute(options: argparse.Namespace) -> int:
 def _pass(options: argparse.Namespace, settings: Settings) -> int:
     erase = Erasure(options.topic, options.generation) if options.all else None
     with open_for_reading(options.url, settings) as archive:
-        found = plan_pass(
-            archive.store, archive.state, rules_of(archive, settings), clock=_now_ms, erase=erase
-        )
+        task = ExpiryTask(
+            archive.store, settings, lambda _state: rules_of(archive, settings),
+            erase=erase, may_be_much=options.yes,
+        )  # fmt: skip
+        found = task.plan(archive.state)
         share = found.plan.share
-        is_braked = erase is None and found.plan.exceeds(settings.retention.max_share) and not options.yes
+        is_braked = task.is_too_much(found)
         if options.apply and not is_braked:
-            commit_pass(archive.store, archive.state, found, clock=_now_ms)
+            task.step(archive.state, found)
         if options.json:
             print_json(_document(archive, found, options.apply))
         else:
@@ -123,7 +125,3 @@ def _lines(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> list[
     if is_applied and found.is_committed:
         lines.append(f"until then `tiered cat --at-version {archive.state.version}` prints them")
     return lines
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -12,7 +12,7 @@ from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
 from rocketmq_tiered.cli.repeated import repeat
 from rocketmq_tiered.doctor.bucket_rules import what_stays
 from rocketmq_tiered.maintenance.diverged_messages import keep_history
-from rocketmq_tiered.maintenance.gc import Deletions, run_gc
+from rocketmq_tiered.maintenance.gc import Deletions, GcTask
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from tiered.console import counted, print_json, print_lines, size_text
@@ -92,15 +92,10 @@ def _collect(
         (lambda: False) if stopped is None else stopped.is_set,
         time.sleep if stopped is None else stopped.wait,
     )
-    plan = run_gc(
-        archive.store,
-        archive.state,
-        apply=options.apply,
-        grace_ms=settings.gc.grace_ms,
-        diverged_grace_ms=settings.gc.diverged_grace_ms,
-        clock=_now_ms,
-        deletions=deletions,
-    )
+    task = GcTask(archive.store, settings.gc, deletions=deletions)
+    plan = task.plan(archive.state)
+    if options.apply:
+        task.step(archive.state, plan)
     month = Prices().storage(plan.delete_bytes)
     stays = what_stays(archive.url, StoreOptions(settings.object_store)) if plan.delete else []
     document: dict[str, Any] = {

@@ -1,31 +1,48 @@
-"""``--every``: runs the work of a command again after each interval, until SIGTERM or SIGINT."""
+"""``--every``: runs the work of a command as a task, again after each interval, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from collections.abc import Callable
 
-from tiered.errors import TieredError, UsageError
+from tiered.archive.task import Due, TaskLoop
+from tiered.catalog.state import CatalogState
+from tiered.errors import UsageError
 from tiered.settings.quantities import BadValueError, duration_ms
 
-logger = logging.getLogger(__name__)
+Work = Callable[[threading.Event], object]
 
 
-def repeat(every: str, what: str, work: Callable[[threading.Event], object]) -> int:
-    """Run ``work`` every ``every``, such as 24h, until stopped; the event it gets is set then. A TieredError is logged
-    as a failure of ``what``, and the next run follows. Raises UsageError for a wrong duration."""
-    every_s = _every_s(every)
+class _Command:
+    """Opens the archive itself: its state is not the loop's."""
+
+    problem = ""
+
+    def __init__(self, name: str, every_s: float, work: Callable[[], object]) -> None:
+        self.name, self.due, self._work = name, Due(every_s), work
+
+    def plan(self, state: CatalogState) -> CatalogState:
+        return state
+
+    def step(self, _state: CatalogState, _plan: CatalogState) -> bool:
+        self._work()
+        return False
+
+
+def repeat(every: str, what: str, work: Work) -> int:
+    """Run ``work`` every ``every``, such as 24h, until stopped; the event it gets is set then. Failures are logged, and
+    the next run follows. Raises UsageError for a wrong duration."""
     stopped = threading.Event()
+    loop = TaskLoop(_Command(what, _every_s(every), lambda: work(stopped)), CatalogState)
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        loop.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    while not stopped.is_set():
-        try:
-            work(stopped)
-        except TieredError as error:
-            logger.error("%s failed, the next one is in %s: %s", what, every, error)
-        stopped.wait(every_s)
+        signal.signal(number, stop)
+    loop.run()
     return 0
 
 

@@ -7,7 +7,7 @@ again against the newest state, without a second pass. What expires is decided i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,12 +27,12 @@ from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason
 from tiered.catalog.floors import is_expired
 from tiered.catalog.garbage import KeySet, digests, settled_version
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange
-from tiered.catalog.living_runs import living_pages, memory_page
+from tiered.catalog.living_runs import living_pages, living_runs, memory_page
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.page_merge import merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.requirements import LOG_HISTORY, Floors, Requirements, histories_of
-from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import UsageError
 from tiered.formats.container import CATALOG_MAJOR
 from tiered.formats.keys import catalog_key
@@ -41,14 +41,8 @@ from tiered.object_store.interface import ObjectStore
 from tiered.settings.topic_rules import TopicRule
 
 MERGED_RUNS = 32_768
-HELD_BYTES = 64 << 20
-"""What is needed of a page after all of them were read; pages beyond are read twice. About 2 million runs."""
 LIST_ENTRIES_MAX = 65_536
 """Objects in one list of pending deletions: gc reads one list at a time."""
-_HELD_DTYPE = np.dtype([
-    ("row", "<u4"), ("object", "<u4"), ("end_queue_offset", "<i8"), ("byte_count", "<i8"), ("version", "<i8"),
-])  # fmt: skip
-"""A run whose queue is number ``row`` of the state."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +79,8 @@ def plan_pass(
     clock: Callable[[], int],
     erase: Erasure | None = None,
 ) -> ExpiryPass:
-    """What expires now. Reads every page of the catalog once, twice beyond HELD_BYTES, and tails of objects with LMQ
-    runs that may expire.
+    """What expires now. Reads every page of the catalog, again if something expires, and tails of objects with LMQ runs
+    that may expire.
 
     Raises UsageError when the owner writes an older format, the clock is off, or the topic of ``erase`` is unknown.
     """
@@ -98,8 +92,7 @@ def plan_pass(
     queues = _queues(state, rule_of, erase)
     planner = ExpiryPlanner(queues, _commit_times(store, state, queues, now_ms), now_ms)
     index = RunIndex(store)
-    pages = _Pages(state, index)
-    for page in pages.in_order():
+    for page in _in_order(state, index):
         rows = state.directory.rows(page.queues, len(state.table))
         runs = page.chunk.runs.copy()
         runs["queue"] = rows[runs["queue"]]
@@ -107,7 +100,8 @@ def plan_pass(
             planner.add(piece)
     found = ExpiryPass(planner.plan(_Parents(store, state, index)), oldest_version=state.version)
     del planner, queues  # their memory is needed for keys of objects
-    _find_remains(state, pages, found)
+    if len(found.plan.floors):
+        _find_remains(state, index, found)
     return found
 
 
@@ -229,72 +223,12 @@ class _Parents:
 # -- what is left without a living run ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _HeldPage:
-    """Living runs (_HELD_DTYPE) of the page ``key``, empty if they are in no page yet, and the size, digest and key of
-    each of its objects."""
-
-    key: str
-    runs: Table
-    object_bytes: NDArray[np.int64]
-    digests: NDArray[np.uint64]
-    object_keys: NDArray[np.bytes_]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory size."""
-        arrays = self.runs, self.object_bytes, self.digests, self.object_keys
-        return sum(array.nbytes for array in arrays)
-
-
-class _Pages:
-    """The pages of a state, each read once if their runs fit into HELD_BYTES."""
-
-    def __init__(self, state: CatalogState, index: RunIndex) -> None:
-        self._state, self._index = state, index
-        self._held: dict[str, _HeldPage] = {}
-        self._held_bytes = 0
-
-    def in_order(self) -> Iterable[Page]:
-        """All living runs by (queue, base offset)."""
-        streams: list[Iterator[Page]] = [
-            map(self._read, sequence) for sequence in sequences_of(self._state.pages)
-        ]
-        streams.append(map(_without_objects, memory_page(self._state)))
-        return merged_pages(streams, MERGED_RUNS)
-
-    def all(self) -> Iterator[_HeldPage]:
-        """Each page in turn, after ``in_order``, and the runs that are in none. Call once."""
-        for ref in self._state.pages:
-            found = self._held.pop(ref.key, None)
-            yield self._page(ref.key, self._living(ref)) if found is None else found
-        for page in memory_page(self._state):
-            yield self._page("", page)
-
-    def _read(self, ref: PageRef) -> Page:
-        page = self._living(ref)
-        if self._held_bytes < HELD_BYTES:
-            self._held[ref.key] = held = self._page(ref.key, page)
-            self._held_bytes += held.nbytes
-        return _without_objects(page)
-
-    def _living(self, ref: PageRef) -> Page:
-        return next(living_pages(self._index, self._state, [ref]))
-
-    def _page(self, key: str, page: Page) -> _HeldPage:
-        rows, chunk = self._state.directory.rows(page.queues, len(self._state.table)), page.chunk
-        runs = np.empty(len(chunk.runs), _HELD_DTYPE)
-        runs["row"] = rows[chunk.runs["queue"]]
-        for name in ("object", "end_queue_offset", "byte_count", "version"):
-            runs[name] = chunk.runs[name]
-        at = chunk.objects["key"]
-        return _HeldPage(
-            key,
-            runs,
-            chunk.objects["size_bytes"].copy(),
-            digests(chunk.object_keys)[at],
-            np.array(chunk.object_keys, np.bytes_)[at],
-        )
+def _in_order(state: CatalogState, index: RunIndex) -> Iterable[Page]:
+    """All living runs by (queue, base offset)."""
+    streams = [living_pages(index, state, sequence) for sequence in sequences_of(state.pages)]
+    return merged_pages(
+        [map(_without_objects, stream) for stream in (*streams, memory_page(state))], MERGED_RUNS
+    )
 
 
 def _without_objects(page: Page) -> Page:
@@ -306,23 +240,23 @@ def _without_objects(page: Page) -> Page:
     )
 
 
-def _find_remains(state: CatalogState, pages: _Pages, found: ExpiryPass) -> None:
+def _find_remains(state: CatalogState, index: RunIndex, found: ExpiryPass) -> None:
     """Objects, pages and versions of which nothing is alive, and what stays because it shares an object."""
-    if not len(found.plan.floors):
-        return
     minimum = state.table["min_queue_offset"].astype(np.int64)
     minimum[found.plan.floors["queue"]] = found.plan.floors["min_queue_offset"]
     living: list[NDArray[np.uint64]] = []
     expired = _Expired()
-    for page in pages.all():
-        runs = page.runs
-        dead = is_expired(runs, minimum[runs["row"]])
-        if dead.all():
-            found.dead_pages += [page.key] if page.key else []
-        else:
+    for number, page in enumerate(living_runs(index, state)):
+        runs, chunk = page.chunk.runs, page.chunk
+        rows = state.directory.rows(page.queues, len(state.table))
+        dead = is_expired(runs, minimum[rows[runs["queue"]]])
+        if not dead.all():
             found.oldest_version = min(found.oldest_version, int(runs["version"][~dead].min()))
-        living.append(page.digests[np.unique(runs["object"][~dead])])
-        expired.add(page, runs[dead])
+        elif number < len(state.pages):
+            found.dead_pages.append(state.pages[number].key)
+        names = digests(chunk.object_keys)[chunk.objects["key"]]
+        living.append(names[np.unique(runs["object"][~dead])])
+        expired.add(chunk, names, runs[dead])
     expired.sort_out(KeySet.of_digests(living), found)
 
 
@@ -335,13 +269,14 @@ class _Expired:
         self._object_bytes: list[NDArray[np.int64]] = []
         self._message_bytes: list[NDArray[np.int64]] = []
 
-    def add(self, page: _HeldPage, runs: Table) -> None:
-        """Add the objects of expired ``runs`` of one page."""
+    def add(self, chunk: RunChunk, names: NDArray[np.uint64], runs: Table) -> None:
+        """Add the objects of expired ``runs`` of one page; ``names``: digests of all its objects."""
         numbers = np.unique(runs["object"])
-        sizes = np.bincount(runs["object"], runs["byte_count"], minlength=len(page.object_bytes))
-        self._keys.append(page.object_keys[numbers])
-        self._digests.append(page.digests[numbers])
-        self._object_bytes.append(page.object_bytes[numbers])
+        sizes = np.bincount(runs["object"], runs["byte_count"], minlength=len(chunk.objects))
+        keys = [chunk.object_keys[key] for key in chunk.objects["key"][numbers].tolist()]
+        self._keys.append(np.array(keys, np.bytes_))
+        self._digests.append(names[numbers])
+        self._object_bytes.append(chunk.objects["size_bytes"][numbers])
         self._message_bytes.append(sizes[numbers].astype(np.int64))
 
     def sort_out(self, living: KeySet, found: ExpiryPass) -> None:

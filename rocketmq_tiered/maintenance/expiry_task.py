@@ -35,9 +35,10 @@ class ExpiryTask:
         *,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         erase: Erasure | None = None,
+        may_be_much: bool = False,
     ) -> None:
         self._store, self._settings, self._rules_of = store, settings, rules_of
-        self._clock, self._erase = clock, erase
+        self._clock, self._erase, self._may_be_much = clock, erase, may_be_much or erase is not None
         self.due = Due(every_s=(settings.gc.every_ms or DAY_MS) / 1000, first_s=FIRST_AFTER_S)
         self.problem = ""
         self.is_stopped = False
@@ -48,8 +49,8 @@ class ExpiryTask:
         return plan_pass(self._store, state, self._rules_of(state), clock=self._clock, erase=self._erase)
 
     def is_too_much(self, found: ExpiryPass) -> bool:
-        """Whether it is more than retention.max_share of the archive."""
-        return self._erase is None and found.plan.exceeds(self._settings.retention.max_share)
+        """Whether it is more than retention.max_share of the archive, and may not be."""
+        return not self._may_be_much and found.plan.exceeds(self._settings.retention.max_share)
 
     def step(self, state: CatalogState, found: ExpiryPass) -> bool:
         """Expire it, unless it is too much."""

@@ -89,7 +89,6 @@ class GcTask:
             key, reason = next(iter(plan.failed.items()))
             count = counted(len(plan.failed), "object")
             self.problem = f"{count} could not be deleted, such as {key}: {reason}"
-            logger.error("%s", self.problem)
         count_deleted = len(plan.delete) - len(plan.failed)
         logger.info("garbage collection deleted %d objects, %s", count_deleted, size_text(plan.delete_bytes))
         return False

@@ -160,6 +160,8 @@ class TaskLoop(Generic[P]):
         self._well_s = self._monotonic_s()
         if is_owner:
             self._status = replace(self._status, last_ms=self._clock_ms(), problem=self.task.problem)
+            if self.task.problem:
+                logger.error("%s: %s", self.task.name, self.task.problem)
 
     def _failed(self, problem: str) -> None:
         self._status = replace(self._status, problem=problem, failures=self._status.failures + 1)
