@@ -1,6 +1,6 @@
 """The one walk over what is alive in an archive: by page, so that memory follows a page and not the archive.
 
-Runs that are in no page yet come last. Expired and removed runs are left out.
+Runs that are in no page yet come last. Expired and removed runs are not among them.
 """
 
 from __future__ import annotations
