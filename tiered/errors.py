@@ -40,6 +40,11 @@ class UsageError(TieredError):
     exit_code = 2
 
 
+class LogDivergedError(UsageError):
+    """The broker's log does not continue the archive, and nothing allows to replace it. Not retried at once; the log
+    may be put back."""
+
+
 class StoreLayoutError(UsageError):
     """A broker store directory has an unsupported layout (DLedger, unknown)."""
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
-from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.catalog_reader import history_spans, newest_log_check
+from tiered.broker_store.store import BrokerStore
+from tiered.catalog.catalog_reader import history_spans, load, newest_log_check
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.state import CatalogState
-from tiered.errors import FencedError, UnavailableError
+from tiered.console import counted
+from tiered.errors import FencedError, LogDivergedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
+from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectStore
 from uploader.common_rows import CommonRowsWriter
 from uploader.log_divergence import (
@@ -27,8 +30,9 @@ from uploader.log_divergence import (
     compare,
     ends_before,
     find_divergence,
-    require_shared,
 )
+from uploader.log_evidence import archived_end, log_head
+from uploader.log_rule import Decision, LogFacts, LogLimits, Shared, Step, decide, misfit
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
@@ -41,25 +45,24 @@ class ArchiveOwner:
     def __init__(
         self,
         archive: ObjectStore,
-        log: CommitLog,
+        store: BrokerStore,
         identity: OffloadIdentity,
         environment: Environment,
         *,
         root_every: int,
         take_over: bool,
-        supersedes_max_bytes: float,
+        limits: LogLimits,
         reported_end_phys: Callable[[], int | None],
         background: Callable[[Callable[[], None]], object] | None = None,
         work_dir: str = "",
     ) -> None:
-        """``supersedes_max_bytes``: how much of the archive's log a diverged log may supersede; 0: nothing by an older
-        copy, nor by a log that shares nothing with the archive. ``reported_end_phys``:
-        the end of log that a live broker reports, or None. ``background``: see CatalogWriter. ``work_dir``: see
-        CommonRowsWriter."""
-        self._supersedes_max_bytes = supersedes_max_bytes
+        """``reported_end_phys``: the end of log that a live broker reports, or None. ``background``: see CatalogWriter.
+        ``work_dir``: see CommonRowsWriter."""
+        self._limits = limits
+        self._store = store
         self._reported_end_phys = reported_end_phys
         self._archive = archive
-        self._log = log
+        self._log = store.commit_log
         self._environment = environment
         self._instance = identity.instance
         self._take_over = take_over
@@ -83,42 +86,79 @@ class ArchiveOwner:
         )
 
     def open(self, *, claim_now: bool) -> int:
-        """The physical offset to continue from."""
+        """The physical offset to continue from. Raises LogDivergedError if the log does not continue the archive."""
         self._log.refresh()
         state = self.writer.load()
         if self.writer.state.version:
             self._environment.archive_exists()
         else:
             self._environment.refuse_empty()
+        found = None if state is None else self._compared(state)
         if claim_now:
-            # The previous owner may commit until the claim is won: compare with the state after it.
-            owned = self.writer.state
-            if not self._take_over and owned.owner is not None and not owned.owner.released:
-                self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
-            if state is not None and self._is_own(owned):
-                self._refuse_loss(state)  # a claim each retry would be a commit each retry
+            self._may_claim(self.writer.state, found)
             self.claim()
-            state = self.writer.state_or_none
-        if state is None:
+            before, state = state, self.writer.state_or_none
+            if state is not None and (before is None or before.cursor != state.cursor):
+                found = self._compared(state)  # the previous owner committed until the claim was won
+        if state is None or found is None:
             return self._log.min_phys
-        if self._differs(state):
-            if not self.writer.is_claimed:
-                self._refuse_loss(state)
-                self.claim()
-            return self._start_history(self._find_divergence(self._reported_end_phys()))
-        return state.cursor.phys
+        if found.decision.step is Step.STOP:
+            raise found.error()
+        if found.decision.step is Step.CONTINUE:
+            return state.cursor.phys
+        self.claim()
+        return self._start_history(found.divergence)
 
-    def _is_own(self, state: CatalogState) -> bool:
-        owner = state.owner
-        return owner is not None and (owner.released or owner.instance == self._instance)
+    def _may_claim(self, owned: CatalogState, found: Comparison | None) -> None:
+        """Decide whether to fence a live owner: only with a log that continues the archive. Raises LogDivergedError
+        before a claim that each retry would repeat."""
+        owner = owned.owner
+        if owner is None or owner.released or owner.instance == self._instance:
+            if found is not None and found.decision.step is Step.STOP:
+                raise found.error()
+            return
+        if found is None or (found.decision.step is not Step.STOP and not found.decision.is_foreign):
+            if not self._take_over:
+                self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
+            return
+        self._environment.may_take_over(owned, None)  # reports the lag
+        if self._take_over and found.decision.step is Step.STOP:
+            raise found.error()
+        if found.decision.is_foreign and not self._take_over:
+            raise found.error(
+                f"another broker of this name owns the archive ({owner.instance} on {owner.host})"
+            )
 
-    def _differs(self, state: CatalogState) -> bool:
-        return compare(self._log, state.cursor.check, self._reported_end_phys()) == CheckResult.DIFFERENT
-
-    def _refuse_loss(self, state: CatalogState) -> None:
-        """Raises if the log differs from the archive of ``state`` and may not continue it."""
-        if self._differs(state):
-            self._find_divergence(self._reported_end_phys())
+    def _compared(self, state: CatalogState) -> Comparison:
+        """What the log shares with the archive of ``state``, and what follows from it."""
+        reported_end_phys = self._reported_end_phys()
+        result = compare(self._log, state.cursor.check, reported_end_phys)
+        divergence = Divergence(state.version, state.cursor.phys, result is CheckResult.SAME)
+        shared, common = Shared.END, state
+        if result is CheckResult.DELETED:
+            shared = Shared.END_DELETED
+        elif result is CheckResult.DIFFERENT:
+            newest = partial(newest_log_check, self._archive)
+            divergence = find_divergence(self._log, history_spans(state), newest, reported_end_phys)
+            shared = Shared.EARLIER if divergence.is_compared else Shared.EARLIER_DELETED
+            if not divergence.version:
+                shared = Shared.NOTHING
+        if shared in (Shared.EARLIER, Shared.EARLIER_DELETED):
+            common = load(self._archive, version=divergence.version)
+        is_deleted = shared in (Shared.END_DELETED, Shared.EARLIER_DELETED)
+        archived = archived_end(common)
+        facts = LogFacts(
+            shared,
+            misfit(archived, log_head(self._store, archived)) if is_deleted else "",
+            state.cursor.phys - divergence.phys,
+            shared is Shared.EARLIER
+            and self._limits.truncate_max_bytes is None
+            and ends_before(self._log, state.cursor.check, divergence.phys),
+        )
+        decision = decide(facts, self._limits)
+        if decision.is_foreign:
+            divergence = Divergence(0, self._log.min_phys)
+        return Comparison(divergence, decision, state, None if decision.is_foreign else common)
 
     def planning_begins(self) -> None:
         """Cycles are planned from this state: a later claim must find it unchanged."""
@@ -160,42 +200,21 @@ class ArchiveOwner:
                 generation=key.generation,
             )
 
-    def _find_divergence(self, reported_end_phys: int | None) -> Divergence:
-        newest = partial(newest_log_check, self._archive)
-        found = find_divergence(self._log, history_spans(self.writer.state), newest, reported_end_phys)
-        may_replace = self._supersedes_max_bytes > 0
-        lost_bytes = self._lost_bytes(found)
-        if may_replace and lost_bytes > self._supersedes_max_bytes:
-            raise UnavailableError(
-                f"the broker's log was truncated or replaced: it matches the archive up to {found.phys} only, and "
-                f"{lost_bytes} bytes above are archived, more than archive.truncate_max_bytes "
-                f"({self._supersedes_max_bytes})",
-                hint="start the broker with its newer log, or set archive.replace_log to hide the archived messages "
-                "that this log lacks",
-            )
-        may_be_older = found.version > 0 and not may_replace
-        is_older_copy = may_be_older and ends_before(self._log, self.writer.state.cursor.check, found.phys)
-        return require_shared(found, is_older_copy=is_older_copy, may_replace=may_replace)
-
-    def _lost_bytes(self, found: Divergence) -> int:
-        """Bytes of the archive's log that a history from ``found`` supersedes; none of a log that shares nothing: all
-        messages stay, as an earlier generation."""
-        return max(0, self.writer.state.cursor.phys - found.phys) if found.version else 0
-
     def _start_history(self, divergence: Divergence) -> int:
-        lost_bytes = self._lost_bytes(divergence)
+        before = self.writer.state
         try:
             self.writer.append_history(
                 common_version=divergence.version, phys=divergence.phys, write_common=self._common_rows
             )
         except CommitInvalidError as error:
             raise UnavailableError(error.message, hint=error.hint) from error
+        lost_bytes = max(0, before.cursor.phys - divergence.phys) if divergence.version else 0
         logger.error(
             "the broker's log diverged from the archive at %d: %d archived bytes are superseded, and kept for "
             "gc.diverged_grace_ms (version %d of the catalog has them)",
             divergence.phys,
             lost_bytes,
-            self.writer.state.version - 1,
+            before.version,
         )
         self._environment.log(
             "the broker's log diverged from the archive: new log history",
@@ -206,3 +225,40 @@ class ArchiveOwner:
             },
         )
         return divergence.phys
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a log shares with the archive of ``state``. ``common``: the state up to which they agree, or None."""
+
+    divergence: Divergence
+    decision: Decision
+    state: CatalogState
+    common: CatalogState | None
+
+    def error(self, subject: str = "") -> LogDivergedError:
+        """Why the writer stops, and what it would hide. ``subject``: what is known besides."""
+        text = f"the broker's log {self.decision.why or 'shares nothing with the archive'}"
+        if subject:
+            hint = "give this broker a name of its own, or its archive another archive.url"
+            return LogDivergedError(f"{subject}: {text}", hint=hint)
+        hidden = counted(hidden_messages(self.state, self.common), "archived message")
+        return LogDivergedError(
+            f"{text}; to continue with it hides {hidden}",
+            hint="put the broker's log back, or name another archive with --broker; archive.replace_log (backfill: "
+            "--replace-log) hides these messages, and tiered ls --histories lists them",
+        )
+
+
+def hidden_messages(state: CatalogState, common: CatalogState | None) -> int:
+    """How many visible messages of ``state`` a log history that begins after ``common`` hides, by offsets."""
+    count = 0
+    for key, row in state.queues():
+        if row["flags"] & QUEUE_HIDDEN:
+            continue
+        before = None if common is None else common.queue(key)
+        begin = int(row["min_queue_offset"])
+        if before is not None:
+            begin = max(begin, int(before["end_queue_offset"]))
+        count += max(0, int(row["end_queue_offset"]) - begin)
+    return count

@@ -16,6 +16,7 @@ from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, c
 from tiered.model.ttl_class import FOREVER_CLASS
 from uploader.cycle_plan import CyclePlan, ObjectPlan
 from uploader.log_batch import LogBatch
+from uploader.log_evidence import hosts_setting
 from uploader.skipped_log import skipped_settings
 
 
@@ -95,5 +96,5 @@ def cycle_draft(
         objects=objects,
         object_keys=list(keys),
         gaps=gaps,
-        settings=skipped_settings(batch, place.history),
+        settings=skipped_settings(batch, place.history) | hosts_setting(batch),
     )

@@ -21,6 +21,7 @@ from uploader.cycle_builder import IN_FLIGHT_MAX, CycleBuilder
 from uploader.cycle_draft import CycleRange, cycle_draft, draft_in_place
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch
+from uploader.log_evidence import with_known_hosts
 
 __all__ = ["IN_FLIGHT_MAX", "CycleUploader", "UploadContext", "UploadCounters"]
 
@@ -116,8 +117,10 @@ class CycleUploader:
         state = self._context.writer.state
         check = batch.log_check() or state.cursor.check
         place = CycleRange(state.epoch, state.cursor.history, batch.from_phys, batch.to_phys, check)
+        draft = cycle_draft(cycle.plan, attempt.keys, attempt.encoded, place, batch)
         return replace(
-            cycle_draft(cycle.plan, attempt.keys, attempt.encoded, place, batch),
+            draft,
+            settings=with_known_hosts(draft.settings, state),
             state_objects=state_objects,
             pending_deletions=self._in_flight.pending_deletions(),
             created_ms=self._context.clock_ms(),

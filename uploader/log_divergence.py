@@ -1,9 +1,8 @@
 """Compares the commitlog with the archive before any write, and finds where they diverged.
 
 A commit has a CRC of the last log bytes below its end. If the broker's log differs there, or ends below it (power loss,
-failover to a lagging slave, a wiped disk), the writer returns to the newest commit whose check still holds and starts a
-new log history there; what was archived above it is superseded. A backfill does so only if it was requested: the store
-may be another broker's or an older copy (docs/decisions/0034). An unmounted disk is not another log: the writer waits.
+failover to a lagging slave, a wiped disk), the newest commit whose check still holds is searched. What follows from
+it is decided in log_rule.py. An unmounted disk is not another log: the writer waits.
 
 A broker that cuts its log leaves the bytes after the cut in the files until it overwrites them: if it answers, the end
 it reports counts.
@@ -20,7 +19,6 @@ import fastcrc
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.damage import record_size
 from tiered.catalog.state import LogCheck
-from tiered.errors import UsageError
 
 WRITTEN_BYTES = 64
 """Records contain so many zeros in a row only if their body is zeros."""
@@ -39,10 +37,12 @@ class CheckResult(Enum):
 
 @dataclass(frozen=True)
 class Divergence:
-    """Log and archive share everything up to ``phys``, the end of commit ``version`` (0: nothing)."""
+    """Log and archive share everything up to ``phys``, the end of commit ``version`` (0: nothing). ``is_compared``: by
+    bytes; otherwise the broker deleted those of that commit."""
 
     version: int
     phys: int
+    is_compared: bool = True
 
 
 def compare(log: CommitLog, check: LogCheck, reported_end_phys: int | None = None) -> CheckResult:
@@ -85,9 +85,8 @@ def find_divergence(
     """The newest commit whose check still holds. ``spans`` of versions, newest first, are searched by doubling and
     halving: a log that holds one commit holds all earlier ones. ``newest`` returns the newest check in a span.
 
-    A version whose bytes the broker deleted counts as held, so that history which cannot be compared stays visible, and
-    the range between is a recorded gap. Not so after a version whose bytes differ: a log that contradicts everything
-    comparable is another broker's, or of a replaced disk, and superseding what is above would destroy the only copy.
+    A version whose bytes the broker deleted counts as held, if nothing newer contradicts it: a log that contradicts
+    everything comparable is another broker's, or of a replaced disk.
     """
     search = _Search(log, newest, reported_end_phys)
     for first, last in spans:
@@ -97,7 +96,7 @@ def find_divergence(
             is_deleted = compare(log, check, reported_end_phys) == CheckResult.DELETED
             if is_deleted and search.is_contradicted:
                 break
-            return Divergence(version, to_phys)
+            return Divergence(version, to_phys, not is_deleted)
     return Divergence(0, log.min_phys)
 
 
@@ -141,26 +140,6 @@ class _Search:
         result = compare(self._log, check, self._reported_end_phys)
         self.is_contradicted |= result == CheckResult.DIFFERENT and check.end_phys <= end_phys
         return result != CheckResult.DIFFERENT and check.begin_phys < check.end_phys and to_phys <= end_phys
-
-
-def require_shared(divergence: Divergence, *, is_older_copy: bool, may_replace: bool) -> Divergence:
-    """``divergence``, unless it would supersede archived records without permission: then raises UsageError.
-
-    A running broker that lost its disk, or the end of its log, continues under its name; a store directory may be
-    another broker's by mistake, or an older copy.
-    """
-    if may_replace or (divergence.version and not is_older_copy):
-        return divergence
-    if divergence.version == 0:
-        raise UsageError(
-            "the store's log shares nothing with the archive of its name: another broker's log, or a replaced disk",
-            hint="name another archive with --broker, or use --replace-log, which hides the archived messages",
-        )
-    raise UsageError(
-        f"the store's log ends before the archive and matches it up to {divergence.phys}: "
-        "an older copy, or a truncated log",
-        hint="an older copy has nothing to add; --replace-log hides archived messages missing from this log",
-    )
 
 
 def ends_before(log: CommitLog, check: LogCheck, shared_phys: int) -> bool:

@@ -12,7 +12,6 @@ dispatch loop in follow_loop.py.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -44,6 +43,7 @@ from uploader.double_buffer import DoubleBuffer
 from uploader.follow_loop import PIN_EVERY_MS, BrokerRestartedError, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
+from uploader.log_rule import LogLimits
 from uploader.metadata_commits import MetadataCommits, broker_tables
 from uploader.offload_environment import Environment, ObjectOptions, OffloadIdentity
 from uploader.offload_status import OffloadResult, OffloadStatus
@@ -86,7 +86,7 @@ class Offloader:
         offsets_source: OffsetsSource,
         silence: Silence = lambda: NO_ADDRESS,
         take_over: bool = False,
-        supersedes_max_bytes: float | None = None,
+        log_limits: LogLimits | None = None,
         pins: PinKeeper | None = None,
         environment: Environment | None = None,
         options: ObjectOptions | None = None,
@@ -103,13 +103,10 @@ class Offloader:
         self._pins = pins
         self._bound_source = BoundSource(broker_store, offsets_source, silence)
         self._page_merges = ThreadPoolExecutor(1, thread_name_prefix="page-merge")
-        supersedes = supersedes_max_bytes
-        if supersedes is None:
-            supersedes = 0 if identity.kind == "backfill" else math.inf
         self._owner = ArchiveOwner(
-            self._archive, self._log, identity, self._environment,
+            self._archive, broker_store, identity, self._environment,
             root_every=settings.root_every, take_over=take_over,
-            supersedes_max_bytes=supersedes,
+            limits=log_limits or LogLimits(truncate_max_bytes=None if identity.kind == "backfill" else float("inf")),
             reported_end_phys=self._bound_source.reported_end_phys,
             background=lambda work: self._page_merges.submit(self._guarded, work),
             work_dir=self._index_settings.work_dir,

@@ -18,9 +18,9 @@ DAMAGED, LOST = "log_damaged", "log_lost"
 """Archive-wide settings: [log history, physical end] of the newest skipped part."""
 
 
-def skipped_settings(batch: LogBatch, history: int) -> dict[str, list[int]]:
+def skipped_settings(batch: LogBatch, history: int) -> dict[str, Any]:
     """Settings in the commit of ``batch``."""
-    found = {}
+    found: dict[str, Any] = {}
     if batch.damaged:
         found[DAMAGED] = [history, max(part.end_phys for part in batch.damaged)]
     if batch.lost:

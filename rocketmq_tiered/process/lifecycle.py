@@ -30,7 +30,7 @@ from rocketmq_tiered.process.run_state import (
     while_running,
 )
 from rocketmq_tiered.process.sighup import was_received
-from tiered.errors import FencedError, TieredError
+from tiered.errors import FencedError, LogDivergedError, TieredError
 from tiered.kernels.jit import compiling
 from tiered.settings.load import FIELDS, LoadedSettings, changed_keys, value_of
 from tiered.settings.sections import Settings
@@ -355,6 +355,8 @@ class Service:
         if drained and was_running and isinstance(self._job_error, TieredError) and not is_standby:
             logger.error("the uploader failed while draining", exc_info=self._job_error)
             return self._job_error.exit_code
+        if before is RunState.DIVERGED:
+            return LogDivergedError.exit_code
         return 0 if drained else EXIT_NOT_DRAINED
 
     def _stop_job(self) -> bool:

@@ -10,9 +10,11 @@ from rocketmq_tiered.process.report import StatusReport
 from tiered.errors import (
     AccessDeniedError,
     FencedError,
+    LogDivergedError,
     NotFoundError,
     RefusedRequestError,
     StoreFullError,
+    StoreLayoutError,
     ThrottledError,
     TieredError,
     UnansweredError,
@@ -24,12 +26,13 @@ from tiered.settings.sections import Settings
 EXIT_INTERNAL = 70
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
+RETRY_DIVERGED_S = 10.0
 BEHIND_S = 60.0
 """Lag of `behind`; four batches' age if that is longer."""
 OBJECT_STORE = "object store"
 LOCAL_DISK = "local disk"
 ARCHIVE = "archive"
-"""Not usable as it is: empty though it has been archived to, or with messages that the broker's log lacks."""
+"""Not usable as it is: empty though it has been archived to."""
 
 
 class RunState(Enum):
@@ -41,6 +44,7 @@ class RunState(Enum):
     BEHIND = "behind"
     BLOCKED = "blocked"
     FROZEN = "frozen"
+    DIVERGED = "diverged"
     STANDBY = "standby"
     FENCED = "fenced"
     STOPPING = "stopping"
@@ -50,7 +54,7 @@ class RunState(Enum):
 STARTING: Final = frozenset({RunState.STARTING, RunState.CONNECTING})
 ARCHIVING: Final = frozenset({RunState.FOLLOWING, RunState.BEHIND})
 UP: Final = ARCHIVING | {RunState.STANDBY, RunState.FENCED, RunState.STOPPING}
-TROUBLE: Final = frozenset({RunState.BLOCKED, RunState.FROZEN, RunState.FENCED})
+TROUBLE: Final = frozenset({RunState.BLOCKED, RunState.FROZEN, RunState.DIVERGED, RunState.FENCED})
 _CHECK_STORE: Final = (
     "run tiered doctor ARCHIVE_URL; requests are repeated until the store accepts them, and nothing is lost while the "
     "broker keeps its log"
@@ -70,11 +74,13 @@ _STORE_ERRORS = (ThrottledError, UnansweredError, AccessDeniedError, RefusedRequ
 
 @dataclass(frozen=True)
 class Condition:
-    """A state, what it is about (empty for most), and why it was entered."""
+    """A state, what it is about (empty for most), and why it was entered. ``hint``: the next step, if the cause has one
+    of its own."""
 
     state: RunState
     why: str
     subject: str = ""
+    hint: str = ""
 
     @property
     def text(self) -> str:
@@ -84,6 +90,8 @@ class Condition:
     @property
     def step(self) -> str:
         """The next step of a trouble; empty for other states."""
+        if self.hint:
+            return self.hint
         if self.state is RunState.BLOCKED:
             return _NEXT[self.subject]
         return _STEPS.get(self.state, "")
@@ -144,6 +152,10 @@ def after_failure(
             return RetryPlan(Condition(RunState.STOPPED, why), 0, error.exit_code)
         state = RunState.FENCED if has_owned else RunState.STANDBY
         return RetryPlan(Condition(state, why), settings.process.standby_retry_ms / 1000)
+    if isinstance(error, LogDivergedError):  # the log may be put back
+        return RetryPlan(Condition(RunState.DIVERGED, error.message, hint=error.hint), RETRY_DIVERGED_S)
+    if has_owned and isinstance(error, StoreLayoutError):  # its disk is not mounted
+        return RetryPlan(Condition(RunState.BLOCKED, why, LOCAL_DISK), RETRY_MAX_S)
     if isinstance(error, UnavailableError) or (has_owned and isinstance(error, _STORE_ERRORS)):
         ceiling_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))
         return RetryPlan(_waiting_for(error, why, lasts=lasts), ceiling_s * (0.5 + jitter / 2))
@@ -153,7 +165,7 @@ def after_failure(
 
 def _waiting_for(error: BaseException, why: str, *, lasts: bool) -> Condition:
     if isinstance(error, (*_STORE_ERRORS, StoreFullError)):
-        is_local = why.startswith("/")
+        is_local = why.startswith(("/", "commitlog directory"))
         return Condition(RunState.BLOCKED, why, LOCAL_DISK if is_local else OBJECT_STORE)
     if isinstance(error, UnreadableError):
         return Condition(RunState.BLOCKED, why, LOCAL_DISK)

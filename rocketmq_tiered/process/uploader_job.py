@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -47,6 +46,7 @@ from tiered.object_store.request_metrics import StoreMetrics
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRules
+from uploader.log_rule import LogLimits
 from uploader.offload import (
     Environment,
     ObjectOptions,
@@ -144,7 +144,7 @@ class UploaderJob:
             offsets_source=voice.ask,
             silence=lambda: voice.silence,
             take_over=writer.take_over,
-            supersedes_max_bytes=_supersedes_max_bytes(settings, writer),
+            log_limits=_log_limits(settings, writer),
             pins=pins,
             environment=_with_standby(_environment(writer, archive, names), writer, self._has_standby_lag),
             options=ObjectOptions(settings.index, TopicRules.of(settings)),
@@ -229,10 +229,9 @@ class UploaderJob:
         return replace(report, broker_address=self._voice.address, broker_problem=f"{problem}; {BROKER_HINT}")
 
 
-def _supersedes_max_bytes(settings: Settings, writer: Writer) -> float:
-    if settings.archive.replace_log:
-        return math.inf
-    return settings.archive.truncate_max_bytes if writer.kind == "run" else 0
+def _log_limits(settings: Settings, writer: Writer) -> LogLimits:
+    truncate_max_bytes = settings.archive.truncate_max_bytes if writer.kind == "run" else None
+    return LogLimits(settings.archive.replace_log, truncate_max_bytes)
 
 
 def _with_standby(

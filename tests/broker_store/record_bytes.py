@@ -14,17 +14,22 @@ BLANK_MAGIC = 0xCBD43194
 
 
 def record(
-    phys: int, body: bytes = b"body", *, topic: str = "t", queue_id: int = 0, queue_offset: int = 0
+    phys: int,
+    body: bytes = b"body",
+    *,
+    topic: str = "t",
+    queue_id: int = 0,
+    queue_offset: int = 0,
+    store_ms: int = 1_700_000_000_000,
+    port: int = 10911,
 ) -> bytes:
-    """One IPv4 record of version 1 stored at ``phys``."""
+    """One IPv4 record of version 1 stored at ``phys`` by the broker at ``port``."""
     name = topic.encode()
     size = 91 + len(body) + len(name)
     crc = zlib.crc32(body) & 0x7FFFFFFF
-    head = struct.pack(
-        ">iIiiiqqiq", size, MAGIC_V1, crc, queue_id, 0, queue_offset, phys, 0, 1_700_000_000_000
-    )
-    host = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
-    middle = host + struct.pack(">q", 1_700_000_000_000) + host + struct.pack(">iqi", 0, 0, len(body))
+    head = struct.pack(">iIiiiqqiq", size, MAGIC_V1, crc, queue_id, 0, queue_offset, phys, 0, store_ms)
+    host = bytes([127, 0, 0, 1]) + struct.pack(">i", port)
+    middle = host + struct.pack(">q", store_ms) + host + struct.pack(">iqi", 0, 0, len(body))
     return head + middle + body + bytes([len(name)]) + name + struct.pack(">h", 0)
 
 

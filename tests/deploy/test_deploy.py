@@ -138,10 +138,12 @@ def test_json_is_valid(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["grafana/rocketmq-tiered.json", "prometheus/alerts.yml"])
 def test_metrics_named_here_exist(name: str) -> None:
-    source = (ROOT / "sidecar" / "metrics.py").read_text("utf-8")
-    serving = (ROOT / "sidecar" / "serving_metrics.py").read_text("utf-8")
+    source = (ROOT / "rocketmq_tiered" / "process" / "metrics.py").read_text("utf-8")
+    serving = (ROOT / "rocketmq_tiered" / "process" / "serving_metrics.py").read_text("utf-8")
     source += re.sub(
-        r'"(\w+)": \("', r'"serve_\1": ("', (ROOT / "sidecar" / "archive_admin.py").read_text("utf-8")
+        r'"(\w+)": \("',
+        r'"serve_\1": ("',
+        (ROOT / "rocketmq_tiered" / "process" / "archive_admin.py").read_text("utf-8"),
     )
     source += re.sub(r'f"{mode}_(\w+)"', r'"proxy_\1" "slave_\1"', serving)
     used = {DERIVED.sub("", metric) for metric in METRIC.findall((DEPLOY / name).read_text("utf-8"))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets
+from uploader.log_rule import LogLimits
 from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity, OffloadResult
 
 CLUSTER, BROKER = "FxCluster", "fx-a"
@@ -43,7 +43,7 @@ def backfill(
             settings,
             topic_filter=topic_filter,
             offsets_source=no_offsets,
-            supersedes_max_bytes=math.inf if replace_log else None,
+            log_limits=LogLimits(replace_log),
             environment=environment,
             options=ObjectOptions(index_settings or IndexSettings(), rules or TopicRules()),
         )

@@ -17,8 +17,10 @@ from tiered.errors import (
     AccessDeniedError,
     CorruptionError,
     FencedError,
+    LogDivergedError,
     NotFoundError,
     RefusedRequestError,
+    StoreLayoutError,
     UnavailableError,
     UsageError,
 )
@@ -225,6 +227,30 @@ def test_a_start_that_fails_twice_for_the_same_cause_is_blocked() -> None:
     first, second = (after_failure(error, _loaded().settings, 2, 0.0, lasts=lasts) for lasts in (False, True))
     assert first.condition.text == "connecting" and second.condition.text == "blocked: archive"
     assert second.condition.step and second.exit_code is None
+
+
+def test_a_log_that_does_not_continue_the_archive_is_a_state_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = LogDivergedError("the broker's log shares nothing", hint="put it back")
+    harness = Harness(_raising(error))
+    harness.wait_for(lambda: harness.service.condition.state is RunState.DIVERGED)
+    is_ready, text = harness.service.readiness()
+    assert not is_ready and text.startswith("diverged: the broker's log shares nothing. Next: put it back")
+    report = harness.service.report()
+    assert (report.state, report.why, report.step) == ("diverged", error.message, error.hint)
+    assert harness.service.health()[0]
+    assert harness.stop() == 2
+    assert caplog.messages.count("state diverged") == 1
+
+
+def test_a_store_whose_disk_went_away_is_waited_for() -> None:
+    error = StoreLayoutError("/store has no commitlog directory")
+    assert after_failure(error, _loaded().settings, 1, 0.0).exit_code == 2
+    gone = NotFoundError("commitlog directory /store/commitlog of broker.conf does not exist")
+    for one in (error, gone):
+        plan = after_failure(one, _loaded().settings, 1, 0.0, has_owned=True)
+        assert plan.condition.text == "blocked: local disk" and plan.exit_code is None
 
 
 def test_an_uploader_is_not_ready_before_it_owns_its_archive(monkeypatch: pytest.MonkeyPatch) -> None:

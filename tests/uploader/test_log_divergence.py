@@ -14,7 +14,7 @@ from tests.broker_store.bad_sectors import BadSectors
 from tests.broker_store.record_bytes import BLANK_MAGIC, records
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import NO_CHECK, LogCheck
-from tiered.errors import UnreadableError, UsageError
+from tiered.errors import UnreadableError
 from uploader import log_divergence
 from uploader.log_divergence import (
     WRITTEN_BYTES,
@@ -24,7 +24,6 @@ from uploader.log_divergence import (
     compare,
     ends_before,
     find_divergence,
-    require_shared,
 )
 
 FILE_BYTES = 4096
@@ -95,7 +94,7 @@ def test_the_walk_ends_at_the_newest_common_commit(tmp_path: Path) -> None:
 def test_history_that_was_deleted_stays_when_everything_newer_was_cut_off(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(15000, 15100, 1), 15100), (2, check_of(DATA, 900, 1000), 1000)]
-    assert line_among(log, checks) == Divergence(2, 1000)
+    assert line_among(log, checks) == Divergence(2, 1000, is_compared=False)
 
 
 def test_a_log_that_contradicts_all_it_can_be_asked_about_shares_nothing(tmp_path: Path) -> None:
@@ -103,21 +102,6 @@ def test_a_log_that_contradicts_all_it_can_be_asked_about_shares_nothing(tmp_pat
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, check_of(DATA, 900, 1000), 1000)]
     assert line_among(log, checks) == Divergence(0, FILE_BYTES)
-
-
-def test_a_log_that_shares_nothing_is_taken_only_by_who_may() -> None:
-    nothing = Divergence(0, 0)
-    assert require_shared(nothing, is_older_copy=False, may_replace=True) == nothing
-    assert require_shared(Divergence(3, 70), is_older_copy=False, may_replace=False) == Divergence(3, 70)
-    with pytest.raises(UsageError, match="--replace-log"):
-        require_shared(nothing, is_older_copy=False, may_replace=False)
-
-
-def test_an_older_copy_hides_nothing_without_permission() -> None:
-    older = Divergence(2, 50)
-    assert require_shared(older, is_older_copy=True, may_replace=True) == older
-    with pytest.raises(UsageError, match="an older copy"):
-        require_shared(older, is_older_copy=True, may_replace=False)
 
 
 @pytest.mark.parametrize(("written", "is_before"), [(5000, True), (5036, True), (5037, False), (6000, False)])
@@ -199,7 +183,7 @@ def test_a_commit_that_ends_above_the_log_is_not_in_it(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     gone = check_of(DATA, 900, 1000)
     checks = [(3, LogCheck(20_000, 20_100, 1), 20_100), (2, gone, 15_000), (1, gone, 1000)]
-    assert line_among(log, checks) == Divergence(1, 1000)
+    assert line_among(log, checks) == Divergence(1, 1000, is_compared=False)
 
 
 @given(
@@ -233,5 +217,5 @@ def test_of_several_lines_the_newest_commit_that_is_held_is_found(
         return (found, in_log[found], ends[found]) if found else None
 
     common = max((v for v in moved if ends[v] <= 100 * held), default=0)
-    expected = Divergence(common, ends[common]) if common else Divergence(0, begin)
-    assert find_divergence(log, spans, newest) == expected
+    found = find_divergence(log, spans, newest)
+    assert (found.version, found.phys) == ((common, ends[common]) if common else (0, begin))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import struct
 import threading
@@ -28,11 +27,12 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState, LogCheck
-from tiered.errors import UnavailableError, UsageError
+from tiered.errors import LogDivergedError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
+from uploader.log_rule import LogLimits
 from uploader.offload import Offloader, OffloadIdentity
 
 MESSAGES = 4_000
@@ -67,13 +67,13 @@ def another_log(directory: Path, messages: int, files_gone: int = 0) -> Path:
     return directory
 
 
-def follow_a_while(directory: Path, memory: MemoryStore, supersedes_max_bytes: float | None = None) -> None:
+def follow_a_while(directory: Path, memory: MemoryStore, limits: LogLimits | None = None) -> None:
     """Until messages are committed."""
     stop = threading.Event()
     with open_broker_store(directory) as store:
         offloader = Offloader(
             store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
-            topic_filter=FILTER, offsets_source=no_offsets, supersedes_max_bytes=supersedes_max_bytes,
+            topic_filter=FILTER, offsets_source=no_offsets, log_limits=limits,
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
@@ -90,7 +90,7 @@ def follow_a_while(directory: Path, memory: MemoryStore, supersedes_max_bytes: f
 def test_an_older_copy_takes_nothing_out(memory: MemoryStore, tmp_path: Path, instance: str) -> None:
     before = load(archive_of(memory))
     write_store(tmp_path / "copy", SPEC, messages=MESSAGES * 2 // 5)
-    with pytest.raises(UsageError, match=r"an older copy.*--replace-log"):
+    with pytest.raises(LogDivergedError, match=r"an older copy.*--replace-log"):
         backfill(tmp_path / "copy", memory, settings=SETTINGS, instance=instance)
     assert load(archive_of(memory)).version == before.version
 
@@ -106,15 +106,15 @@ def test_a_run_beside_a_much_shorter_log_stops_and_one_beside_a_little_shorter_c
     with open_broker_store(tmp_path / "copy") as store:
         offloader = Offloader(
             store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
-            topic_filter=FILTER, offsets_source=no_offsets, supersedes_max_bytes=lost_bytes // 2,
+            topic_filter=FILTER, offsets_source=no_offsets, log_limits=LogLimits(truncate_max_bytes=lost_bytes // 2),
         )  # fmt: skip
         with pytest.raises(
-            UnavailableError, match=r"more than archive.truncate_max_bytes .*archive.replace_log"
+            LogDivergedError, match=r"more than archive.truncate_max_bytes .*archive.replace_log"
         ):
             offloader.run(threading.Event(), follow=True)
     after = load(archive)
     assert after.version == before.version, "a retry each half minute claims no epoch"
-    follow_a_while(tmp_path / "copy", memory, math.inf)
+    follow_a_while(tmp_path / "copy", memory)
     after = load(archive)
     assert [history.common_version > 0 for history in after.log_histories] == [True]
     assert any("archived bytes are superseded" in record.getMessage() for record in caplog.records)
@@ -157,7 +157,7 @@ def test_another_brokers_log_is_refused_also_when_its_first_files_are_gone(
 ) -> None:
     before = load(archive_of(memory))
     other = another_log(tmp_path / "other", messages, files_gone)
-    with pytest.raises(UsageError, match=r"another broker's.*--replace-log"):
+    with pytest.raises(LogDivergedError, match=r"another broker's.*--replace-log"):
         backfill(other, memory, settings=SETTINGS)
     assert load(archive_of(memory)).version == before.version
 
@@ -168,7 +168,8 @@ def test_beside_a_broker_that_lost_its_disk_what_is_archived_stays(
     """Its new log has lost its first files already, as the archive's old one had: that makes it no continuation."""
     archive = archive_of(memory)
     before = data_keys(memory, load(archive))
-    follow_a_while(another_log(tmp_path / "other", MESSAGES * 3 // 2, FILES_GONE), memory)
+    other = another_log(tmp_path / "other", MESSAGES * 3 // 2, FILES_GONE)
+    follow_a_while(other, memory, LogLimits(replace_log=True))
     after = load(archive)
     assert [line.common_version for line in after.log_histories] == [0]
     assert after.visible_queues()
@@ -193,7 +194,7 @@ def test_long_history_costs_a_new_disk_few_requests(
     with open_broker_store(tmp_path / "store") as store:
         offloader = Offloader(
             store, counted, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
-            topic_filter=FILTER, offsets_source=no_offsets,
+            topic_filter=FILTER, offsets_source=no_offsets, log_limits=LogLimits(replace_log=True),
         )  # fmt: skip
         assert offloader._owner.open(claim_now=True) == 0
     operations = Counter(request.operation for request in counted.requests)

@@ -179,6 +179,13 @@ def _host(data: bytes, at: int, is_v6: bool) -> tuple[str, bytes, int]:
     return f"{address}:{port}", stored, end
 
 
+def host_of(data: bytes) -> str:
+    """``address:port`` of the store host of the record ``data``, which is valid."""
+    sys_flag = _HEAD.unpack_from(data)[7]
+    _, _, at = _host(data, _HEAD.size, bool(sys_flag & SYS_BORN_HOST_V6))
+    return _host(data, at + 8, bool(sys_flag & SYS_STORE_HOST_V6))[0]
+
+
 def host_text(stored: bytes) -> str:
     """``address:port`` as Java prints it, of the 8 or 20 bytes in a record."""
     return _host(stored, 0, len(stored) == 20)[0]

@@ -6,7 +6,6 @@ and collects their reports.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -36,6 +35,7 @@ from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.open_store import open_store
 from uploader.bound_source import no_offsets
 from uploader.bounded_run import run_bounded
+from uploader.log_rule import LogLimits
 from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity
 from uploader.outage_limit import OutageLimit
 
@@ -167,7 +167,7 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
             topic_filter=options.topics,
             offsets_source=no_offsets,
             take_over=options.take_over,
-            supersedes_max_bytes=math.inf if options.replace_log else 0,
+            log_limits=LogLimits(options.replace_log),
             environment=Environment(refuse_empty=partial(require_exclusive_creates, archive)),
             options=ObjectOptions(options.index, options.rules),
         )

@@ -1,0 +1,90 @@
+"""A stopped broker's store directory of small files, which a test lets grow, lose files, be copied and put back."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+from tests.broker_store.record_bytes import BLANK_MAGIC, queue_file, record, unit
+
+FILE_BYTES = 8192
+QUEUE_UNITS = 4096
+
+
+class SmallBroker:
+    """``first_offset``: of each queue's first message, as if earlier ones had expired."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        port: int = 10911,
+        start_phys: int = 0,
+        first_offset: int = 0,
+        store_ms: int = 1_700_000_000_000,
+    ) -> None:
+        self.path, self.port = path, port
+        self.phys, self.store_ms = start_phys, store_ms
+        self._first_offset = first_offset
+        self._offsets: dict[tuple[str, int], int] = {}
+        (path / "commitlog").mkdir(parents=True)
+        (path / "config").mkdir()
+        (path / "lock").write_text("lock")
+        topics = '{"dataVersion":{},"topicConfigTable":{}}'
+        (path / "config" / "topics.json").write_text(topics)
+
+    def send(self, count: int, topic: str = "orders", *, text: str = "body") -> None:
+        """``count`` messages to queue 0, one a second."""
+        for _ in range(count):
+            offset = self._offsets.get((topic, 0), self._first_offset)
+            self.store_ms += 1000
+            data = self._record(topic, offset, text)
+            room = FILE_BYTES - self.phys % FILE_BYTES
+            if len(data) + 8 > room:
+                self._write(self.phys, struct.pack(">iI", room, BLANK_MAGIC))
+                self.phys += room
+                data = self._record(topic, offset, text)
+            self._write(self.phys, data)
+            self._write_unit(topic, offset, unit(self.phys, len(data)))
+            self._offsets[topic, 0] = offset + 1
+            self.phys += len(data)
+
+    def _record(self, topic: str, offset: int, text: str) -> bytes:
+        return record(
+            self.phys,
+            f"{text} {offset}".encode(),
+            topic=topic,
+            queue_offset=offset,
+            store_ms=self.store_ms,
+            port=self.port,
+        )
+
+    def expire(self, files: int) -> None:
+        """Delete the oldest commitlog files."""
+        for path in sorted((self.path / "commitlog").iterdir())[:files]:
+            path.unlink()
+
+    def copy(self, path: Path) -> SmallBroker:
+        """The same broker in another directory."""
+        shutil.copytree(self.path, path)
+        other = SmallBroker.__new__(SmallBroker)
+        other.__dict__.update(self.__dict__ | {"path": path, "_offsets": dict(self._offsets)})
+        return other
+
+    def _write(self, phys: int, data: bytes) -> None:
+        begin = phys - phys % FILE_BYTES
+        path = self.path / "commitlog" / f"{begin:020d}"
+        if not path.exists():
+            path.write_bytes(bytes(FILE_BYTES))
+        with path.open("r+b") as file:
+            file.seek(phys - begin)
+            file.write(data)
+
+    def _write_unit(self, topic: str, offset: int, data: bytes) -> None:
+        path = self.path / "consumequeue" / topic / "0" / f"{0:020d}"
+        if not path.exists():
+            queue_file(self.path, topic, 0, b"", capacity=QUEUE_UNITS)
+        with path.open("r+b") as file:
+            file.seek(offset * 20)
+            file.write(data)

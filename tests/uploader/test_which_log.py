@@ -1,0 +1,237 @@
+"""Which logs are archived, and which stop: nothing is hidden unasked, nothing uploaded twice."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.uploader.small_broker import FILE_BYTES, SmallBroker
+from tiered.broker_store.store import open_broker_store
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.state import CatalogState
+from tiered.errors import FencedError, LogDivergedError, UnavailableError
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from uploader.bound_source import no_offsets
+from uploader.log_rule import LogLimits
+from uploader.offload import Environment, Offloader, OffloadIdentity
+
+STARTED_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore("memory://which-log")
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> SmallBroker:
+    made = SmallBroker(tmp_path / "own")
+    made.send(200)
+    return made
+
+
+def follow(
+    store: Path,
+    memory: MemoryStore,
+    limits: LogLimits | None = None,
+    *,
+    instance: str = "test",
+    environment: Environment | None = None,
+    take_over: bool = False,
+) -> None:
+    """What `tiered run` does until it has reached the end of the log and is stopped."""
+    stop = threading.Event()
+    stop.set()
+    with open_broker_store(store) as opened:
+        Offloader(
+            opened, memory, OffloadIdentity(CLUSTER, BROKER, instance, "run"), SMALL,
+            topic_filter=FILTER, offsets_source=no_offsets, log_limits=limits, environment=environment,
+            take_over=take_over,
+        ).run(stop, follow=True)  # fmt: skip
+
+
+def state_of(memory: MemoryStore) -> CatalogState:
+    return load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
+
+
+def shown(memory: MemoryStore) -> dict[str, int]:
+    """Visible messages of each topic."""
+    state = state_of(memory)
+    return {
+        queue.topic: int(row["row_count"])
+        for queue in state.visible_queues()
+        if (row := state.queue(queue)) is not None
+    }
+
+
+def uploaded(memory: MemoryStore) -> set[str]:
+    own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    return {info.key for prefix in ("data/", "sets/") for info in own.list(prefix)}
+
+
+def refuse(store: Path, memory: MemoryStore, match: str) -> None:
+    """Neither a backfill nor a run archives this log, and nothing changes."""
+    before = state_of(memory).version
+    for archive in (backfill, follow):
+        with pytest.raises(LogDivergedError, match=match) as caught:
+            archive(store, memory)
+        assert caught.value.exit_code == 2 and "replace_log" in caught.value.hint
+    assert state_of(memory).version == before
+
+
+def test_an_emptied_store_with_one_message_stops_and_the_store_put_back_continues(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path
+) -> None:
+    backfill(broker.path, memory)
+    keys = uploaded(memory)
+    empty = SmallBroker(tmp_path / "empty", store_ms=broker.store_ms)
+    empty.send(1)
+    refuse(empty.path, memory, r"shares nothing with the archive.* hides 200 archived messages")
+    with pytest.raises(LogDivergedError):
+        follow(empty.path, memory, LogLimits(truncate_max_bytes=1))
+    backfill(broker.path, memory)
+    follow(broker.path, memory)
+    assert uploaded(memory) == keys and shown(memory) == {"orders": 200}
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+def test_a_foreign_log_stops(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path, is_longer: bool
+) -> None:
+    backfill(broker.path, memory)
+    other = SmallBroker(tmp_path / "other", port=20911)
+    other.send(400 if is_longer else 50, text="other")
+    refuse(other.path, memory, "shares nothing with the archive")
+
+
+def test_an_older_copy_is_refused_by_a_backfill_and_bounded_in_a_run(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path
+) -> None:
+    backfill(broker.path, memory)
+    older = broker.copy(tmp_path / "older")
+    broker.send(300)
+    backfill(broker.path, memory)
+    with pytest.raises(LogDivergedError, match=r"older copy.* hides 300 archived messages"):
+        backfill(older.path, memory)
+    with pytest.raises(
+        LogDivergedError, match=r"truncated by .*truncate_max_bytes.* hides 300 archived messages"
+    ):
+        follow(older.path, memory, LogLimits(truncate_max_bytes=100))
+    assert shown(memory) == {"orders": 500}
+    follow(older.path, memory, LogLimits(truncate_max_bytes=1 << 20))
+    assert shown(memory) == {"orders": 200}
+
+
+@pytest.mark.parametrize("is_mounted", [False, True])
+def test_a_disk_that_is_not_mounted_is_waited_for(
+    broker: SmallBroker, memory: MemoryStore, is_mounted: bool
+) -> None:
+    backfill(broker.path, memory)
+    with open_broker_store(broker.path) as opened:
+        shutil.rmtree(broker.path / "commitlog")
+        (broker.path / "commitlog").mkdir()
+        offloader = Offloader(
+            opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SMALL,
+            topic_filter=FILTER, offsets_source=no_offsets,
+        )  # fmt: skip
+        with pytest.raises(UnavailableError, match="no commitlog file"):
+            offloader.run(threading.Event(), follow=True)
+    assert shown(memory) == {"orders": 200}
+
+
+def test_a_sidecar_that_was_away_longer_than_the_broker_keeps_files_continues_automatically(
+    broker: SmallBroker, memory: MemoryStore
+) -> None:
+    backfill(broker.path, memory)
+    broker.send(400)
+    broker.expire(broker.phys // FILE_BYTES - 2)
+    follow(broker.path, memory)
+    backfill(broker.path, memory)
+    state = state_of(memory)
+    assert len(state.log_histories) == 0 and len(state.gaps) == 1
+    assert state.visible_queues() == [queue for queue, _ in state.queues()]
+
+
+@pytest.mark.parametrize(
+    ("port", "first_offset", "store_ms", "why"),
+    [
+        (20911, 700, STARTED_MS + 10**6, "its records are of 127.0.0.1:20911"),
+        (10911, 100, STARTED_MS + 10**6, "offsets go back in 1 queue: orders queue 0 begins at 100"),
+        (10911, 700, STARTED_MS - 10**6, "its first record is older"),
+    ],
+)
+def test_a_log_that_begins_above_the_archives_end_must_fit(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path, port: int, first_offset: int, store_ms: int, why: str
+) -> None:  # fmt: skip
+    backfill(broker.path, memory)
+    other = SmallBroker(
+        tmp_path / "other", port=port, start_phys=1 << 20, first_offset=first_offset, store_ms=store_ms
+    )
+    other.send(100, text="other")
+    refuse(other.path, memory, why)
+    assert shown(memory) == {"orders": 200}
+    backfill(broker.path, memory)
+
+
+def test_stores_of_two_brokers_with_the_same_names_are_not_mixed(
+    real_store: Callable[[str], Path], memory: MemoryStore
+) -> None:
+    backfill(real_store("F") / "store", memory)
+    before = shown(memory)
+    refuse(real_store("G") / "store", memory, "the broker's log")
+    assert shown(memory) == before
+
+
+def idle_owner(memory: MemoryStore) -> int:
+    """Another sidecar claims the archive and is idle; its epoch."""
+    made = CatalogWriter(
+        PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)), cluster=CLUSTER, broker=BROKER, instance="owner",
+        kind="run", clock_ms=lambda: STARTED_MS,
+    )  # fmt: skip
+    return made.claim(take_over=True).epoch
+
+
+def always(state: CatalogState, log_end_phys: int | None) -> bool:
+    """The broker of a standby lags for ever."""
+    return True
+
+
+@pytest.mark.parametrize("limits", [None, LogLimits(replace_log=True)])
+def test_an_idle_owner_is_not_fenced_by_a_longer_log_of_another_broker(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path, limits: LogLimits | None
+) -> None:
+    backfill(broker.path, memory)
+    epoch = idle_owner(memory)
+    other = SmallBroker(tmp_path / "other", port=20911)
+    other.send(400, text="other")
+    with pytest.raises(LogDivergedError, match="another broker of this name owns the archive"):
+        follow(other.path, memory, limits, instance="standby", environment=Environment(may_take_over=always))
+    assert state_of(memory).epoch == epoch
+    if limits is None:
+        with pytest.raises(LogDivergedError, match="shares nothing"):
+            follow(other.path, memory, instance="standby", take_over=True)
+        assert state_of(memory).epoch == epoch
+
+
+def test_a_standby_that_holds_the_archives_log_takes_over_after_a_fail_over(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path
+) -> None:
+    backfill(broker.path, memory)
+    epoch = idle_owner(memory)
+    slave = broker.copy(tmp_path / "slave")
+    slave.port = 30911
+    with pytest.raises(FencedError):
+        follow(slave.path, memory, instance="standby")
+    slave.send(50)
+    follow(slave.path, memory, instance="standby", environment=Environment(may_take_over=always))
+    backfill(slave.path, memory, instance="standby")
+    assert state_of(memory).epoch > epoch and shown(memory) == {"orders": 250}
+    assert len(state_of(memory).log_histories) == 0

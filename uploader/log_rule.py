@@ -1,0 +1,138 @@
+"""Decides whether a broker's log continues an archive. Pure.
+
+Bytes that cannot be compared prove nothing. Archiving continues only where checked bytes agree, or where the broker
+deleted all that could agree and the rest fits: every queue's offsets continue, times are later, and the store host is
+one that the archive knows. Anything else stops, and asks for archive.replace_log.
+
+    what log and archive share        the rest fits   →
+    the archive's end                 -               continue
+    no bytes left to compare          yes             continue
+    no bytes left to compare          no              stop
+    an earlier commit                 -               new log history there, within the limits; else stop
+    an earlier one, bytes deleted     yes / no        as an earlier commit / stop
+    nothing                           -               stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tiered.console import counted
+
+
+class Shared(Enum):
+    """What log and archive share."""
+
+    END = "the archive's end"
+    END_DELETED = "the archive's end, of which the broker deleted the bytes"
+    EARLIER = "an earlier commit"
+    EARLIER_DELETED = "an earlier commit, of which the broker deleted the bytes"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """What was found of a log. ``misfit``: why it does not fit where bytes were deleted; empty if it does."""
+
+    shared: Shared
+    misfit: str = ""
+    lost_bytes: int = 0
+    """Of the archive's log above what is shared."""
+    is_older_copy: bool = False
+    """Whether the log ends before the archive does, and has nothing that the archive lacks."""
+
+
+@dataclass(frozen=True)
+class LogLimits:
+    """What the operator allows. ``truncate_max_bytes``: None for a backfill, which refuses older copies instead."""
+
+    replace_log: bool = False
+    truncate_max_bytes: float | None = None
+
+
+class Step(Enum):
+    """What a writer does."""
+
+    CONTINUE = "continue"
+    NEW_HISTORY = "start a log history where log and archive diverge"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``why`` it stops; empty otherwise. ``is_foreign``: nothing shows that the log is of this broker."""
+
+    step: Step
+    why: str = ""
+    is_foreign: bool = False
+
+
+def decide(facts: LogFacts, limits: LogLimits) -> Decision:
+    """The step for ``facts``."""
+    if facts.shared is Shared.END or (facts.shared is Shared.END_DELETED and not facts.misfit):
+        return Decision(Step.CONTINUE)
+    why, is_foreign = _why_not(facts, limits)
+    if limits.replace_log or not why:
+        return Decision(Step.NEW_HISTORY, is_foreign=is_foreign)
+    return Decision(Step.STOP, why, is_foreign)
+
+
+def _why_not(facts: LogFacts, limits: LogLimits) -> tuple[str, bool]:
+    if facts.shared is Shared.NOTHING:
+        return "shares nothing with the archive: another broker's, or a replaced disk", True
+    if facts.misfit:
+        return f"has no bytes in common with the archive, and {facts.misfit}", True
+    if facts.is_older_copy:
+        return "ends before the archive and matches it until there: an older copy, or a truncated log", False
+    maximum = limits.truncate_max_bytes
+    if maximum is not None and facts.lost_bytes > maximum:
+        why = (
+            f"was truncated by {facts.lost_bytes} bytes, more than archive.truncate_max_bytes ({maximum:.0f})"
+        )
+        return why, False
+    return "", False
+
+
+@dataclass(frozen=True)
+class ArchivedEnd:
+    """Where an archive ends. ``ends``: the next offset of each visible queue."""
+
+    ends: Mapping[tuple[str, int], int]
+    newest_ms: int
+    hosts: Set[str]
+
+
+@dataclass(frozen=True)
+class LogHead:
+    """The oldest records of a log. ``begins``: the lowest offset of each queue that has records in it, or its next
+    offset if it has none."""
+
+    begins: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    oldest_ms: int | None = None
+    """Of the first record; None without one."""
+    host: str = ""
+    """The store host of the first record."""
+
+
+def misfit(archived: ArchivedEnd, head: LogHead) -> str:
+    """Why a log that begins above the archive's end is not its continuation; empty if all fits."""
+    if head.oldest_ms is None:
+        return "has no record that could be compared"
+    if head.host not in archived.hosts:
+        known = ", ".join(sorted(archived.hosts)) or "none"
+        return f"its records are of {head.host}, but those of the archive of {known}"
+    if head.oldest_ms < archived.newest_ms:
+        return "its first record is older than the archive's newest"
+    common = archived.ends.keys() & head.begins.keys()
+    if archived.ends and not common:
+        return "it has none of the archive's queues"
+    back = sorted(queue for queue in common if head.begins[queue] < archived.ends[queue])
+    if back:
+        topic, queue_id = back[0]
+        return (
+            f"offsets go back in {counted(len(back), 'queue')}: {topic} queue {queue_id} begins at "
+            f"{head.begins[back[0]]} there, and ends at {archived.ends[back[0]]} in the archive"
+        )
+    return ""
