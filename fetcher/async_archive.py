@@ -61,7 +61,7 @@ class AsyncArchive:
 
         if self._is_entered:
             raise UsageError(
-                f"{self!r} was entered before", hint="open another: rocketmq_tiered.open_async(…)"
+                f"{self!r} has been opened already", hint="open another: rocketmq_tiered.open_async(…)"
             )
         self._is_entered = True
         opening = asyncio.get_running_loop().run_in_executor(None, self._open)

@@ -155,7 +155,9 @@ class MetadataCommits:
         with_queues = {queue.topic for queue in index.queues()} if index is not None else set()
         verdict = self._deleted_topics.check(table, backup, with_queues, now_ms)
         if verdict.alarm:
-            self._log("topics are missing, nothing is hidden", error=verdict.alarm)
+            self._log(
+                "many topics are missing from the table of the broker: none is hidden", error=verdict.alarm
+            )
         gone = [key for key in state.visible_queues() if key.topic in verdict.deleted]
         self._hide += [key for key in gone if key not in self._hide]
 

@@ -95,7 +95,7 @@ class RequestScheduler:
     ) -> None:
         """``bytes_per_s`` bounds all priorities together; 0: no limit. A ``timer`` is needed only for a rate."""
         if bytes_per_s and timer is None:
-            raise ValueError("a rate needs a timer")
+            raise ValueError("a bandwidth limit requires a timer")
         self._reader = reader
         self._clock_s = clock_s
         self._timer = timer
@@ -142,7 +142,7 @@ class RequestScheduler:
         elif is_full:
             request.future.set_exception(
                 ThrottledError(
-                    f"{request.priority.name.lower()} reads of the object store: {len(queue)} wait already",
+                    f"too many {request.priority.name.lower()} reads of the object store: {len(queue)} are waiting",
                     hint="retry later",
                 )
             )

@@ -100,7 +100,9 @@ class TieredMessageFetcher:
         newest catalog names but the store does not have) or what the store raises.
         """
         if request.count < 1 or request.max_bytes < 0:
-            raise ValueError(f"count {request.count}, max_bytes {request.max_bytes}")
+            raise ValueError(
+                f"count must be 1 or more and max_bytes 0 or more, not {request.count} and {request.max_bytes}"
+            )
         catalog = self.catalog
         catalog.refresh_if_due()
         self.counters.pulls += 1

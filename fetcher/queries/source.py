@@ -127,7 +127,7 @@ class QuerySource:
                 begin, stop = missing[0] * step, min((missing[-1] + 1) * step, end)
                 data = await self._fetched(key, begin, stop - begin)
                 if len(data) != stop - begin:
-                    raise CorruptionError(f"{key}: [{begin}, {stop}) came with {len(data)} bytes")
+                    raise CorruptionError(f"{key}: the read of [{begin}, {stop}) returned {len(data)} bytes")
                 for number in range(missing[0], missing[-1] + 1):
                     piece = data[number * step - begin : (number + 1) * step - begin]
                     found[number] = piece

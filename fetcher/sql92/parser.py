@@ -171,7 +171,9 @@ class _Parser:
             is_number = isinstance(operand, Constant) and _is_number(operand.value)
             if is_condition(operand) or (isinstance(operand, Constant) and not is_number):
                 raise self._error(
-                    begin, f"{begin.text} is no number", hint="only numbers are less or greater"
+                    begin,
+                    f"{begin.text} is not a number",
+                    hint="only numbers can be compared by <, <=, > and >=",
                 )
         (left, _), (right, _) = operands
         return Comparison(cast(ComparisonSign, sign), left, right)
@@ -223,10 +225,10 @@ class _Parser:
     def _double(self, token: Token) -> float:
         value = float(token.text)
         if not math.isfinite(value):
-            raise self._error(token, f"{token.text[:30]} is more than any number")
+            raise self._error(token, f"{token.text[:30]} is larger than any number")
         if value == 0:
             # The broker takes it for an underflow.
-            raise self._error(token, f"{token.text[:30]} is not a number a broker takes", hint="write 0")
+            raise self._error(token, f"{token.text[:30]} is a number that brokers refuse", hint="write 0")
         return value
 
     def condition(self, expression: Expression, begin: Token) -> Expression:
@@ -258,7 +260,7 @@ class _Parser:
             raise self._error(taken, "a value was expected, not the end")
         self._tokens += 1
         if self._tokens > TOKENS_MAX:
-            raise self._error(taken, f"it has more than {TOKENS_MAX} words and signs")
+            raise self._error(taken, f"it has more than {TOKENS_MAX} names, values and operators")
         self.token = token_at(self._expression, taken.end)
         return taken
 

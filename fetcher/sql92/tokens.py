@@ -68,7 +68,7 @@ def token_at(expression: str, position: int) -> Token:
     if found is None:
         character = expression[begin]
         raise Sql92Error(
-            expression, begin, f"{character!r} means nothing here", hint=_HINTS.get(character, "")
+            expression, begin, f"{character!r} is not expected here", hint=_HINTS.get(character, "")
         )
     kind, text = str(found.lastgroup), found.group()
     if kind == "name" and text.upper() in KEYWORDS:

@@ -84,7 +84,7 @@ def _versioning(probe: BucketProbe, prefix: str) -> Finding:
         if not (action := denied_action(error)):
             raise
         kept = f"{status.lower()}: deleted objects stay as noncurrent versions until a rule removes them"
-        return not_checked(f"{kept}; {action} is not allowed, so that the rules are unknown")
+        return not_checked(f"{kept}; the rules are unknown, because {action} is not allowed")
 
 
 def judge_versioning(status: str, rules: Sequence[LifecycleRule], prefix: str) -> Finding:

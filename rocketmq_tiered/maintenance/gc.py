@@ -134,7 +134,7 @@ def plan_collection(
     try:
         plan.uploads = [upload for upload in store.uploads("") if latest_ms - upload.begun_ms >= grace.ms]
     except AccessDeniedError as error:
-        logger.warning("abandoned uploads are not looked for: %s", error)
+        logger.warning("cannot list abandoned uploads: %s", error)
     return plan
 
 

@@ -65,4 +65,4 @@ class Sampler:
             # The process may be starting or stopping: this measurement is missing then.
             if str(error) != self._logged:
                 self._logged = str(error)
-                logger.debug("not measured for the page: %s", error)
+                logger.debug("the page has no values for this moment: %s", error)

@@ -51,7 +51,7 @@ def parse_search(query: Mapping[str, str]) -> Search:
     """The search of a form's fields. Raises UsageError."""
     form = query.get("by", "key")
     if form not in FORMS:
-        raise UsageError(f"messages are not found by {form}", hint=f"use one of {', '.join(FORMS)}")
+        raise UsageError(f"cannot search by {form}", hint=f"use one of {', '.join(FORMS)}")
     found = Search(
         form,
         query.get("topic", ""),

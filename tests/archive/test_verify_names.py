@@ -197,7 +197,7 @@ def test_the_chain_is_followed_from_the_last_clean_pass(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is the progress file of"):
         progress_in(path, "memory://other")
     path.write_text("[]")
-    with pytest.raises(UsageError, match="no progress file"):
+    with pytest.raises(UsageError, match="not a progress file"):
         progress_in(path, made.store.url)
 
 

@@ -136,7 +136,7 @@ def test_a_record_below_the_queues_physical_end_is_a_re_read(started: CatalogSta
     twice = append_draft(started, {A: 2})
     runs = np.concatenate([twice.runs, twice.runs])
     runs["base_queue_offset"][1], runs["end_queue_offset"][1], runs["base_byte"][1] = 5, 7, 500
-    refused(started, replace(twice, runs=runs), "a re-read")
+    refused(started, replace(twice, runs=runs), "archived before")
 
 
 def test_a_lower_offset_is_a_new_generation(started: CatalogState) -> None:
@@ -155,7 +155,7 @@ def test_generations_are_counted_without_holes(started: CatalogState) -> None:
     refused(started, append_draft(started, {queue("new", 0, 1): 1}), "not generation 0")
     both = append_draft(started, {A._replace(generation=2): 1, A._replace(generation=1): 1})
     # In the log generation 1 must come first.
-    refused(started, both, "a re-read")
+    refused(started, both, "archived before")
     ordered = append_draft(started, {A: 1, A._replace(generation=1): 1, A._replace(generation=2): 1})
     state = step(started, ordered)
     assert [bool(state.queue(A._replace(generation=g))["flags"] & QUEUE_HIDDEN) for g in range(3)] == [  # type: ignore[index]

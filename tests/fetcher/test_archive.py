@@ -601,10 +601,10 @@ async def test_the_asynchronous_form_must_be_entered_and_says_what_does_not_exis
 async def test_the_asynchronous_form_is_entered_once(directory: Path) -> None:
     """A second time would leak what the first opened: threads, connections."""
     async with rocketmq_tiered.open_async(directory) as archive:
-        with pytest.raises(UsageError, match="entered before"):
+        with pytest.raises(UsageError, match="opened already"):
             await archive.__aenter__()
         assert "t_one" in archive.topics()
-    with pytest.raises(UsageError, match="entered before"):
+    with pytest.raises(UsageError, match="opened already"):
         await archive.__aenter__()
 
 

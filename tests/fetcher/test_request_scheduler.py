@@ -132,7 +132,7 @@ def test_whole_objects_are_paced_by_what_they_turn_out_to_be() -> None:
 def test_a_full_queue_refuses_as_temporarily_unavailable() -> None:
     _, _, priorities = _scheduler({**LIMITS, Priority.BACKGROUND: PriorityLimits(1, queue_max=2)})
     requests = [_ask(priorities, Priority.BACKGROUND) for _ in range(4)]
-    with pytest.raises(ThrottledError, match=r"background reads.*2 wait already"):
+    with pytest.raises(ThrottledError, match=r"background reads.*2 are waiting"):
         requests[3].future.result(timeout=0)
     assert not requests[2].future.done()
     assert priorities.counts[Priority.BACKGROUND].refused == 1

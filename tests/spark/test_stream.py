@@ -241,7 +241,7 @@ def test_a_batch_of_a_replaced_log_is_not_read_from_the_new_log(
     archive.replace({0: 90, 1: 40})
     assert len(rows_of(reader, start, end)) == 170
     taken_back.unlink()
-    with pytest.raises(NotFoundError, match="taken back by a replaced log"):
+    with pytest.raises(NotFoundError, match="superseded by a replaced log"):
         rows_of(reader, start, end)
 
 

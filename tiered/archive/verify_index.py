@@ -91,7 +91,7 @@ def _check_tail(store: ObjectStore, ref: IndexRef) -> Covered:
     meta, covered = decode_tail(shape, store.get_range(ref.key, *shape.tail_range))
     wanted = meta_of(ref)
     if meta != wanted:
-        raise _IncompleteError(f"covers {meta}, {wanted} by the catalog")
+        raise _IncompleteError(f"covers {meta}, but the catalog says {wanted}")
     return covered
 
 

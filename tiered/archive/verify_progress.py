@@ -114,7 +114,9 @@ class VerifyProgress:
                 anomalies = [_anomaly(**one) for one in begun["anomalies"]]
                 self._begun = replace(found, chain=tuple(begun["chain"]), anomalies=anomalies)
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError("this is no progress file of verify", hint="name another file") from error
+            raise UsageError(
+                "this is not a progress file of tiered verify", hint="name another file"
+            ) from error
         if url != self._url:
             raise UsageError(
                 f"this is the progress file of {url}, not of {self._url}", hint="name another file"

@@ -158,7 +158,7 @@ def _end_generations(directory: QueueDirectory, table: Table, succession: Sequen
             and table["first_phys"][row] < table["end_phys"][previous]
         ):
             raise CommitInvalidError(
-                f"{directory.keys[row]} begins in the log before its predecessor ends: a re-read"
+                f"{directory.keys[row]} begins in the log before its last archived run ends: it was archived before"
             )
         table["flags"][previous] |= QUEUE_HIDDEN
 
@@ -222,7 +222,7 @@ def _check_bytes_and_phys(directory: QueueDirectory, table: Table, row: Ints, ru
         at = int(np.flatnonzero(reread)[0])
         raise CommitInvalidError(
             f"{directory.keys[row[at]]}: a record at {runs['min_phys'][at]} lies below the queue's end "
-            f"at {floor[at]} of the commitlog: a re-read"
+            f"at {floor[at]} of the commitlog: it was archived before"
         )
 
 

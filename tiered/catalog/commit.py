@@ -265,7 +265,9 @@ def check_indexes(draft: CommitDraft, source: str) -> None:
         ("objects", draft.objects, "key", len(draft.object_keys)),
     ):
         if len(table) and int(table[column].max()) >= size:
-            raise CorruptionError(f"{source}: {name}.{column} is outside its table of {size}")
+            raise CorruptionError(
+                f"{source}: a number in {name}.{column} is outside its table of {size} rows"
+            )
 
 
 def refuse_unknown(container: Container, kind: object, source: str) -> None:

@@ -48,7 +48,7 @@ def container_in(data: bytes, *, source: str = "commit") -> bytes:
         return data
     end = len(data) - TRAILER.size
     if length > end:
-        raise CorruptionError(f"{source}: a container of {length} bytes in an object of {end} is impossible")
+        raise CorruptionError(f"{source}: an object of {end} bytes cannot hold a container of {length} bytes")
     return data[end - length : end]
 
 
@@ -88,5 +88,5 @@ def _length_at_end(data: bytes, source: str) -> int | None:
     if magic != MAGIC or fastcrc.crc32.iscsi(length.to_bytes(8, "little")) != crc:
         return None
     if length > OBJECT_BYTES_MAX:
-        raise CorruptionError(f"{source}: a container of {length} bytes is impossible")
+        raise CorruptionError(f"{source}: a container cannot have {length} bytes")
     return int(length)

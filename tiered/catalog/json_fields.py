@@ -62,7 +62,7 @@ def row(kind: type[T], value: Any) -> T:
     expected = _types_of(wanted)
     found = items(value)
     if len(found) != len(expected):
-        raise ValueError(f"{len(found)} values for the {len(expected)} of {kind.__name__}")
+        raise ValueError(f"{len(found)} values, but {kind.__name__} has {len(expected)}")
     return kind(*(_checked(type_, item) for type_, item in zip(expected, found, strict=True)))
 
 

@@ -127,7 +127,7 @@ def decode_page(data: bytes, *, source: str) -> Page:
         (chunk.objects, "key", len(chunk.object_keys)),
     ):
         if len(table) and int(table[column].max()) >= size:
-            raise CorruptionError(f"{source}: {column} is outside its table of {size}")
+            raise CorruptionError(f"{source}: a number in {column} is outside its table of {size} rows")
     return Page(queues, chunk)
 
 

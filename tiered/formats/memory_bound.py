@@ -104,7 +104,7 @@ class MemoryBound:
         self._room_bytes -= byte_count
         if self._left_bytes < 0:
             raise ValueError(
-                f"{what} takes {byte_count} bytes of memory, more than {self._stored_bytes} stored bytes may"
+                f"{what} takes {byte_count} bytes of memory, too many for {self._stored_bytes} stored bytes"
             )
         if self._room_bytes < 0:
             raise ObjectTooLargeError(

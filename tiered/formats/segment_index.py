@@ -281,7 +281,9 @@ class SegmentIndex:
         """Columns of rows [first_row, end_row) of the object, across runs: size, tags code, store timestamp, physical
         offset, queue offsets spanned, parent, parent's queue offset."""
         if not 0 <= first_row < end_row <= int(self.first_row[-1]):
-            raise ValueError(f"rows [{first_row}, {end_row}) of an object of {int(self.first_row[-1])}")
+            raise ValueError(
+                f"rows [{first_row}, {end_row}) are outside an object of {int(self.first_row[-1])} rows"
+            )
         return self._rows(first_row, end_row)
 
     def _rows(self, first: int, end: int) -> tuple[NDArray[Any], ...]:
@@ -324,7 +326,7 @@ class SegmentIndex:
         ``raw_bytes_max`` only the first of them, up to the one that reaches so many bytes."""
         rows = int(self._run_row[run + 1] - self._run_row[run])
         if not 0 <= first_row < end_row <= rows:
-            raise ValueError(f"rows [{first_row}, {end_row}) of a run of {rows}")
+            raise ValueError(f"rows [{first_row}, {end_row}) are outside a run of {rows} rows")
         row_base = int(self._run_row[run])
         # Not numpy's searchsorted: taking the interpreter lock again costs more than the search.
         blocks = cast("Sequence[int]", self._block_row)
@@ -406,7 +408,7 @@ class SegmentIndex:
         """
         if len(stored) != span.length:
             raise CorruptionError(
-                f"{self.key}: [{span.offset}, {span.offset + span.length}) was read as {len(stored)} bytes"
+                f"{self.key}: the read of [{span.offset}, {span.offset + span.length}) returned {len(stored)} bytes"
             )
         decompressor = decompressor or zstandard.ZstdDecompressor()
         view = memoryview(stored)

@@ -142,7 +142,7 @@ def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) ->
             hint="upgrade this program",
         )
     if total != size_bytes:
-        raise CorruptionError(f"{source}: has {size_bytes} bytes, {total} by its trailer")
+        raise CorruptionError(f"{source}: has {size_bytes} bytes, but its trailer says {total}")
     if not HEADER_BYTES <= tail_offset <= footer_offset <= total - TRAILER_BYTES:
         raise CorruptionError(f"{where} points outside the object")
     return Trailer(tail_offset, footer_offset, footer_crc, total, (major, minor))

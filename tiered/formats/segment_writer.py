@@ -177,7 +177,9 @@ class SegmentWriter:
         self._newest_run = run
         length = sum(map(len, records))
         if length != int(sizes.sum(dtype=np.int64)):
-            raise ValueError(f"{length} bytes of records, and {int(sizes.sum(dtype=np.int64))} of rows")
+            raise ValueError(
+                f"{length} bytes of records, but the rows add up to {int(sizes.sum(dtype=np.int64))}"
+            )
         if not length:
             return
         before = len(self._pending)

@@ -135,7 +135,7 @@ def is_denied(error: TieredError) -> bool:
 def with_new_keys(refused: TieredError) -> ThrottledError:
     """Replaces ``refused`` when its keys have been replaced since."""
     hint = "later requests use the new keys"
-    return ThrottledError(f"{refused.message} (with keys replaced since)", hint=hint)
+    return ThrottledError(f"{refused.message} (the access keys have changed since this request)", hint=hint)
 
 
 def _placed(error: TieredError, where: str) -> TieredError:

@@ -258,5 +258,5 @@ def _document(answer: RemotingCommand) -> dict[str, Any]:
 def _part(document: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
     found = {} if document is None else document.get(name) or {}
     if not isinstance(found, dict):
-        raise _nonsense(f"{name} is not an object")
+        raise _nonsense(f"{name} is not a JSON object")
     return None if document is None else dict(found)

@@ -129,7 +129,9 @@ class AuditEvents:
                 if count:
                     _log(event, seen, count, client=seen[0])
             if self._unlisted[event]:
-                logger.warning("%s: others, not listed", message, extra={"count": self._unlisted[event]})
+                logger.warning(
+                    "%s: more events, which are not listed", message, extra={"count": self._unlisted[event]}
+                )
             self._repeats[event], self._unlisted[event] = {}, 0
 
 

@@ -120,7 +120,7 @@ def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveE
             if end > kept and state.row_of(QueueKey(topic, queue_id, generation)) is not None:
                 raise UsageError(
                     f"{topic}/{queue_id} was exported to offset {end}, but the broker's log was replaced and its "
-                    f"messages after offset {max(kept, 0)} were taken back",
+                    f"messages after offset {max(kept, 0)} are no longer in it",
                     hint="export to another target",
                 )
 

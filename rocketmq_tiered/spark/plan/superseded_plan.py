@@ -81,7 +81,7 @@ def _end(state: CatalogState, queue: QueueKey) -> int:
 def taken_back(queue: QueueKey, end: int, version: int) -> NotFoundError:
     """The error for messages of a log that was replaced."""
     return NotFoundError(
-        f"{queue}: messages before offset {end} were taken back by a replaced log since catalog version {version}",
+        f"{queue}: messages before offset {end} were superseded by a replaced log after catalog version {version}",
         hint=PLAN_AGAIN,
     )
 

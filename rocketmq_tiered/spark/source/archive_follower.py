@@ -291,7 +291,7 @@ class ArchiveFollower:
                 self._note_loss(
                     NotFoundError(
                         f"{queue}: the broker's log was replaced; offsets [{offset}, {one.queues[queue]}) were read "
-                        "and have other messages now",
+                        "and now hold other messages",
                         hint="failOnDataLoss=false reads the new messages",
                     )
                 )

@@ -101,7 +101,7 @@ def _offsets(topics: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= OFFSET_MAX:
-        raise ValueError("a number is not of 63 bits")
+        raise ValueError("a number does not fit into 63 bits")
     return value
 
 

@@ -78,7 +78,7 @@ def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
     """Check and parse footer and trailer; raises CorruptionError or UnsupportedFormatError."""
     found, footer_crc = decode_trailer(shape.key, tail)
     if found != shape or len(tail) != shape.tail_bytes:
-        raise CorruptionError(f"{shape.key}: is {found} by its trailer, {shape} by the catalog")
+        raise CorruptionError(f"{shape.key}: its trailer says {found}, the catalog {shape}")
     footer = memoryview(tail)[: len(tail) - TRAILER_BYTES]
     where = f"{shape.key} footer at {shape.footer_offset}"
     if fastcrc.crc32.iscsi(footer) != footer_crc:
@@ -89,11 +89,11 @@ def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
         keys = tuple(map(str, container.header["object_keys"]))
         objects = container.table("objects", COVERED_DTYPE)
         if len(objects) and int(objects["key"].max()) >= len(keys):
-            raise ValueError("objects point outside the keys")
+            raise ValueError("an object points outside the table of keys")
         names_queues = "places" in container.tables
         pages = container.table("places", PAGE_DTYPE) if names_queues else np.zeros(0, PAGE_DTYPE)
         if int(pages["stored_bytes"].sum(dtype=np.int64)) != shape.footer_offset - shape.places_offset:
-            raise ValueError("pages of places do not fill their room")
+            raise ValueError("the pages of places have another length than recorded")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptionError(f"{where} does not parse: {error!r}") from error
     return meta, Covered(objects, keys, pages, names_queues)

@@ -83,7 +83,7 @@ def encode_items(items: Table, widths: Widths, base_ms: int) -> bytes:
     at = HASH_BYTES
     for column, width in zip(columns, widths, strict=True):
         if len(column) and _bytes_of(int(column.max())) > width:
-            raise ValueError(f"index items need more than columns of {tuple(widths)} bytes")
+            raise ValueError(f"index items do not fit into columns of {tuple(widths)} bytes")
         stored[:, at : at + width] = _byte_rows(column)[:, :width]
         at += width
     return stored.tobytes()

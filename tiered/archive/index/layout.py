@@ -154,7 +154,7 @@ def decode_slot(shape: Shape, slot: int, data: bytes) -> tuple[int, int]:
     offset, length = shape.slot_range(slot)
     where = f"{shape.key}: slot {slot} [{offset}, {offset + length})"
     if len(data) != length:
-        raise CorruptionError(f"{where} was read as {len(data)} bytes")
+        raise CorruptionError(f"{where}: the read returned {len(data)} bytes")
     first_item, count, crc = SLOT.unpack(data)
     if crc != fastcrc.crc32.iscsi(_SLOT_CHECKED.pack(shape.identity, slot, first_item, count)):
         raise CorruptionError(f"{where} fails its CRC32C")
@@ -174,7 +174,9 @@ def decode_pages(shape: Shape, first_page: int, end_page: int, data: bytes) -> T
     """ITEM_DTYPE rows of consecutive pages; raises CorruptionError. Read-only."""
     offset, length = shape.page_range(first_page, end_page)
     if len(data) != length:
-        raise CorruptionError(f"{shape.key}: [{offset}, {offset + length}) was read as {len(data)} bytes")
+        raise CorruptionError(
+            f"{shape.key}: the read of [{offset}, {offset + length}) returned {len(data)} bytes"
+        )
     identity, view, stride = shape.identity, memoryview(data), shape.page_stride
     parts: list[memoryview] = []
     for page in range(first_page, end_page):

@@ -140,7 +140,7 @@ class _Pages:
         shift = np.uint64(64 - shape.slot_bits)
         hashes = mine["hash"]
         if len(mine) == 0 or (shape.slot_bits and bool(((hashes >> shift) != np.uint64(self._slot)).any())):
-            raise CorruptionError(f"{shape.key}: slot {self._slot} holds items of another one")
+            raise CorruptionError(f"{shape.key}: slot {self._slot} holds items of another slot")
         if bool((hashes[1:] < hashes[:-1]).any()):
             raise CorruptionError(f"{shape.key}: items of slot {self._slot} are not in order")
         self._begin, self._items = begin, mine
