@@ -30,7 +30,7 @@ from tiered.archive.index.layout import Form, Shape, slot_bits_for
 from tiered.archive.index.merge import file_items, file_places, merged_items
 from tiered.archive.index.places import Places, joined_places, merged_places, pages_of
 from tiered.archive.index_shape import meta_of, shape_of
-from tiered.archive.task import Due
+from tiered.archive.task import INDEX_BUILDING, Due
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.living_runs import living_runs
@@ -79,7 +79,7 @@ class IndexBuilder:
     ``writer`` must have loaded the catalog. ``store`` is the archive's own prefix.
     """
 
-    name = "index building"
+    name = INDEX_BUILDING
 
     def __init__(
         self,

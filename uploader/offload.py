@@ -478,7 +478,7 @@ class Offloader:
             oldest_garbage_ms=state.oldest_garbage_ms,
             diverged_objects=state.diverged_count,
             index_files_rebuilt=self._index_builder.counters.rebuilt,
-            index_problem=self._index_loop.status.problem,
+            index=self._index_loop.status,
             store_problem=self._store_problem(),
             catalog=state,
             commits=self._writer.commits,

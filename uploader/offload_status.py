@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tiered.archive.task import TaskStatus
 from tiered.broker_store.pins import PinStatus
 from tiered.catalog.state import CatalogState
 from uploader.cycle_upload import UploadCounters
@@ -47,8 +48,8 @@ class OffloadStatus:
     """Gaps in the archive."""
     unindexed_objects: int = 0
     """Damaged data objects excluded from the message index."""
-    index_problem: str = ""
-    """Why the message index is not updated; empty if it is."""
+    index: TaskStatus | None = None
+    """Index building."""
     pending_deletions: int = 0
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_ms: int | None = None

@@ -20,7 +20,7 @@ from rocketmq_tiered.cli.arguments import (
     add_setting_flags,
     settings_of,
 )
-from rocketmq_tiered.maintenance.compaction_task import CompactionStatus
+from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.process.admin_client import fetch_status
 from rocketmq_tiered.process.archive_growth import archive_growth, with_growth
 from rocketmq_tiered.process.broker_side import open_store_of, read_conf, topic_filter_of

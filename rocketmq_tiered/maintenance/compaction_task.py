@@ -16,12 +16,13 @@ from pathlib import Path
 from rocketmq_tiered.maintenance.compaction_due import Due as DueRounds
 from rocketmq_tiered.maintenance.compaction_job import in_flight_bytes, limits_of, planned_rounds
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
+from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
-from rocketmq_tiered.maintenance.throttle import Throttle
+from rocketmq_tiered.maintenance.throttle import SHARES, Level, Throttle
 from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
 from tiered.archive.rewrite.result import RewriteOptions, RewriteResult, spool_bytes
-from tiered.archive.task import Due, StoppedError, TaskStatus
+from tiered.archive.task import COMPACTION, Due, StoppedError, TaskStatus
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
@@ -44,27 +45,6 @@ FULL_OBJECTS = 16
 it passes a third time they are joined although uploads are behind."""
 GROWTH_MIN = 32
 """What a compaction wrote is written again only among so many times its bytes."""
-
-
-@dataclass(frozen=True)
-class CompactionStatus(TaskStatus):
-    """Object compaction of this process since its start."""
-
-    rounds: int = 0
-    round_seconds: float = 0.0
-    """Of the last round."""
-    joined_objects: int = 0
-    made_objects: int = 0
-    gets: int = 0
-    bytes_read: int = 0
-    bytes_sent: int = 0
-    bytes_copied: int = 0
-    """Inside the object store."""
-    backlog_objects: int = 0
-    """Due to be joined."""
-    backlog_bytes: int = 0
-    is_backlog_estimated: bool = False
-    """Whether rounds of large parts of the catalog were not planned, but taken for the like of another one."""
 
 
 @dataclass
@@ -101,7 +81,7 @@ class CompactionTask:
     returns the share of the budget or raises StoppedError.
     """
 
-    name = "compaction"
+    name = COMPACTION
 
     def __init__(
         self,
@@ -132,6 +112,7 @@ class CompactionTask:
         )  # fmt: skip
         self._write, self._counter = writing(self._share_or_stop), ObjectRunCounter()
         self._is_overdue = False
+        self.level = Level.FULL
         self._void = 0
         self.due = Due(every_s=own.every_ms / 1000, first_s=FIRST_AFTER_S)
         self.problem = ""
@@ -179,7 +160,8 @@ class CompactionTask:
         return self._share()
 
     def _share(self) -> float:
-        return self._throttle.share(is_overdue=self._is_overdue)
+        self.level = self._throttle.level(is_overdue=self._is_overdue)
+        return SHARES[self.level]
 
     def _due_rounds(self, state: CatalogState) -> _DueRounds:
         own, now_ms = self._settings.compaction, self._clock_ms()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass, commit_pass, plan_pass
-from tiered.archive.task import Due
+from tiered.archive.task import EXPIRY, Due
 from tiered.catalog.state import CatalogState
 from tiered.console import size_text
 from tiered.object_store.interface import ObjectStore
@@ -19,13 +19,14 @@ logger = logging.getLogger(__name__)
 FIRST_AFTER_S = 300.0
 """Wait after the start: before the first collection of garbage."""
 DAY_MS = 24 * 3_600_000
+TOO_MUCH = "the pass exceeds retention.max_share"
 
 
 class ExpiryTask:
     """Expires messages of ``store`` every gc.every_ms, once a day if another process collects. ``rules_of`` gives the
     rules of a state's topics."""
 
-    name = "expiry"
+    name = EXPIRY
 
     def __init__(
         self,
@@ -41,8 +42,6 @@ class ExpiryTask:
         self._clock, self._erase, self._may_be_much = clock, erase, may_be_much or erase is not None
         self.due = Due(every_s=(settings.gc.every_ms or DAY_MS) / 1000, first_s=FIRST_AFTER_S)
         self.problem = ""
-        self.is_stopped = False
-        """Whether retention.max_share stopped the last pass."""
 
     def plan(self, state: CatalogState) -> ExpiryPass:
         """What expires now. Raises as ``plan_pass``."""
@@ -54,9 +53,9 @@ class ExpiryTask:
 
     def step(self, state: CatalogState, found: ExpiryPass) -> bool:
         """Expire it, unless it is too much."""
-        self.is_stopped = self.is_too_much(found)
         plan, max_share = found.plan, self._settings.retention.max_share
-        if self.is_stopped:
+        self.problem = TOO_MUCH if self.is_too_much(found) else ""
+        if self.problem:
             logger.error(
                 "nothing expired: it would be %.0f%% of the archive, more than retention.max_share (%.0f%%); check "
                 "the rules, then run `tiered expire --apply --yes`",

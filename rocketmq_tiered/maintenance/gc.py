@@ -15,7 +15,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cache
 
-from tiered.archive.task import Due
+from tiered.archive.task import GARBAGE_COLLECTION, Due
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import (
@@ -61,7 +61,7 @@ class Deletions:
 class GcTask:
     """Collects garbage by ``settings``; ``store`` is below the archive's prefix. ``clock`` gives ms since the epoch."""
 
-    name = "garbage collection"
+    name = GARBAGE_COLLECTION
 
     def __init__(
         self,

@@ -50,14 +50,11 @@ class Throttle:
     def __init__(self, load: Callable[[], Load], monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._load, self._monotonic_s = load, monotonic_s
         self._reads, self._read_s = 0, -READING_S
-        self.level = Level.FULL
-        """As of the last call of ``share``."""
 
-    def share(self, *, is_overdue: bool = False) -> float:
-        """Of a budget, 0 to 1."""
+    def level(self, *, is_overdue: bool = False) -> Level:
+        """How much of its budget a task may use now; overdue work never stands still beside uploads."""
         load, now_s = self._load(), self._monotonic_s()
         if load.reads != self._reads:
             self._reads, self._read_s = load.reads, now_s
         is_reading = now_s - self._read_s < READING_S
-        self.level = level_of(load, is_reading=is_reading, is_overdue=is_overdue)
-        return SHARES[self.level]
+        return level_of(load, is_reading=is_reading, is_overdue=is_overdue)

@@ -216,14 +216,11 @@ def _archive_parts(shown: Overview) -> list[Child]:
 
 
 def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str, Child]]:
-    """What expiry, compaction and garbage collection did last, and what they left to delete."""
+    """When each task ran last, and what is left to delete."""
     found: list[tuple[str, Child]] = []
-    if report is not None and report.last_expire_ms is not None:
-        result = "stopped by retention.max_share" if report.expire_stopped else "done"
-        found.append(("Last pass of expiry", f"{date_text(report.last_expire_ms)}, {result}"))
-    if report is not None and report.last_gc_ms is not None:
-        result = report.gc_problem or "done"
-        found.append(("Last garbage collection", f"{date_text(report.last_gc_ms)}, {result}"))
+    for task in () if report is None else report.tasks:
+        if task.last_ms is not None:
+            found.append((f"Last {task.name}", f"{date_text(task.last_ms)}, {task.problem or 'done'}"))
     counts = Counter(pending.reason for pending in state.pending_deletions.values())
     for listed in state.deletion_lists:
         if not listed.is_kept:

@@ -11,14 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rocketmq_tiered.maintenance.compaction_task import CompactionStatus, CompactionTask, Stopping
+from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
+from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
 from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
-from rocketmq_tiered.maintenance.throttle import Load, Throttle
+from rocketmq_tiered.maintenance.throttle import SHARES, Load, Throttle
+from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.archive_rules import rules_in
 from tiered.archive.rewrite.outputs import Rewrite
-from tiered.archive.task import TaskLoop
+from tiered.archive.task import TaskLoop, TaskStatus
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.object_store.interface import ObjectStore
@@ -37,8 +39,13 @@ class ArchiveTasks:
         self._settings, self._writer = settings, writer
         self._stopping = Stopping()
         self._throttle = Throttle(load)
-        self._expiry = ExpiryTask(store, settings, lambda state: rules_in(store, state, settings))
-        self.expiry = TaskLoop(self._expiry, self._owned_state)
+        own = settings.compaction
+        calm = YieldingStore(
+            store, bytes_per_s=own.bytes_per_s, requests_per_s=own.requests_per_s, share=self._share,
+            is_stopped=self._stopping.stopped.is_set, sleep=self._stopping.wait,
+        )  # fmt: skip
+        expiry = ExpiryTask(calm, settings, lambda state: rules_in(calm, state, settings))
+        self.expiry = TaskLoop(expiry, self._owned_state)
         self.gc: TaskLoop[Any] | None = None
         if settings.gc.every_ms:
             deletions = Deletions(
@@ -46,7 +53,7 @@ class ArchiveTasks:
                 is_stopped=self._stopping.stopped.is_set,
                 sleep=self._stopping.wait,
             )
-            self.gc = TaskLoop(GcTask(store, settings.gc, deletions=deletions), self._owned_state)
+            self.gc = TaskLoop(GcTask(calm, settings.gc, deletions=deletions), self._owned_state)
         self._compaction: TaskLoop[Any] | None = None
         self._compaction_task: CompactionTask
         self._loops: list[TaskLoop[Any]] = [loop for loop in (self.expiry, self.gc) if loop is not None]
@@ -62,7 +69,7 @@ class ArchiveTasks:
             writing=writing,
         )  # fmt: skip
         self._compaction_task = task
-        self._compaction = TaskLoop(task, self._owned_state, level=lambda: self._throttle.level.value)
+        self._compaction = TaskLoop(task, self._owned_state, level=lambda: task.level.value)
         self._loops.append(self._compaction)
 
     def start(self, drain: threading.Event) -> None:
@@ -82,20 +89,19 @@ class ArchiveTasks:
             thread.join(JOIN_S)
 
     @property
-    def gc_problem(self) -> str:
-        """Why the last collection of garbage deleted less than was due, or nothing expired."""
-        return (self.gc.status.problem if self.gc is not None else "") or self.expiry.status.problem
-
-    @property
-    def expire_stopped(self) -> bool:
-        """Whether retention.max_share stopped the last pass of expiry."""
-        return self._expiry.is_stopped
+    def statuses(self) -> tuple[TaskStatus, ...]:
+        """What became of each task."""
+        return tuple(loop.status for loop in self._loops)
 
     @property
     def compaction(self) -> CompactionStatus | None:
         """What became of compaction; None if there is none."""
         loop = self._compaction
         return None if loop is None else self._compaction_task.status(loop.status)
+
+    def _share(self) -> float:
+        """Of the budget, for what has to be done each day whether uploads are behind or not."""
+        return SHARES[self._throttle.level(is_overdue=True)]
 
     def _owned_state(self) -> CatalogState | None:
         state = self._writer.refresh()

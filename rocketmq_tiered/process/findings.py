@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
+from tiered.archive.task import COMPACTION, EXPIRY, GARBAGE_COLLECTION, INDEX_BUILDING
 from tiered.broker_store.bound import BoundReason
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, duration_text
@@ -69,6 +70,27 @@ def _of_the_broker(report: StatusReport) -> list[Finding]:
     return found
 
 
+TASKS = {
+    EXPIRY: (
+        "expiry", "nothing expires",
+        "check the rules with tiered expire ARCHIVE_URL; if they are right, add --apply --yes",
+    ),
+    GARBAGE_COLLECTION: (
+        "garbage", "garbage is not deleted",
+        "allow deletes, or run tiered gc --every with an account that may delete and set gc.every_ms to 0",
+    ),
+    COMPACTION: (
+        "compaction", "small objects are not joined",
+        "correct it, or set compaction.every_ms to 0; until then reading costs more requests",
+    ),
+    INDEX_BUILDING: (
+        "index", "the message index is not updated",
+        "run tiered doctor ARCHIVE_URL; queries by key read the messages themselves until it is updated",
+    ),
+}  # fmt: skip
+"""What a problem of a task is about, and the next step."""
+
+
 def _of_the_archive(report: StatusReport) -> list[Finding]:
     found = []
     if report.gaps:
@@ -80,28 +102,16 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
             f"{report.diverged_objects:,}",
             "tiered ls ARCHIVE_URL --diverged lists them, tiered gc --keep-log-history N keeps them",
         ))  # fmt: skip
-    if report.expire_stopped:
-        found.append(Finding(
-            "expiry", "nothing expires: the pass exceeds retention.max_share",
-            "check the rules with tiered expire ARCHIVE_URL; if they are right, add --apply --yes",
-        ))  # fmt: skip
-    if report.gc_problem:
-        step = (
-            "allow deletes, or run tiered gc --every with an account that may delete and set gc.every_ms to 0"
-        )
-        found.append(Finding("garbage", f"garbage is not deleted: {report.gc_problem}", step))
-    elif report.garbage_overdue_seconds > GARBAGE_LATE_MS / 1000:
+    for task in report.tasks:
+        if task.problem:
+            about, what, step = TASKS.get(task.name, (task.name, f"{task.name} has not run", "see the log"))
+            found.append(Finding(about, f"{what}: {task.problem}", step))
+    if (
+        not report.task(GARBAGE_COLLECTION).problem
+        and report.garbage_overdue_seconds > GARBAGE_LATE_MS / 1000
+    ):
         found.append(_late_garbage(report.garbage_overdue_seconds))
-    if report.compaction is not None and report.compaction.problem:
-        what = f"small objects are not joined: {report.compaction.problem}"
-        step = "correct it, or set compaction.every_ms to 0; until then reading costs more requests"
-        found.append(Finding("compaction", what, step))
-    if report.index_problem:
-        step = (
-            "run tiered doctor ARCHIVE_URL; queries by key read the messages themselves until it is updated"
-        )
-        found.append(Finding("index", f"the message index is not updated: {report.index_problem}", step))
-    elif report.unindexed_objects:
+    if report.unindexed_objects and not report.task(INDEX_BUILDING).problem:
         what = f"not in the message index: {counted(report.unindexed_objects, 'damaged object')}"
         found.append(Finding("index", what, "tiered verify ARCHIVE_URL names them"))
     return found

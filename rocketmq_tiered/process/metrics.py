@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rocketmq_tiered.maintenance.compaction_task import CompactionStatus
+from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
+from rocketmq_tiered.maintenance.expiry_task import TOO_MUCH
 from rocketmq_tiered.process.findings import ABOUT, of_report
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.run_state import UP, RunState, word_of
+from tiered.archive.task import EXPIRY, GARBAGE_COLLECTION
 from tiered.formats.memory_bound import SHORTAGES
 from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
 
@@ -138,6 +140,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
 
 
 def _garbage_families(report: StatusReport) -> Iterator[Metric]:
+    expiry, gc = report.task(EXPIRY), report.task(GARBAGE_COLLECTION)
     gauges: Rows = [
         (
             "pending_deletions",
@@ -155,16 +158,20 @@ def _garbage_families(report: StatusReport) -> Iterator[Metric]:
             report.garbage_overdue_seconds,
         ),
         ("gc_interval_seconds", "How often garbage should be collected.", report.gc_interval_seconds),
-        ("last_gc_timestamp_seconds", "When this process collected garbage.", _seconds(report.last_gc_ms)),
+        (
+            "last_gc_timestamp_seconds",
+            "When this process collected garbage.",
+            _seconds(gc.last_ms),
+        ),
         (
             "last_expire_timestamp_seconds",
             "When this process made a pass of expiry.",
-            _seconds(report.last_expire_ms),
+            _seconds(expiry.last_ms),
         ),
         (
             "expire_stopped",
             "1 if retention.max_share stopped the last pass of expiry.",
-            float(report.expire_stopped),
+            float(expiry.problem == TOO_MUCH),
         ),
         (
             "diverged_objects",

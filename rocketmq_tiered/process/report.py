@@ -7,8 +7,9 @@ from typing import Any
 
 import orjson
 
-from rocketmq_tiered.maintenance.compaction_task import CompactionStatus
+from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
+from tiered.archive.task import TaskStatus
 from tiered.broker_store.retention import SHORT_S_MAX
 from tiered.console import camel_name, camel_names
 
@@ -78,8 +79,6 @@ class StatusReport:
     """Damaged data objects excluded from the message index: queries by key read them directly."""
     index_files_rebuilt: int = 0
     """Damaged index files rebuilt by this process."""
-    index_problem: str = ""
-    """Why the message index is not updated; empty if it is."""
     store_problem: str = ""
     """Why the object store blocks the archive: uploads or commits are being retried; empty if none is."""
     broker_address: str = ""
@@ -93,20 +92,14 @@ class StatusReport:
     """How long the oldest garbage is past its grace period."""
     gc_interval_seconds: float = 0.0
     """How often garbage should be collected."""
-    last_gc_ms: int | None = None
-    """When this process collected garbage last, ms since the epoch."""
-    last_expire_ms: int | None = None
-    """When this process made a pass of expiry last."""
-    expire_stopped: bool = False
-    """Whether retention.max_share stopped that pass."""
-    gc_problem: str = ""
-    """Why the last collection of garbage deleted less than was due; empty if it did not."""
+    tasks: tuple[TaskStatus, ...] = ()
+    """Expiry, garbage collection, compaction, index building, as far as this process does them."""
     settings_problem: str = ""
     """Why changed settings are not in effect; empty if they are."""
     diverged_objects: int = 0
     """Objects of a truncated or replaced log that `gc` deletes after gc.diverged_grace_ms."""
     compaction: CompactionStatus | None = None
-    """None if compaction.every_ms is 0, or from a catalog."""
+    """Its task, with figures. None if compaction.every_ms is 0, or from a catalog."""
     commits_a_day: int | None = None
     """With the next three: growth at the rate of the newest commits (catalog), or of this process's commits of the last
     hour (instance); None if unknown."""
@@ -118,6 +111,10 @@ class StatusReport:
     """None if proxy mode is off."""
     slave: SlaveStatus | None = None
     """None if slave mode is off."""
+
+    def task(self, name: str) -> TaskStatus:
+        """The task of this name; an empty status if this process does not do it."""
+        return next((task for task in self.tasks if task.name == name), TaskStatus(name))
 
     @property
     def is_old(self) -> bool:
@@ -144,6 +141,7 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
     """The report of a /status.json body; unknown members are dropped."""
     known = _members(StatusReport, document)
     known["queues"] = tuple(QueueReport(**_members(QueueReport, queue)) for queue in known["queues"])
+    known["tasks"] = tuple(TaskStatus(**_members(TaskStatus, task)) for task in known.get("tasks", ()))
     if known.get("compaction") is not None:
         known["compaction"] = CompactionStatus(**_members(CompactionStatus, known["compaction"]))
     for name, kind in (("proxy", ProxyStatus), ("slave", SlaveStatus)):

@@ -151,7 +151,7 @@ class Reporter:
             bytes=status.counters.raw_bytes,
             unindexed_objects=status.unindexed_objects,
             index_files_rebuilt=status.index_files_rebuilt,
-            index_problem=status.index_problem,
+            tasks=() if status.index is None else (status.index,),
             store_problem=status.store_problem,
             pending_deletions=status.pending_deletions,
             oldest_pending_deletion_seconds=seconds_since(status.oldest_pending_deletion_ms, self._wall_ms()),

@@ -214,15 +214,9 @@ class UploaderJob:
 
     def report(self) -> StatusReport:
         """The full report; from any thread, also before and after the run."""
-        gc = None if self._tasks.gc is None else self._tasks.gc.status
-        report = replace(
-            self._reporter.report(self.offloader.status),
-            last_gc_ms=None if gc is None else gc.last_ms,
-            last_expire_ms=self._tasks.expiry.status.last_ms,
-            expire_stopped=self._tasks.expire_stopped,
-            gc_problem=self._tasks.gc_problem,
-            compaction=self._tasks.compaction,
-        )
+        report = self._reporter.report(self.offloader.status)
+        tasks = (*report.tasks, *self._tasks.statuses)
+        report = replace(report, tasks=tasks, compaction=self._tasks.compaction)
         if report.bound_reason != BoundReason.FROZEN.value:
             return report
         problem = self._voice.silence or "it reports no offsets"

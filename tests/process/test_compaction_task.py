@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.cli.status import _compaction
-from rocketmq_tiered.maintenance.compaction_task import CompactionStatus, CompactionTask, Stopping
+from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
+from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
 from rocketmq_tiered.maintenance.throttle import Level, Load, Throttle, level_of
 from rocketmq_tiered.process.metrics import StatusCollector
 from rocketmq_tiered.process.report import StatusReport, decode_report

@@ -22,6 +22,7 @@ from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_r
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
 from tests.process.status_report import REPORT
+from tiered.archive.task import TaskStatus
 from tiered.catalog.deletions import KEPT_MS, DeletionList, PendingDeletion, Reason
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import CatalogState
@@ -124,11 +125,11 @@ def test_the_archive_names_the_last_passes_and_what_is_to_be_deleted() -> None:
     state = CatalogState(
         pending_deletions=pending, deletion_lists=(listed, listed._replace(oldest_ms=KEPT_MS))
     )
-    report = replace(
-        REPORT, last_expire_ms=60_000, expire_stopped=True, last_gc_ms=120_000, gc_problem="denied"
-    )
+    report = replace(REPORT, tasks=(
+        TaskStatus("expiry", last_ms=60_000), TaskStatus("garbage collection", last_ms=120_000, problem="denied"),
+    ))  # fmt: skip
     assert dict(_upkeep(state, report)) == {
-        "Last pass of expiry": "1970-01-01 00:01:00, stopped by retention.max_share",
+        "Last expiry": "1970-01-01 00:01:00, done",
         "Last garbage collection": "1970-01-01 00:02:00, denied",
         "To be deleted": "1,500 compacted, 2 expired",
     }

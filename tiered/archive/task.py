@@ -20,6 +20,11 @@ from tiered.errors import TieredError
 
 logger = logging.getLogger(__name__)
 
+EXPIRY, GARBAGE_COLLECTION, COMPACTION, INDEX_BUILDING = (
+    "expiry", "garbage collection", "compaction", "index building",
+)  # fmt: skip
+"""Names of tasks."""
+
 P = TypeVar("P")
 StateOf = Callable[[], CatalogState | None]
 """The newest state, or None while this process does not own the archive."""
@@ -69,8 +74,9 @@ class Task(Protocol[P]):
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """A task of this process since its start."""
+    """A task of this process since its start: one shape for all of them."""
 
+    name: str = ""
     interval_seconds: float = 0.0
     level: str = ""
     """How fast a pass is: `full`, `reduced` beside uploads and reads, `paused`, `forced`; empty between passes."""
@@ -115,7 +121,7 @@ class TaskLoop(Generic[P]):
         self._is_in_pass = False
         self._well_s = monotonic_s()
         """When a pass ended well, or the process did not own the archive, last; or the start."""
-        self._status = TaskStatus(interval_seconds=task.due.every_s or 0.0)
+        self._status = TaskStatus(task.name, task.due.every_s or 0.0)
 
     @property
     def status(self) -> TaskStatus:
