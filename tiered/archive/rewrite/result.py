@@ -37,9 +37,9 @@ class OutputIdentity:
 
 @dataclass(frozen=True)
 class RewriteOptions:
-    """``spool_directory`` holds up to ``spool_bytes_max``. ``in_flight_bytes``: of reads in progress. ``report`` gets the
-    message bytes that are done; ``release`` is called when tables have been freed. ``announce`` gets the key of a later
-    attempt before it is put: it is garbage if the process dies."""
+    """``spool_directory`` holds up to ``spool_bytes_max``; ``in_flight_bytes``: of reads in progress. ``report`` gets
+    the message bytes that are done; ``release`` is called when tables have been freed. ``announce`` gets the key of a
+    later attempt before it is put: it is garbage if the process dies."""
 
     spool_directory: Path
     spool_bytes_max: int
