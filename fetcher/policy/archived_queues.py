@@ -34,6 +34,9 @@ class ArchivedQueue(NamedTuple):
     """Below this everything of the commitlog is archived."""
     first_phys: int = 0
     """Physical offset of the first record that was ever archived of it."""
+    generation: int = 0
+    earlier_end: int = 0
+    """The largest end of its earlier generations."""
 
 
 def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQueue:
@@ -43,7 +46,18 @@ def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQu
     if row is None or int(row["flags"]) & (QUEUE_SUPERSEDED | QUEUE_HIDDEN):
         return ArchivedQueue(None, 0, state.cursor.phys)
     offsets = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
-    return ArchivedQueue(offsets, int(row["end_phys"]), state.cursor.phys, int(row["first_phys"]))
+    key = QueueKey(topic, queue_id, generation or 0)
+    return ArchivedQueue(
+        offsets, int(row["end_phys"]), state.cursor.phys, int(row["first_phys"]), key.generation,
+        earlier_end(state, key),
+    )  # fmt: skip
+
+
+def earlier_end(state: CatalogState, queue: QueueKey) -> int:
+    """The largest end of the earlier generations of ``queue``, 0 without any. A consumer beyond the queue's end, but
+    not beyond this one, read an earlier generation."""
+    earlier = (state.queue(queue._replace(generation=number)) for number in range(queue.generation))
+    return max((int(row["end_queue_offset"]) for row in earlier if row is not None), default=0)
 
 
 class ArchivedQueues:

@@ -5,6 +5,7 @@ tiered store (TieredMessageStore.fetchFromCurrentStore, getMessageAsync) it neve
 
 - Offsets between the archive's end and the broker's minimum that are not a recorded gap are retried: their messages
   are about to be archived, or their loss is about to be recorded.
+- A consumer of a generation that ended is moved to the minimum of the next one.
 - An archive that begins later than the broker's files, or ends earlier, never moves a consumer past messages the
   broker still has, whatever the policy. Beyond both ends nothing is served, and the larger one is the maximum.
 """
@@ -150,6 +151,24 @@ class Situation:
     """Whether its topic is archived: then a queue missing in the archive may still be added."""
     is_broker_older: bool = True
     """Whether the broker's log begins before the first archived message: it may have earlier ones."""
+    is_recreated: bool = False
+    """Whether the broker's queue is a later generation than the archived one, which then is not in ``archived``."""
+    generation: int = 0
+    """The archived generation."""
+    earlier_end: int = 0
+    """The largest end of its earlier generations."""
+
+    def has_replaced(self, before: Situation) -> bool:
+        """Whether the generation that was archived ``before`` has ended since."""
+        return before.archived is not None and (self.is_recreated or self.generation > before.generation)
+
+    @property
+    def is_of_earlier_generation(self) -> bool:
+        """Whether a consumer at ``offset``, which is beyond the broker's end, read an earlier generation. Without an
+        archived one nothing disproves it."""
+        if self.archived is None:
+            return self.is_recreated or self.is_admitted
+        return self.archived.max_offset < self.offset <= self.earlier_end
 
 
 class Source(Enum):
@@ -311,6 +330,8 @@ def join_offsets(result: PullResult, source: Source, situation: Situation) -> Pu
     other = situation.local if source is Source.TIERED else situation.archived
     if source is Source.LOCAL and situation.is_system:
         return result
+    if result.status is PullStatus.OFFSET_OVERFLOW_BADLY and situation.is_of_earlier_generation:
+        return result._replace(next_offset=result.min_offset)
     if other is None:
         return _with_unarchived(result, source, situation)
     has_messages = other.max_offset > other.min_offset

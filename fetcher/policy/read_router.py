@@ -154,12 +154,14 @@ class ReadRouter:
             return Situation(offset, is_system, archived.queue, BrokerSide.ABSENT)
         # After the catalog: messages the broker deletes in between are then retried rather than skipped.
         view = await sources.local_view()
-        queue = None if _is_recreated(archived, view, offset) else archived.queue
+        is_recreated = _is_recreated(archived, view, offset)
+        queue = None if is_recreated else archived.queue
         is_admitted = self._topics.admits(topic)
         is_behind = is_admitted and archived.dispatched_phys < view.oldest_phys
         return Situation(
             offset, is_system, queue, view.side, view.queue, view.is_record, is_behind, is_expiring=view.is_expiring,
             is_admitted=is_admitted, is_broker_older=view.oldest_phys < archived.first_phys,
+            is_recreated=is_recreated, generation=archived.generation, earlier_end=archived.earlier_end,
         )  # fmt: skip
 
     async def pull(self, sources: Sources, plan: Plan) -> Outcome:

@@ -271,6 +271,10 @@ def test_a_member_that_is_connected_while_its_topic_is_recreated_gets_the_new_me
         assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
         again = await pull(0)
         assert b"third 0" in b"".join(map(bytes, again.body))
+        # A group that read the earlier generation at the broker has no offset of it here.
+        place["consumerGroup"] = "h"
+        moved = await pull(end)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
         running.cancel()
 
     run(tmp_path, story)

@@ -99,7 +99,8 @@ class Backend(Protocol):
         ...
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """Messages from ``request.offset`` on. Raises SqlError for an expression that does not parse."""
+        """Messages from ``request.offset`` on. For an offset beyond the end, but within an earlier generation, the next
+        offset is the minimum. Raises SqlError for an expression that does not parse."""
         ...
 
     def pull_from_memory(self, request: PullRequest) -> PullResult | None:

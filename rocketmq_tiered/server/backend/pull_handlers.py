@@ -138,8 +138,8 @@ class PullService:
             result = await self._archive.pull(pull)
         except UsageError as error:
             return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
-        is_moved = is_pull_api or self._offsets.is_new_generation(*place)
-        if is_moved and result.status is PullStatus.OFFSET_OVERFLOW_BADLY:
+        is_over = result.status is PullStatus.OFFSET_OVERFLOW_BADLY
+        if is_over and (is_pull_api or self._is_earlier(pull, result)):
             # Behind a load balancer the client may have read this far from another server: wait before moving it back.
             await self._archive.changed(self._limits.stale_s)
             result = await self._archive.pull(pull)
@@ -167,11 +167,20 @@ class PullService:
     def _moved(self, pull: PullRequest, result: PullResult, *, was_new: bool) -> Response | None:
         """The new generation's minimum, for a consumer of an earlier one: it would skip messages. Unless the generation
         is new since the pull began (not ``was_new``), its offset is only compared with the end."""
-        is_over = not was_new or result.status is PullStatus.OFFSET_OVERFLOW_BADLY
-        if not is_over or not self._offsets.is_new_generation(pull.group, pull.topic, pull.queue_id):
+        if result.status is PullStatus.OFFSET_OVERFLOW_BADLY:
+            is_moved = self._is_earlier(pull, result)
+        else:
+            is_moved = not was_new and self._offsets.is_new_generation(pull.group, pull.topic, pull.queue_id)
+        if not is_moved:
             return None
-        bounds = self._archive.bounds(pull.topic, pull.queue_id) or (result.min_offset, result.max_offset)
-        return pull_response(ResponseCode.PULL_OFFSET_MOVED, bounds[0], *bounds, "the topic was recreated")
+        bounds = self._archive.bounds(pull.topic, pull.queue_id)
+        low, high = (result.min_offset, result.max_offset) if bounds is None else bounds[:2]
+        return pull_response(ResponseCode.PULL_OFFSET_MOVED, low, low, high, "the topic was recreated")
+
+    def _is_earlier(self, pull: PullRequest, result: PullResult) -> bool:
+        """Whether a consumer beyond the queue's end read an earlier generation."""
+        is_recreated = result.next_offset < result.max_offset
+        return is_recreated or self._offsets.is_new_generation(pull.group, pull.topic, pull.queue_id)
 
     def _refusal(self, request: Request) -> Response | None:
         topic, queue_id = request.text("topic"), request.number("queueId")

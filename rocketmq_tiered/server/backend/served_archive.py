@@ -17,6 +17,7 @@ from typing import Any
 from fetcher.access import ArchiveAccess
 from fetcher.io.pace import Pace
 from fetcher.io.waiting import run_async
+from fetcher.policy.archived_queues import earlier_end
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
@@ -199,14 +200,7 @@ class ServedArchive:
         if found is None or view is None or found <= view.max_offset:
             return found
         # The table may be slightly ahead of the archive, or 4.9 kept the offset of a deleted topic.
-        return view.min_offset if self._reached_before(view, found) else found
-
-    def _reached_before(self, view: QueueView, offset: int) -> bool:
-        """Whether an earlier generation of the queue had ``offset``."""
-        topic, queue_id, generation = view.queue
-        state = self._catalog.state
-        earlier = (self._catalog.view(state, (topic, queue_id, number)) for number in range(generation))
-        return any(found is not None and offset <= found.max_offset for found in earlier)
+        return view.min_offset if found <= earlier_end(view.state, view.queue) else found
 
     def archived_topics(self, group: str) -> Iterable[str]:
         """See Backend."""
@@ -251,10 +245,19 @@ class ServedArchive:
             return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, request.offset)
         request.filter = await self._filters.find(request)
         if request.filter is None:
-            return await run_async(self._access.fetcher.pull(request))
+            result = await run_async(self._access.fetcher.pull(request))
+            return self._moved(request, result)
         async with self._filtered.slot(request.client):
             request.pace = Pace(partial(self._turns.turn, request.client))
-            return await run_async(self._access.fetcher.pull(request))
+            return self._moved(request, await run_async(self._access.fetcher.pull(request)))
+
+    def _moved(self, request: PullRequest, result: PullResult) -> PullResult:
+        if result.status is not PullStatus.OFFSET_OVERFLOW_BADLY:
+            return result
+        view = self._view(request.topic, request.queue_id)
+        if view is None or request.offset > earlier_end(view.state, view.queue):
+            return result
+        return result._replace(next_offset=result.min_offset)
 
     def pull_from_memory(self, request: PullRequest) -> PullResult | None:
         """See Backend."""

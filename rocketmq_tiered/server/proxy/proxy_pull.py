@@ -1,8 +1,9 @@
 """Pulls (11, 361) in proxy mode: from the archive, relayed, or held, as the read policy decides per pull.
 
 A relayed pull is the client's own, long polling included. Its reply is checked first: messages that the broker lost
-come from the archive; offsets that neither side has yet are held and get 20 at the same offset. Clients keep pulling
-from the proxy. While the broker is unreachable, the archive is still served.
+come from the archive; offsets that neither side has yet are held and get 20 at the same offset. A consumer of a
+generation that ended gets 21 and the next generation's minimum, where a broker may name its maximum. Clients keep
+pulling from the proxy. While the broker is unreachable, the archive is still served.
 
 A commit in a pull (sysFlag 1) always reaches the broker: with the relayed pull, or as a commit of its own, sent before
 the archive is read. It is never sent again later, as that could move the group back: a held pull is not relayed, and
@@ -18,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from fetcher.policy.read_policy import Source, join_offsets
-from fetcher.policy.read_router import Outcome, Plan, ReadRouter
+from fetcher.policy.read_router import Outcome, Plan, ReadRouter, retry_result
 from fetcher.rows.pull import PullResult, PullStatus
 from rocketmq_tiered.server.backend.pull_handlers import (
     SUBSCRIPTION,
@@ -85,7 +86,9 @@ class ProxyPulls:
                 if left_s <= 0:
                     break
                 await self._context.archive.changed(min(left_s, LOOK_AGAIN_S))
-                plan = await self._planned(sources, topic, queue_id, offset)
+                before, plan = plan, await self._planned(sources, topic, queue_id, offset)
+                if plan.situation.has_replaced(before.situation):
+                    return _recreated(plan)
                 if plan.source is Source.LOCAL:
                     break  # the client pulls again, with the commit that is current then
                 sources.may_relay = False
@@ -142,6 +145,12 @@ class ProxyPulls:
 def _pull_response(code: int, next_offset: int, joined: PullResult) -> Response:
     body = joined.body if code == ResponseCode.SUCCESS else ()
     return pull_response(code, next_offset, joined.min_offset, joined.max_offset, joined.status.value, body)
+
+
+def _recreated(plan: Plan) -> Response:
+    """Moves a consumer of the generation that ended to the next one's minimum."""
+    joined = retry_result(plan.situation)
+    return _pull_response(ResponseCode.PULL_OFFSET_MOVED, joined.min_offset, joined)
 
 
 def _below_zero(command: RemotingCommand, plan: Plan) -> Response:
