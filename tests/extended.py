@@ -63,7 +63,7 @@ EXTENDED = {
     "spark/test_cluster.py": ALL,
     "spark/test_ground_truth.py": r"test_every_field.*\[[ACDEFGH]|test_the_dataframe.*\[spark",
     "spark/test_minio.py": r"test_every_store",
-    "spark/test_planned_frame.py": ALL,
+    "spark/test_planned_frame.py": r"test_(spark_does|a_plan)",
     "spark/test_stream.py": r"test_a_replaced_log.*\[steps[02]",
     "server/proxy/test_pull_real_stores.py": r".*\[D",
     "process/test_s3_commands.py": r"test_a_whole_cycle_on_(localstack|moto)",
