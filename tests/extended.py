@@ -41,7 +41,6 @@ EXTENDED = {
     "integration/test_proxy_clients.py": r".*\[(4|5\.5)|test_mqadmin",
     "integration/test_proxy_wire.py": r".*\[4",
     "integration/test_reserve_time.py": r".*\[5\.5",
-    "integration/test_sandbox.py": ALL,
     "integration/test_serving.py": r"test_a_consumer_of_each_kind.*\[(4|5\.5)|test_the_binary_header.*\[5"
     r"|test_(mqadmin|the_server_ends|a_group_continues)",
     "integration/test_serving_floor.py": r"test_groups_of_the_proxy",

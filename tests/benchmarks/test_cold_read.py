@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.cold_read_peer import parse
-from benchmarks.cold_read_report import summarize, table
+from benchmarks.cold_read_report import summarize
 
 
 def rows(
@@ -50,26 +49,3 @@ def test_every_target_can_be_missed() -> None:
     assert {"seq-1 CPU of peer's", "seq-1 requests of ideal"} <= missed
     assert {"walk-1 of parts", "walk-16 requests of ideal", "walk-16 bytes fetched twice"} <= missed
     assert {"random requests, cold", "time requests, cold"} <= missed
-
-
-def test_without_the_peer_only_own_targets_are_judged() -> None:
-    (summary,) = summarize([row for row in rows() if row["what"] != "peer"])
-    assert not [name for name in summary["checks"] if "peer" in name]
-    assert summary["missed"] == []
-
-
-def test_the_table_shows_figures_and_verdicts() -> None:
-    text = table(summarize(rows(cold=3)))
-    assert "900,000" in text and "1,000,000" in text and "300,000" in text
-    assert "MISSED  B file    random requests, cold = 3 <= 2" in text
-    assert "ok      B file    seq-1 of parts = 0.9 >= 0.6" in text
-    assert "others used up to 0.10 cores" in text
-
-
-def test_the_peers_answer() -> None:
-    result = {
-        "op": "read-random", "messages": 2000, "wrong": 0, "msgPerSec": 900, "MBPerSec": 1.1, "cpuUsPerMsg": 300.5,
-        "peakRssMB": 800, "othersCores": 0.05, "randomP50ms": 0.4, "randomP90ms": 1.0, "randomP99ms": 4.8,
-    }  # fmt: skip
-    row = parse(result)
-    assert (row["p50_ms"], row["p99_ms"], row["cpu_us_per_message"]) == (0.4, 4.8, 300.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,16 +33,3 @@ def test_rows_summaries_and_the_verdict(
     shown = capsys.readouterr()
     assert shown.out == "1 summaries\n"
     assert [json.loads(line) for line in shown.err.splitlines()] == [{"n": 1}, {"n": 2}]
-
-
-def test_what_was_measured_before_a_failure_is_kept(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-
-    def measured() -> Iterator[Row]:
-        yield {"n": 1}
-        assert json.loads(out.read_text()) == {"n": 1}  # already, not at the end
-        raise RuntimeError("the store is gone")
-
-    with pytest.raises(RuntimeError, match="gone"):
-        record(out, measured(), list, _table)
-    assert json.loads(out.read_text()) == {"n": 1}

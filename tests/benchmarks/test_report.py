@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.peer import parse_dispatch
 from benchmarks.report import MIB, CycleSizes, Row, summarize, table
 
 SIZES = CycleSizes(batch_bytes=32 * MIB, object_bytes=16 * MIB)
@@ -50,16 +49,6 @@ def test_medians_are_compared_with_peer_and_parts() -> None:
     assert "MISSED" not in table([summary])
 
 
-def test_the_start_of_the_process_is_not_compared_but_shown() -> None:
-    start = {"store": "start", "what": "start", "target": "file", "wall_s": 1.0, "cpu_s": 0.5}
-    other = start | {"target": "minio", "wall_s": 1.9}
-    (summary,) = summarize([start, other, _backfill("A", 500_000.0), _peer("A", 250_000.0)], SIZES)
-    assert summary["messages_per_s"] == 500_000
-    assert summary["work_messages_per_s"] == 1_000_000
-    assert summary["work_cpu_us_per_message"] == 1.5
-    assert summary["checks"]["times_peer"]["value"] == 4.0
-
-
 def test_missed_targets_are_named() -> None:
     slow = _backfill("A", 100_000.0, peak_rss_bytes=600 * MIB, data_objects=40, catalog_objects=40)
     (summary,) = summarize([slow, _peer("A", 200_000.0), _parts("A", 1_000_000.0)], SIZES)
@@ -75,32 +64,7 @@ def test_many_queues_are_compared_with_few() -> None:
     assert summary["checks"]["objects_of_twin"]["ok"]
 
 
-def test_a_retried_put_counts() -> None:
-    (summary,) = summarize([_backfill("B", 1.0, puts_beyond_objects=30)], SIZES)
-    assert summary["missed"] == ["data_puts", "catalog_puts"]
-
-
 def test_soak_runs_must_be_flat_and_leave_the_page_cache_alone() -> None:
     row = _backfill("L", 1.0, is_soak=True, memory_growth=1.3, resident_change=0.06)
     (summary,) = summarize([row], SIZES)
     assert summary["missed"] == ["memory_growth", "resident_change"]
-
-
-def test_unknown_figures_are_omitted() -> None:
-    (summary,) = summarize([_backfill("A", 1.0)], SIZES)
-    assert "times_peer" not in summary["checks"]
-    assert "of_parts" not in summary["checks"]
-    assert " - " in table([summary])
-
-
-def test_the_peer_is_done_when_its_index_is() -> None:
-    row: dict[str, object] = {
-        "op": "dispatch", "complete": True, "messages": 1000, "registerSec": 0.5, "registerCpuSec": 0.4,
-        "dispatchSec": 0.5, "withIndexSec": 1.5, "withIndexCpuSec": 0.6, "peakRssMB": 10, "othersCores": 0.1,
-        "metaMBWritten": 2.0, "registerMetaMB": 1.0,
-    }  # fmt: skip
-    result = parse_dispatch(row)
-    assert result.messages_per_s == 1000.0
-    assert result.messages_per_s_with_index == 500.0
-    assert result.cpu_us_per_message == 1000.0
-    assert result.metadata_mb == 3.0

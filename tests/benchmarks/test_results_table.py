@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results_table import main, newest, shown
+from benchmarks.results_table import main
 
 ROW = {
     "what": "idle",
@@ -17,11 +17,6 @@ ROW = {
     "cores": 0.02,
     "asked": ["GET a|b"],
 }
-
-
-def test_the_newest_result_of_each_name_counts() -> None:
-    rows = [{"what": "a", "n": 1}, {"what": "b", "n": 2}, {"what": "a", "n": 3}]
-    assert newest(rows) == [{"what": "a", "n": 3}, {"what": "b", "n": 2}]
 
 
 def test_a_missed_limit_is_named_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,18 +38,3 @@ def test_a_missed_limit_is_named_and_fails(tmp_path: Path, capsys: pytest.Captur
     path.write_text(json.dumps({**ROW, "ok": True, "missed": []}) + "\n")
     assert main([str(path)]) == 0
     assert "| held |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1234567, "1,234,567"),
-        (True, "yes"),
-        (None, "-"),
-        ([], "none"),
-        ({"a": 1000, "b": "x"}, "a 1,000, b x"),
-        (0.5, "0.5"),
-    ],
-)
-def test_figures_are_for_people(value: object, text: str) -> None:
-    assert shown(value) == text

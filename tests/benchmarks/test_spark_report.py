@@ -14,7 +14,6 @@ from benchmarks.spark_report import (
     OWN_COLUMNS_A_CORE,
     OWN_RECORDS,
     RANGE_BYTES,
-    print_profile,
     targets,
 )
 
@@ -64,10 +63,3 @@ def test_targets_are_judged_by_medians() -> None:
         "bytes read of 1 % / its blocks": (1.3, False),
         "peak of a Python worker, bytes": (300 << 20, True),
     }
-
-
-def test_the_table_names_what_is_missed(capsys: Any) -> None:
-    print_profile(rows_of(CORES, WALLS))
-    shown = capsys.readouterr().out
-    assert "MISSED (1 % - job start) / full scan: 0.100 (target <= 0.05)" in shown
-    assert "ok     header-only rows/s: 1,250,000.000 (target >= 1,000,000)" in shown

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import filecmp
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zstandard
 
-from benchmarks.json_bodies import BODY_BYTES_MIN, JsonBodies
+from benchmarks.json_bodies import JsonBodies
 from benchmarks.synthetic_store import (
-    TAGS,
     UNIT_DTYPE,
     StoreSpec,
     StoreWriter,
-    java_hash,
     topic_name,
     write_store,
 )
 from tiered.kernels.queue_table import QueueTable
-from tiered.kernels.scan import InvalidReason, RecordColumns, ScanStop, StopReason, scan_log
+from tiered.kernels.scan import RecordColumns, ScanStop, StopReason, scan_log
 
 SMALL = StoreSpec(topics=3, queues_per_topic=2, body_bytes=300, file_bytes=64 * 1024, body_jitter=0.3)
 MESSAGES = 1_000
@@ -86,44 +83,8 @@ def test_same_spec_same_bytes_even_in_steps(store: Path, tmp_path: Path) -> None
     assert not missing
 
 
-def test_record_crc_covers_the_whole_record(tmp_path: Path) -> None:
-    spec = StoreSpec(topics=1, queues_per_topic=1, body_bytes=100, file_bytes=64 * 1024, record_crc=True)
-    write_store(tmp_path / "store", spec, messages=3)
-    _, _, (stop,) = _scan(tmp_path / "store", spec)
-    assert stop == ScanStop(StopReason.NO_RECORD, 3 * spec.record_bytes)
-    path = tmp_path / "store" / "commitlog" / f"{0:020d}"
-    data = bytearray(path.read_bytes())
-    data[data.index(b"CLUSTER", spec.record_bytes)] ^= 1
-    path.write_bytes(data)
-    _, _, (stop,) = _scan(tmp_path / "store", spec)
-    assert stop == ScanStop(StopReason.INVALID, spec.record_bytes, InvalidReason.RECORD_CRC)
-
-
-def test_bodies_are_unique_json_of_the_requested_size() -> None:
-    sizes = np.array([BODY_BYTES_MIN, 26, 100, 1024, 5_000, 400_000], np.int64)
-    bodies = JsonBodies(7, pool_bytes=1 << 20).bodies(12, sizes)
-    assert [len(body) for body in bodies] == sizes.tolist()
-    assert [json.loads(body)["id"] for body in bodies] == [f"{12 + i:016x}" for i in range(len(sizes))]
-    with pytest.raises(ValueError, match="at least"):
-        JsonBodies(7, pool_bytes=1 << 16).bodies(0, np.array([BODY_BYTES_MIN - 1], np.int64))
-
-
 def test_bodies_shrink_as_real_json_does() -> None:
     bodies = JsonBodies(1, pool_bytes=8 << 20).bodies(0, np.full(1_000, 1024, np.int64))
     assert len(set(bodies)) == 1_000
     text = b"".join(bodies)
     assert 2.5 < len(text) / len(zstandard.ZstdCompressor(level=1).compress(text)) < 5
-
-
-def test_tags_hash_as_in_java(store: Path) -> None:
-    assert java_hash("TagA") == 2598919
-    assert java_hash("polygenelubricants") == -(1 << 31)
-    columns, _, _ = _scan(store, SMALL)
-    assert set(columns.tags_code[:MESSAGES].tolist()) == {java_hash(tag) for tag in TAGS}
-
-
-def test_impossible_specs_are_refused() -> None:
-    with pytest.raises(ValueError, match="bodies"):
-        StoreSpec(topics=1, queues_per_topic=1, body_bytes=BODY_BYTES_MIN - 1)
-    with pytest.raises(ValueError, match="topics"):
-        StoreSpec(topics=0, queues_per_topic=1, body_bytes=100)

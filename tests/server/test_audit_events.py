@@ -104,15 +104,6 @@ def test_over_the_wire_the_address_is_the_one_a_load_balancer_names(
     assert (repeated["client"], repeated["count"]) == ("10.1.2.3", 1), "written when the server stopped"
 
 
-@pytest.mark.parametrize(("flag", "version"), [(0, 409), (2, 479)])
-def test_refusals_without_a_reply_are_seen_too(
-    authorizer: RulesAuthorizer, caplog: pytest.LogCaptureFixture, flag: int, version: int
-) -> None:
-    command = RemotingCommand(14, 1, flag, version=version, ext_fields={"topic": "t", "consumerGroup": "g"})
-    answered(authorizer, Request(command, RecordingPeer()))
-    assert [line["request"] for line in events_of(caplog)] == ["QUERY_CONSUMER_OFFSET"]
-
-
 def test_refusals_of_handlers_and_of_the_broker_are_seen_without_rules(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -206,43 +197,6 @@ def test_a_pull_that_commits_nothing_is_no_commit(caplog: pytest.LogCaptureFixtu
     assert events_of(caplog) == []
 
 
-def test_commits_before_the_broker_has_accepted_a_member_are_the_groups_own() -> None:
-    """Beside access control the second heartbeat makes a member; commits follow the first pull."""
-    clients = ClientTable(time.monotonic)
-    starting, other = RecordingPeer(1), RecordingPeer(2)
-    clients.heartbeat(heartbeat(starting, "g"), lambda *_: False)
-    assert not clients.has_member("g", starting)
-    assert (clients.names_group("g", starting), clients.names_group("g", other)) == (True, False)
-    clients.closed(starting)
-    assert not clients.names_group("g", starting)
-
-
-def test_the_last_commit_of_a_client_may_come_after_it_has_left() -> None:
-    """Clients hand both to different threads when they are shut down."""
-    clients = ClientTable(time.monotonic)
-    member, other = RecordingPeer(1), RecordingPeer(2)
-    for client, group in ((member, "g"), (other, "other group")):
-        clients.heartbeat(heartbeat(client, group))
-        clients.leave(f"id{client.id}", "g", client)
-    assert not clients.has_member("g", member)
-    assert (clients.names_group("g", member), clients.names_group("g", other)) == (True, False)
-    clients.closed(member)
-    assert not clients.names_group("g", member)
-
-
-def test_members_by_connection() -> None:
-    clients = ClientTable(time.monotonic)
-    first, second = RecordingPeer(1), RecordingPeer(2)
-    for client in (first, second):
-        clients.heartbeat(heartbeat(client, "g"))
-    clients.heartbeat(
-        Request(heartbeat(first, "g").command, second)
-    )  # the same client, on another connection
-    assert (clients.has_member("g", first), clients.has_member("g", second)) == (False, True)
-    clients.closed(second)
-    assert not clients.has_member("g", second) and clients.group("g") is None
-
-
 def test_a_flood_is_counted_in_few_lines_and_little_time(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
     events = AuditEvents(lambda *_: True, lambda: now_s)
@@ -271,14 +225,6 @@ def test_a_flood_is_counted_in_few_lines_and_little_time(caplog: pytest.LogCaptu
     assert used_s / 20_000 < 50e-6
     events.record(request(222, topic="t", group="g"), Response())
     assert events_of(caplog)[-1]["message"] == "reset", "a flood of refusals hides no reset"
-
-
-def test_what_was_counted_is_written_when_the_server_stops(caplog: pytest.LogCaptureFixture) -> None:
-    authorizer = RulesAuthorizer(None, 60)
-    for _ in range(3):
-        answered(authorizer, request(17, topic="t"), Response(ResponseCode.NO_PERMISSION))
-    authorizer.close()
-    assert [line["count"] for line in events_of(caplog)] == [1, 2]
 
 
 def test_reloads_are_counted_with_their_result(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

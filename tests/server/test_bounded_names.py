@@ -21,12 +21,8 @@ from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.groups.queue_locks import LOCK_BYTES, LockTable, MessageQueue
 from rocketmq_tiered.server.proxy.accepted_accounts import ACCEPTED_MAX, ACCEPTED_S, AcceptedAccounts
-from rocketmq_tiered.server.security.audit import Audit
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
-from rocketmq_tiered.server.wire.request import NAME_CHARS_MAX, BadRequestError, Response
-from tests.archive.archive_builder import ArchiveBuilder, Sent
-from tests.fetcher.plain_queue import PLAIN
-from tests.fetcher.reading_fakes import plain_fetcher
+from rocketmq_tiered.server.wire.request import NAME_CHARS_MAX, BadRequestError
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive, small_service
 from tiered.errors import TieredError
@@ -88,16 +84,6 @@ def test_heartbeats_fill_no_memory(what: str) -> None:
     table.closed(PEER)
     assert (table.held_bytes, list(table.groups())) == (0, [])
     table.heartbeat(heartbeat("c", "another", "t"))
-
-
-@on_loop
-def test_members_that_come_and_go_cost_nothing() -> None:
-    table = ClientTable(lambda: 0.0, bytes_max=BYTES_MAX)
-    for number in range(3000):
-        table.heartbeat(heartbeat(f"c{number}", f"g{number}", "t", expression="y" * 500))
-        table.heartbeat(heartbeat(f"c{number}", f"g{number}", "t", "u", version=2))
-        table.leave(f"c{number}", f"g{number}", PEER)
-    assert table.held_bytes == 0
 
 
 @pytest.mark.parametrize("sent", [
@@ -183,28 +169,6 @@ def test_what_pulls_repeat_is_cached_only_where_it_is_short() -> None:
         assert traced(40) - traced(1) < 2 * len(LONG)
     finally:
         tracemalloc.stop()
-
-
-def test_queues_that_are_not_there_are_not_cached() -> None:
-    builder = ArchiveBuilder(MemoryStore())
-    builder.commit([Sent(PLAIN)])
-    catalog = plain_fetcher(builder.store).catalog
-    assert catalog.view(catalog.state, (PLAIN.topic, PLAIN.queue_id, None)) is not None
-    before = len(catalog._views[1])
-    for number in range(100):
-        assert catalog.view(catalog.state, (f"{number}", 0, None)) is None
-    assert len(catalog._views[1]) == before == 1
-
-
-def test_the_record_of_reads_keeps_no_more_than_names() -> None:
-    audit = Audit(60.0, 0.0)
-    for number in range(100):
-        for _ in range(2):
-            wanted = request(33, PEER, consumerGroup=f"{LONG}{number}", topic=LONG, queueId=LONG)
-            audit.note(wanted, Response(), 100, LONG)
-    (reader,) = audit._sums
-    assert sum(map(len, reader)) < 1_000
-    assert audit._sums[reader].reads == 200
 
 
 def test_acceptances_are_cached_of_few_names_and_for_their_time() -> None:

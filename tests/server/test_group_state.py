@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
 
 import pytest
 from hypothesis import given, settings
@@ -34,12 +33,12 @@ class LosesAnswers(MemoryStore):
 
     def __init__(self, every: int) -> None:
         super().__init__()
-        self._every, self._puts = every, 0
+        self.every, self._puts = every, 0
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         super().put_if_absent(key, body, timeout_s=timeout_s)
         self._puts += 1
-        if self._puts % self._every == 0:
+        if self._puts % self.every == 0:
             raise UnansweredError(f"{key}: no answer")
 
 
@@ -131,7 +130,7 @@ def test_a_claim_whose_answer_was_lost_is_our_own() -> None:
     log = GroupLog(store, "one", Clock())
     with pytest.raises(UnansweredError):
         log.claim(LEASE_MS)
-    store._every = 1 << 40
+    store.every = 1 << 40
     log.claim(LEASE_MS)  # it is ours: no other server could serve these groups for a minute
     log.write({("g", "t"): {0: 7}})
     assert load_snapshot(store).offsets == {("g", "t"): {0: 7}}
@@ -188,23 +187,21 @@ def test_an_owner_whose_clock_was_ahead_is_gone_when_nothing_was_heard_of_it_for
     assert load_snapshot(store).offsets == {("g", "t"): {0: 2}}
 
 
-@pytest.mark.parametrize("foreign", ["", ".DS_Store", "0-notes", "notes"])
+@pytest.mark.parametrize("foreign", [".DS_Store", "0-notes", "notes"])
 def test_an_object_that_is_no_version_hides_no_offsets_and_fences_no_server(foreign: str) -> None:
     """Browsers of buckets, and file systems over them, leave one that is called like the folder."""
     store, clock = MemoryStore(), Clock()
-    store._objects[SERVE_PREFIX + foreign] = (b"", 0)
-    insort(store._keys, SERVE_PREFIX + foreign)
+    store.put_if_absent(SERVE_PREFIX + foreign, [])
     assert load_snapshot(store) == GroupSnapshot()
     for number in range(1, 4):
         log = GroupLog(store, f"{number}", clock)
         log.claim(LEASE_MS)
         log.write({("g", "t"): {0: number}}, released=True)
         assert load_snapshot(store).offsets == {("g", "t"): {0: number}}
-    assert SERVE_PREFIX + foreign in store._keys, "it is not ours"
+    assert SERVE_PREFIX + foreign in [info.key for info in store.list(SERVE_PREFIX)], "it is not ours"
 
 
-@pytest.mark.parametrize("versions", [1, VERSIONS_KEPT - 1, VERSIONS_KEPT, 5 * VERSIONS_KEPT])
-@pytest.mark.parametrize("successors", [1, 3])
+@pytest.mark.parametrize(("versions", "successors"), [(1, 1), (VERSIONS_KEPT, 1), (5 * VERSIONS_KEPT, 3)])
 def test_a_fenced_server_learns_it_however_far_its_successors_are(versions: int, successors: int) -> None:
     store, clock = MemoryStore(), Clock()
     first = GroupLog(store, "one", clock)

@@ -23,7 +23,7 @@ from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.pop.pop_assignment import AssignmentHandlers, averagely, by_circle
 from rocketmq_tiered.server.pop.pop_delivery import UNACKED_MAX
 from rocketmq_tiered.server.pop.pop_handlers import COUNT_MAX, PopHandlers
-from rocketmq_tiered.server.pop.pop_messages import handle_of, offset_fields, records, redelivered
+from rocketmq_tiered.server.pop.pop_messages import handle_of, offset_fields, records
 from rocketmq_tiered.server.pop.pop_queues import BYTES_MAX, QUEUE_BYTES, UNACKED_BYTES
 from rocketmq_tiered.server.pop.pop_state import PopQueue, Unacked
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
@@ -118,10 +118,6 @@ def test_records_that_cannot_be_popped() -> None:
         1, properties=b"INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b\x02INNER_MULTI_QUEUE_OFFSET\x017,9\x02"
     )
     assert [one.offset for one in records([lmq], "%LMQ%b")] == [9]
-
-
-def test_a_repetition_counts() -> None:
-    assert decode_record(redelivered(message(5), 3)).reconsume_times == 3
 
 
 def test_receipts_and_offsets_as_java_writes_them() -> None:
@@ -376,24 +372,6 @@ def test_an_acknowledgement_of_very_many_messages_costs_what_is_unacknowledged()
     asyncio.run(scene())
 
 
-def test_a_group_whose_offsets_find_no_room_is_refused_and_others_continue() -> None:
-    async def scene() -> None:
-        one = Scene()
-        await one.offsets.claim()
-        _, before = await one.pop()
-        one.offsets._bytes_max = one.offsets._held_bytes
-        for number in range(100):
-            with pytest.raises(BadRequestError, match="memory_bytes"):
-                await one.pop(consumerGroup=f"hostile{number}")
-        assert len(one.handlers._queues._queues) == 1
-        await one.ack(before[0][1])
-        _, after = await one.pop()
-        assert set(after).isdisjoint(before)
-        assert one.offsets.find("g", "t", 0) == before[0][1] + 1
-
-    asyncio.run(scene())
-
-
 def test_refusals_and_the_bound() -> None:
     async def scene() -> None:
         store = MemoryStore()
@@ -495,22 +473,5 @@ def test_unacknowledged_messages_fill_no_memory_and_go_out_again_when_some_are_a
                 await one.ask(RequestCode.ACK_MESSAGE, consumerGroup="g0", queueId=0, offset=offset)
             ).code == 0
         assert await popped("g0") > 20
-
-    asyncio.run(scene())
-
-
-def test_queues_without_unacknowledged_messages_make_room_and_their_groups_continue() -> None:
-    async def scene() -> None:
-        one = Scene(unacked_bytes_max=2 * (QUEUE_BYTES + 100) + 20 * UNACKED_BYTES)
-        await one.offsets.claim()
-        for number in range(50):
-            _, found = await one.pop(consumerGroup=f"g{number}")
-            assert found and [offset for _, offset in found] == list(range(10, 10 + len(found)))
-            for _, offset in found:
-                await one.ask(RequestCode.ACK_MESSAGE, consumerGroup=f"g{number}", queueId=0, offset=offset)
-            one.handlers._queues._swept_s = 0.0
-        assert len(one.handlers._queues._queues) < 10
-        _, found = await one.pop(consumerGroup="g0")
-        assert found[0] == (0, 20)
 
     asyncio.run(scene())

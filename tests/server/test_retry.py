@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from rocketmq_tiered.server.retries.retry_queue import OBJECTS_MAX, RetryLimits,
 from rocketmq_tiered.server.retries.retry_record import (
     PHYS_BASE,
     EncodedRetry,
-    delay_ms_of,
     delivered,
     encode_retry,
 )
@@ -47,7 +45,7 @@ from tests.end_to_end.offloading import backfill
 from tests.server.original_record import original
 from tests.server.serving_peer import request
 from tests.sweeps import examples
-from tiered.errors import CorruptionError, FencedError, StoreFullError, UnansweredError
+from tiered.errors import CorruptionError, FencedError, UnansweredError
 from tiered.formats.record import Record, decode_record
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import Body
@@ -90,10 +88,6 @@ def test_a_message_comes_again_as_a_broker_writes_it() -> None:
     last, dead = again(twice.data, times_max=2)
     assert (last.topic, last.delay_ms, dead.topic, dead.properties["RETRY_TOPIC"]) == (DEAD, 0, DEAD, "t")
     assert again(original(), delay_level=-1)[0].topic == DEAD
-
-
-def test_delay_levels() -> None:
-    assert [delay_ms_of(level) for level in (1, 2, 3, 18, 99)] == [1_000, 5_000, 10_000, 7_200_000, 7_200_000]
 
 
 def test_every_stored_form_comes_again(real_store: Callable[[str], Path], tmp_path: Path) -> None:
@@ -178,37 +172,6 @@ def test_a_fenced_writer_acknowledges_nothing_that_its_successor_did_not_read() 
     store.delete([object_key(4)])
     store.delete([object_key(3)])
     assert load_objects(store) == []
-
-
-@pytest.mark.parametrize("successors", [2, 4])
-def test_a_fenced_writer_learns_it_also_where_its_next_object_was_and_is_removed(successors: int) -> None:
-    store = MemoryStore()
-    first = RetryLog(store, "one")
-    first.claim()
-    for number in range(successors):
-        successor = RetryLog(store, f"successor {number}")
-        successor.claim()
-        successor.remove_replaced()
-    lost = RetryObject(2, first.owner, "one", 1, (RetryMessage(0, RETRY, 9, original()),))
-    with pytest.raises(FencedError):
-        first.write(lost)
-    assert RetryLog(store, "last").claim().messages == {}
-
-
-@pytest.mark.parametrize("foreign", ["", ".DS_Store", "0-notes", "notes"])
-def test_an_object_that_is_none_of_ours_is_passed_over_and_stays(foreign: str) -> None:
-    """Browsers of buckets, and file systems over them, leave one that is called like the folder."""
-    store = MemoryStore()
-    store._objects[RETRY_KEYS + foreign] = (b"", 0)
-    insort(store._keys, RETRY_KEYS + foreign)
-    message = RetryMessage(0, RETRY, 9, original())
-    for number in range(1, 4):
-        log = RetryLog(store, f"{number}")
-        assert log.claim().messages == ({0: message} if number > 1 else {})
-        if number == 1:
-            log.write(RetryObject(log.version + 1, log.owner, "1", 1, (message,)))
-        log.remove_replaced()
-    assert store._keys == sorted([object_key(4), RETRY_KEYS + foreign]), "it is not ours"
 
 
 def test_an_object_that_lacks_its_base_is_damage() -> None:
@@ -387,19 +350,6 @@ def test_retry_messages_come_behind_what_the_group_had_consumed_at_its_broker(
         assert decode_record(found.body[0]).queue_offset == 500
         led = await one.pull(13)
         assert (led.next_offset, led.records) == (501, 1)
-        await one.die()
-
-    asyncio.run(scene())
-
-
-def test_an_offset_that_no_queue_reaches_is_not_believed() -> None:
-    async def scene() -> None:
-        clock = Clock()
-        one = Scene(MemoryStore(), clock, archive=ConsumedFurther((1 << 63) - 1, Bounds(10, 13)))
-        await one.start()
-        assert (await one.send_back()).code == 0
-        clock.now_ms += 1_000
-        await one.until_end(14)
         await one.die()
 
     asyncio.run(scene())
@@ -584,38 +534,6 @@ def test_a_lost_answer_writes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> 
         clock.now_ms += 1_000
         await one.until_end(18)
         assert len((await one.pull(13)).body) == 5
-        await one.die()
-
-    asyncio.run(scene())
-
-
-def test_the_bound_is_an_error_of_its_own() -> None:
-    async def scene() -> None:
-        one = Scene(MemoryStore(), Clock(), RetryLimits(held_bytes_max=10))
-        await one.start()
-        with pytest.raises(StoreFullError):
-            await one.queues.add(EncodedRetry(RETRY, 0, original()))
-        await one.die()
-
-    asyncio.run(scene())
-
-
-def test_topics_are_merged_once_for_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene() -> None:
-        one = Scene(MemoryStore(), Clock())
-        await one.start()
-        await one.send_back(maxReconsumeTimes=0)
-        await one.until_end(1, DEAD)
-        archived = one.archive._archive.topics()
-        monkeypatch.setattr(one.archive._archive, "topics", lambda: archived)
-        merged = one.archive.topics()
-        assert merged.keys() == {"t", RETRY, DEAD}
-        assert one.archive.topics() is merged
-        await one.send_back(group="h", maxReconsumeTimes=0)
-        await one.until_end(1, DEAD.replace("g", "h"))
-        assert one.archive.topics().keys() - merged.keys() == {DEAD.replace("g", "h")}
-        archived = {"another": TopicConfig("another", 1, 1)}
-        assert "another" in one.archive.topics()
         await one.die()
 
     asyncio.run(scene())

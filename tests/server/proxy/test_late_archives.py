@@ -11,7 +11,6 @@ from fetcher.policy.read_policy import OffsetRange
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from rocketmq_tiered.server.backend.backend import Bounds
 from rocketmq_tiered.server.wire.codes import RequestCode as R
-from rocketmq_tiered.server.wire.request import BadRequestError
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, SUBSCRIPTION, SUSPEND, Scene, run
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tiered.errors import UnavailableError
@@ -39,8 +38,7 @@ def begin_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fetcher.policy.archived_queues.archived_queue", lambda *_: queue)
 
 
-@pytest.mark.parametrize("flags", [SUSPEND, SUSPEND | SUBSCRIPTION])
-@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
+@pytest.mark.parametrize(("policy", "flags"), [("NOT_IN_DISK", SUSPEND), ("FORCE", SUSPEND | SUBSCRIPTION)])
 def test_while_the_broker_is_away_no_consumer_is_moved_past_what_only_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, flags: int
 ) -> None:
@@ -129,26 +127,5 @@ def test_an_offset_below_zero_leads_to_the_begin_of_the_queue(tmp_path: Path, po
         assert (response.code, response.ext["nextBeginOffset"]) == (21, str(begin))
         assert (response.ext["minOffset"], response.ext["maxOffset"]) == (str(begin), str(STORED))
         assert response.ext["suggestWhichBrokerId"] == "0"
-
-    run(tmp_path, story)
-
-
-def test_a_name_as_long_as_a_frame_is_refused_before_it_is_cached(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        for fields in ({"consumerGroup": "g" * 100_000}, {"topic": "t" * 100_000}):
-            with pytest.raises(BadRequestError):
-                await scene.pull(0, **fields)  # type: ignore[arg-type]
-        assert not scene.views._known
-        assert not scene.broker.codes()
-
-    run(tmp_path, story)
-
-
-def test_the_cache_of_names_chosen_by_clients_is_bounded(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        for number in range(50):
-            await scene.pull(0, topic=f"made-up-{number}", hold_ms=1, flags=0)
-        _, known = scene.router._queues._found
-        assert not [name for name, _ in known if name.startswith("made-up")]
 
     run(tmp_path, story)

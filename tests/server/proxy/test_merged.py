@@ -84,8 +84,7 @@ def test_without_the_broker_no_bound_is_guessed(tmp_path: Path, with_files: bool
     run(tmp_path, story, with_files=with_files)
 
 
-@WAYS
-@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
+@pytest.mark.parametrize(("policy", "with_files"), [("NOT_IN_DISK", True), ("FORCE", False)])
 def test_every_time_is_found_in_archive_and_broker(tmp_path: Path, policy: str, with_files: bool) -> None:
     """As a broker that never deleted anything would answer."""
 
@@ -108,17 +107,6 @@ def test_every_time_is_found_in_archive_and_broker(tmp_path: Path, policy: str, 
             assert int(response.ext["timestamp"]) == times[0]
 
     run(tmp_path, story, with_files=with_files)
-
-
-def test_a_time_in_what_is_still_on_its_way_is_the_archives_end(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        minimum = scene.expire(399)
-        scene.forget()
-        times = [stored_ms_of(scene.store.records["t", 0][n]) for n in (ARCHIVED - 1, minimum)]
-        assert minimum > ARCHIVED and times[0] < times[1]
-        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=times[0] + 1) == ARCHIVED
-
-    run(tmp_path, story)
 
 
 @WAYS

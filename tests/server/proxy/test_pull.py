@@ -68,8 +68,10 @@ def test_every_policy_everywhere(tmp_path: Path, policy: str, with_files: bool) 
 
 
 @WAYS
-@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
-@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [("NOT_IN_DISK", RequestCode.PULL_MESSAGE), ("FORCE", RequestCode.LITE_PULL_MESSAGE)],
+)
 def test_a_consumer_crosses_from_archive_to_broker_without_gap_or_repeat(
     tmp_path: Path, policy: str, with_files: bool, code: int
 ) -> None:
@@ -93,8 +95,7 @@ def test_a_consumer_crosses_from_archive_to_broker_without_gap_or_repeat(
 
 
 @WAYS
-@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-@pytest.mark.parametrize("flags", [SUSPEND, SUSPEND | SUBSCRIPTION])
+@pytest.mark.parametrize(("policy", "flags"), [("NOT_IN_DISK", SUSPEND), ("FORCE", SUSPEND | SUBSCRIPTION)])
 def test_between_the_archives_end_and_the_brokers_minimum_offsets_are_held(
     tmp_path: Path, policy: str, with_files: bool, flags: int
 ) -> None:
@@ -165,20 +166,6 @@ def test_a_queue_on_its_way_into_the_archive_is_held_and_one_never_archived_is_t
     run(tmp_path, story, with_files=False)
 
 
-def test_a_hole_is_seen_also_where_nothing_of_the_queue_is_archived_yet(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        for number in range(30):
-            scene.store.put("late", 0, b"%d" % number)
-        scene.expire(399)
-        scene.forget()
-        scene.broker.lost["late", 0] = 12
-        response = await scene.pull(5, topic="late")
-        assert (response.code, response.ext["nextBeginOffset"]) == (20, "5")
-        assert scene.numbers(await scene.pull(12, topic="late", count=3), "late") == [12, 13, 14]
-
-    run(tmp_path, story)
-
-
 def test_an_operators_reset_reaches_the_client(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.broker.refuses[11] = (21, "OFFSET_RESET")
@@ -197,8 +184,7 @@ def test_an_operators_reset_reaches_the_client(tmp_path: Path) -> None:
 
 
 @WAYS
-@pytest.mark.parametrize("quietly", [False, True], ids=["known", "removing"])
-@pytest.mark.parametrize("offset", [90, 250])
+@pytest.mark.parametrize(("quietly", "offset"), [(False, 90), (True, 250)], ids=["known", "removing"])
 def test_the_broker_deletes_between_decision_and_relay(
     tmp_path: Path, with_files: bool, quietly: bool, offset: int
 ) -> None:
@@ -216,8 +202,7 @@ def test_the_broker_deletes_between_decision_and_relay(
 
 
 @WAYS
-@pytest.mark.parametrize("quietly", [False, True], ids=["known", "removing"])
-@pytest.mark.parametrize("tag", ["", "a"], ids=["all", "filtered"])
+@pytest.mark.parametrize(("quietly", "tag"), [(False, "a"), (True, "")], ids=["filtered", "all"])
 def test_what_the_broker_deletes_of_a_queue_on_its_way_into_the_archive_is_held(
     tmp_path: Path, with_files: bool, quietly: bool, tag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,21 +247,8 @@ def test_filtered_messages_deleted_between_decision_and_relay_are_not_skipped(
     run(tmp_path, story, with_files=with_files, tags=True)
 
 
-def test_proving_that_nothing_was_deleted_lists_no_directory(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.subscriptions.known = Subscription("t", "a")
-        scene.broker.tag = "a"
-        assert scene.hot is not None
-        await scene.pull(250, count=2)
-        scene.hot.expire = lambda: pytest.fail("listed")  # type: ignore[method-assign]
-        assert scene.numbers(await scene.pull(254, count=2)) == [254, 256]
-
-    run(tmp_path, story, tags=True)
-
-
 @WAYS
-@pytest.mark.parametrize("flags", [SUSPEND, SUSPEND | SUBSCRIPTION])
-@pytest.mark.parametrize("end", [250, 260])
+@pytest.mark.parametrize(("flags", "end"), [(SUSPEND, 250), (SUSPEND | SUBSCRIPTION, 260)])
 def test_a_broker_that_comes_back_with_a_shorter_log_moves_no_consumer_past_the_archive(
     tmp_path: Path, with_files: bool, flags: int, end: int
 ) -> None:
@@ -490,15 +462,6 @@ def test_sql92_is_never_given_out_unfiltered(tmp_path: Path, known: Subscription
     run(tmp_path, story, tags=True)
 
 
-def test_a_bad_expression_is_the_users_error(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        response = await scene.pull(0, flags=SUBSCRIPTION, expressionType=SQL92, subscription="a = = 1")
-        assert response.code == 23
-
-    run(tmp_path, story)
-
-
 # -- who may read ---------------------------------------------------------------------------------------------
 
 
@@ -524,17 +487,6 @@ def test_the_archive_answers_whom_the_broker_lets_pull(tmp_path: Path) -> None:
         await scene.broker.kill()
         with pytest.raises(UnavailableError):
             await scene.pull(0)
-
-    run(tmp_path, story)
-
-
-@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
-def test_asking_who_may_read_does_not_hold_a_pull_twice(tmp_path: Path, policy: str) -> None:
-    async def story(scene: Scene) -> None:
-        scene.policy(policy)
-        scene.context.accepted = AcceptedAccounts()
-        assert await who(scene, STORED) == (BROKER, 19, STORED, [])
-        assert scene.broker.codes().count(11) == 1
 
     run(tmp_path, story)
 

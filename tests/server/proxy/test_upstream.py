@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 from rocketmq_tiered.server.proxy.name_servers import NameServers
 from rocketmq_tiered.server.proxy.relay_rules import (
-    Destination,
     Failure,
-    destination_of,
     failure_of,
     relay_timeout_s,
 )
@@ -212,19 +210,6 @@ def _unreachable() -> Iterator[str]:
         yield f"127.0.0.1:{full.getsockname()[1]}"
 
 
-def test_connecting_counts_within_the_time_limit() -> None:
-    async def story() -> None:
-        with _unreachable() as address:
-            upstream = RemotingUpstream(address, InflightLimit())
-            begun_s = time.monotonic()
-            with pytest.raises(ThrottledError, match="cannot be reached within"):
-                await upstream.call(RemotingCommand(11, 1), 0.3)
-            assert time.monotonic() - begun_s < 2
-            upstream.close()
-
-    run(story())
-
-
 def test_name_servers_whose_hosts_are_gone_cost_less_than_clients_wait() -> None:
     """Clients hang up after 3 s, and with them what they asked ends: the one that lives would never be asked."""
 
@@ -269,25 +254,6 @@ def test_a_dns_that_does_not_answer_delays_no_other_request(monkeypatch: pytest.
         for client in clients:
             client.close()
         ended.set()
-
-    run(story())
-
-
-def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.2", "127.0.0.1")]
-    real = socket.getaddrinfo
-    monkeypatch.setattr(
-        socket,
-        "getaddrinfo",
-        lambda host, *a, **k: found if host == "broker.example" else real(host, *a, **k),
-    )
-
-    async def story() -> None:
-        server, address, _ = await _broker()
-        upstream = RemotingUpstream(f"broker.example:{address.rpartition(':')[2]}", InflightLimit())
-        assert (await upstream.call(RemotingCommand(11, 1), 5)).opaque == 1
-        upstream.close()
-        await server.close(drain_s=0)
 
     run(story())
 
@@ -337,26 +303,6 @@ def test_what_was_not_sent_and_what_was_not_answered_are_told_apart() -> None:
             await upstream.call(RemotingCommand(11, 3), 20)
 
     run(story())
-
-
-def test_many_first_requests_make_one_connection() -> None:
-    async def story() -> None:
-        server, address, seen = await _broker()
-        upstream = RemotingUpstream(address, InflightLimit())
-        await asyncio.gather(*(upstream.call(RemotingCommand(11, n), 20) for n in range(20)))
-        assert len(server.connections) == 1 and len(seen) == 20
-        upstream.close()
-        await server.close(drain_s=0)
-
-    run(story())
-
-
-def test_each_kind_of_request_has_its_way() -> None:
-    assert {destination_of(code) for code in (101, 105, 106, 206, 224)} == {Destination.ANY_NAME_SERVER}
-    assert {destination_of(code) for code in (100, 102, 205, 216, 327)} == {Destination.ALL_NAME_SERVERS}
-    assert {destination_of(code) for code in (103, 104, 322, 904, 906)} == {Destination.NONE}
-    broker = (10, 11, 14, 15, 17, 25, 34, 36, 38, 41, 42, 202, 208, 300, 307, 351, 400, 200050, 200151)
-    assert {destination_of(code) for code in broker} == {Destination.BROKER}
 
 
 @given(st.integers(0, 400_000), st.booleans(), st.booleans())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import BrokerSide, OffsetRange, ReadPolicy, Situation
-from rocketmq_tiered.server.backend.pull_handlers import SUBSCRIPTION, SUSPEND
+from rocketmq_tiered.server.backend.pull_handlers import SUSPEND
 from rocketmq_tiered.server.slave.pull_redirect import (
-    REPEAT_BYTES,
     REPEAT_S,
     EmptyReplyPacer,
     RedirectContext,
@@ -80,13 +78,6 @@ def test_the_same_answer_is_sent_once_a_second_at_most(asked: list[tuple[float, 
     for answers in sent.values():
         for (before, at_s), (after, then_s) in itertools.pairwise(answers):
             assert before != after or then_s - at_s >= REPEAT_S - 1e-9
-
-
-def test_the_cache_of_clients_is_bounded() -> None:
-    repeats = EmptyReplyPacer(bytes_max=10 * (REPEAT_BYTES + sys.getsizeof("g") + sys.getsizeof("t")))
-    for number in range(100):
-        repeats.wait_s((number, "g"), "t", 0, 5, 0.0)
-    assert len(repeats._last) == 10
 
 
 @dataclass
@@ -230,27 +221,6 @@ def test_topics_that_are_the_broker_s_are_handed_back_at_once(tmp_path: Path) ->
     run(tmp_path, story)
 
 
-def test_who_does_not_offer_to_wait_is_not_made_to(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        sent = sent_to(scene)
-        for _ in range(3):
-            assert where(await sent.pull(STORED, flags=SUBSCRIPTION)) == (19, STORED, MASTER_ID)
-        assert sent.slept_s == 0
-
-    run(tmp_path, story)
-
-
-def test_an_answer_that_names_no_offset_stays_as_it_is(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        sent = sent_to(scene)
-        scene.policy("DISABLE")
-        scene.broker.refuses[RequestCode.PULL_MESSAGE] = 26, "no such group"
-        found = await sent.pull(10)
-        assert found.code == 26 and "suggestWhichBrokerId" not in found.ext
-
-    run(tmp_path, story)
-
-
 def test_no_client_is_sent_to_a_master_whose_log_was_cut_back(tmp_path: Path) -> None:
     """It would move him back to its end, and give him again what he has."""
 
@@ -264,15 +234,3 @@ def test_no_client_is_sent_to_a_master_whose_log_was_cut_back(tmp_path: Path) ->
         assert where(await sent.pull(ARCHIVED))[1:] == (ARCHIVED, OWN)
 
     run(tmp_path, story, with_files=False)
-
-
-def test_groups_of_one_client_are_put_off_each_on_its_own() -> None:
-    repeats = EmptyReplyPacer()
-    assert [repeats.wait_s((1, group), "t", 0, offset, 5.0) for group, offset in (("a", 7), ("b", 9))] == [
-        0,
-        0,
-    ]
-    assert [repeats.wait_s((1, group), "t", 0, offset, 5.0) for group, offset in (("a", 7), ("b", 9))] == [
-        REPEAT_S,
-        REPEAT_S,
-    ]

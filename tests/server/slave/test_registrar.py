@@ -160,34 +160,6 @@ def test_when_a_broker_of_another_name_comes_to_its_address_it_goes_and_takes_no
     story(tell, NameServerDouble(is_5=is_5))
 
 
-def test_one_that_comes_to_its_address_while_it_registers_is_seen_before_the_next_round() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
-        (server,) = servers
-        await until(lambda: server.codes() == [103])
-        server.others["broker-z"] = {0: OURS}
-        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
-        assert server.codes() == [103, 104] and "id 0 of broker-z" in registrar.statuses()[0].why
-
-    slow = NameServerDouble()
-    slow.takes_s = 0.1
-    story(tell, slow, period_s=60)
-
-
-def test_an_address_that_one_name_server_gives_to_another_broker_is_registered_nowhere() -> None:
-    """That broker is on the way to the other one."""
-
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
-        await until(lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED})
-        assert "broker-z at another name server" in registrar.statuses()[1].why
-        assert 7 not in servers[1].addresses
-        servers[0].others.clear()
-        await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
-
-    knows = NameServerDouble()
-    knows.others["broker-z"] = {1: OURS}
-    story(tell, knows, NameServerDouble())
-
-
 def test_a_registration_under_way_when_it_ends_is_taken_back() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
@@ -199,36 +171,6 @@ def test_a_registration_under_way_when_it_ends_is_taken_back() -> None:
     slow = NameServerDouble()
     slow.takes_s = 0.3
     story(tell, slow)
-
-
-def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
-    async def tell() -> None:
-        server, errors = NameServerDouble(), [RuntimeError("unforeseen")]
-
-        class Failing(MasterStatus):
-            def refusal(self) -> str | None:
-                if errors:
-                    raise errors.pop()
-                return None
-
-        await server.start()
-        registrar = Registrar(SlaveConfig(BROKER, "m:1", (server.address,), OURS, 7), 0.05, Failing())
-        registrar.start()
-        await until(lambda: server.addresses.get(7) == OURS)
-        await registrar.leave()
-        await server.stop()
-
-    asyncio.run(tell())
-
-
-def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
-    async def tell() -> None:
-        registrar = Registrar(SlaveConfig(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, MasterStatus())
-        registrar.start()
-        await until(lambda: registrar.statuses()[0].state is RegistrationState.UNREACHABLE)
-        await registrar.leave()
-
-    asyncio.run(tell())
 
 
 @pytest.mark.parametrize("is_5", [False, True])
@@ -314,33 +256,3 @@ def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_
         await until(lambda: server.addresses.get(7) == OURS)
 
     story(tell, NameServerDouble())
-
-
-def test_a_master_that_vanished_without_a_word_is_not_taken_for_the_one_that_replaced_it() -> None:
-    """That it is gone is known only when it does not answer the next question."""
-
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
-        (server,) = servers
-        await until(lambda: server.addresses.get(7) == OURS)
-        master.is_heard = False
-        server.addresses[0] = OTHER
-        rounds = server.codes().count(103)
-        await until(lambda: server.codes().count(103) > rounds + 2)
-        master.is_available = False
-        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
-        assert OTHER in registrar.statuses()[0].why and 7 not in server.addresses
-
-    story(tell, NameServerDouble())
-
-
-def test_it_ends_also_when_it_is_woken_at_the_same_moment() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
-        await until(lambda: servers[0].addresses.get(7) == OURS)
-        await until(lambda: registrar.statuses()[0].state is RegistrationState.REGISTERED)
-        await asyncio.sleep(0.05)
-        registrar.wake()
-        async with asyncio.timeout(10):
-            await registrar.leave()
-        assert registrar.statuses()[0].state is RegistrationState.LEFT
-
-    story(tell, NameServerDouble(), period_s=60)
