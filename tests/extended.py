@@ -28,7 +28,6 @@ EXTENDED = {
     "integration/test_compaction_live.py": ALL,
     "integration/test_compaction_topics.py": r".*\[H2",
     "integration/test_compose_accounts.py": ALL,
-    "integration/test_cost.py": ALL,
     "integration/test_dashboard.py": ALL,
     "integration/test_doctor.py": r"test_a_missing_permission|test_emulators",
     "integration/test_doctor_live.py": ALL,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -223,51 +222,6 @@ def test_what_descriptors_keep_passes_to_the_next_keeper(
     assert not any(str(broker.directory) in _target(fd) for fd in os.listdir("/proc/self/fd"))
 
 
-class BadDisk:
-    """A directory that cannot be listed until ``is_well``."""
-
-    def __init__(self, directory: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_well = False
-        iterdir = Path.iterdir
-
-        def listed(path: Path) -> Iterator[Path]:
-            if path == directory and not self.is_well:
-                raise OSError(code, os.strerror(code), str(path))
-            return iterdir(path)
-
-        monkeypatch.setattr(Path, "iterdir", listed)
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-def test_a_directory_that_cannot_be_listed_is_said_and_looked_at_again(
-    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    log = CommitLog([broker.directory])
-    PinKeeper([tmp_path / "pins"], LIMITS, broker.disk_use).step(log.files, 0)
-    broker.paths[0].unlink()
-    disk = BadDisk(tmp_path / "pins", code, monkeypatch)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    with monkeypatch.context() as refusing:
-        refusing.setattr(os, "link", refuse)
-        keeper = PinKeeper([tmp_path / "pins"], LIMITS, broker.disk_use)
-        assert os.strerror(code) in keeper.problem and "pins in" in keeper.problem
-        log.refresh()
-        status = keeper.step(log.files, 0)
-    assert [pin.method for pin in status.pins] == [PinMethod.DESCRIPTOR] * 3
-    assert status.problem
-
-    disk.is_well = True
-    status = keeper.step(log.files, 0)
-    assert (len(status.pins), status.problem, keeper.problem) == (4, "", "")
-    broker.used_ratio = 0.73
-    assert keeper.step(log.files, 0).released == 4
-    assert [path.stat().st_nlink for path in broker.paths[1:]] == [1, 1, 1]
-    assert list((tmp_path / "pins").iterdir()) == []
-
-
 def _target(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
@@ -384,11 +338,3 @@ def test_another_stores_pins_are_not_this_brokers_log(tmp_path: Path) -> None:
     later = PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="b")
     assert later.files() == []
     assert len(PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="a").files()) == 2
-
-
-def test_pins_of_an_older_release_are_taken_over(tmp_path: Path) -> None:
-    log_file(tmp_path / "log", 0, records(0, [b"x"]), SIZE)
-    log = CommitLog([tmp_path / "log"])
-    PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999)).step(log.files, 0)
-    assert len(PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="a").files()) == 1
-    assert PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="b").files() == []

@@ -27,7 +27,6 @@ from tiered.errors import (
 )
 from tiered.object_store import file as file_module
 from tiered.object_store.file import UPLOADS, FileStore
-from tiered.object_store.interface import ObjectRange
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
@@ -144,23 +143,6 @@ def test_full_disk(tiny_disk: Path, anonymous: bool) -> None:
     store.put_if_absent("after", [bytes(100_000)])
 
 
-def test_file_size_limit() -> None:
-    script = """
-        import resource, sys, tempfile
-        from tiered.errors import StoreFullError
-        from tiered.object_store.file import FileStore
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        with tempfile.TemporaryDirectory() as directory:
-            store = FileStore(directory)
-            try:
-                store.put_if_absent("large", [bytes(1 << 20), bytes(1)])
-            except StoreFullError:
-                sys.exit(7 if not list(store.list("")) else 8)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=False)
-    assert done.returncode == 7
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_directory_of_another_user(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "archive")
@@ -239,14 +221,6 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         store.put_if_absent("a/k", [b"second"])
     assert store.get("a/k") == b"first"
     assert files_below(tmp_path) == ["a/k"]
-
-
-def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.writev
-    monkeypatch.setattr(os, "writev", lambda descriptor, pieces: real(descriptor, [pieces[0][:7]]))
-    pieces = [bytes([number]) * number for number in range(60)]
-    FileStore(tmp_path).put_if_absent("k", pieces)
-    assert FileStore(tmp_path).get("k") == b"".join(pieces)
 
 
 def test_synced_before_it_is_named_and_directory_after(
@@ -348,20 +322,6 @@ def test_named_uploads_of_killed_processes_are_removed(tmp_path: Path) -> None:
     assert files_below(tmp_path) == [f"{UPLOADS}/young", "a"]
 
 
-def test_a_delete_whose_directory_cannot_be_synced_is_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = FileStore(tmp_path)
-    store.put_if_absent("a/1", [b"x"])
-
-    def stale(_directory: str) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    monkeypatch.setattr(file_module, "_sync_directory", stale)
-    with pytest.raises(UnansweredError):
-        store.delete(["a/1"])
-
-
 def test_a_part_of_an_archive_on_another_disk_is_refused(tiny_disk: Path, tmp_path: Path) -> None:
     """Taken for no answer, it would be tried again for ever under new names, all kept as garbage."""
     store = FileStore(tmp_path / "archive")
@@ -370,28 +330,3 @@ def test_a_part_of_an_archive_on_another_disk_is_refused(tiny_disk: Path, tmp_pa
     with pytest.raises(RefusedRequestError, match="one file system"):
         store.put_if_absent("c/b/data/1", [b"x"])
     assert list(tiny_disk.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL])
-def test_ranges_are_copied_where_the_kernel_cannot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """As from a spool directory on another file system."""
-
-    def refuse(*_arguments: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    store = FileStore(tmp_path / "archive")
-    content = os.urandom(3 << 20)
-    store.put_if_absent("source", [content])
-    monkeypatch.setattr(os, "copy_file_range", refuse)
-    store.compose_if_absent("k", [ObjectRange("source", 1, (3 << 20) - 1), b"x"])
-    assert store.get("k") == content[1:] + b"x"
-
-
-def test_a_composition_that_times_out_creates_nothing(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "archive")
-    store.put_if_absent("source", [bytes(100)])
-    with pytest.raises(UnansweredError, match="timed out"):
-        store.compose_if_absent("k", [ObjectRange("source", 0, 100)], timeout_s=-1)
-    assert [info.key for info in store.list("")] == ["source"]

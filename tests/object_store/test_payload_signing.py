@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tiered.object_store.s3_client import config_arguments, connect, quiet_sdk_logs
+from tiered.object_store.s3_client import config_arguments, connect
 from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
@@ -63,15 +62,3 @@ def test_an_endpoint_of_the_sdks_own_configuration_counts(
         "http://minio.example:9000/bucket/k" if is_configured else "https://bucket.s3.amazonaws.com/k"
     )
     assert (digest != b"UNSIGNED-PAYLOAD") is is_configured
-
-
-def test_the_sdk_keeps_its_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own lines may hold addresses that are signed, and what programs that give credentials print."""
-    for level, after in (
-        (logging.NOTSET, logging.INFO),
-        (logging.DEBUG, logging.INFO),
-        (logging.ERROR, logging.ERROR),
-    ):
-        monkeypatch.setattr(logging.getLogger("botocore"), "level", level)
-        quiet_sdk_logs()
-        assert logging.getLogger("botocore").level == after

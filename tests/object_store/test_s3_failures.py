@@ -5,23 +5,17 @@ moto for what any server shows; MinIO for secrets, checksums and clocks.
 
 from __future__ import annotations
 
-import gc
 import logging
-import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Timer
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import botocore.auth
-import numpy as np
 import pytest
 
 from tests.servers.child import free_port
@@ -30,7 +24,6 @@ from tests.servers.running_store import RunningStore
 from tiered.errors import (
     AccessDeniedError,
     AlreadyExistsError,
-    CorruptionError,
     NotFoundError,
     RefusedRequestError,
     StoreFullError,
@@ -238,41 +231,6 @@ def test_connection_refused() -> None:
         store.get("k")
 
 
-@pytest.mark.parametrize("is_listening", [True, False])
-def test_the_body_of_a_failed_put_is_free_without_the_collector(is_listening: bool) -> None:
-    """Bodies are large and outages last; the SDK's exceptions keep frames in circles, which only it would find."""
-    server = socket.create_server(("127.0.0.1", 0))
-    port = server.getsockname()[1] if is_listening else free_port()
-    credentials = S3Credentials("key", "secret")
-    settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1")
-    body = np.zeros(MIB, np.uint8)
-    gone = weakref.ref(body)
-    gc.collect()
-    gc.disable()
-    try:
-        with closing(S3Store("bucket", StoreOptions(settings, credentials))) as store, closing(server):
-            assert "127.0.0.1" in _failure_of_put(store, body)
-            del body
-            assert gone() is None
-    finally:
-        gc.enable()
-
-
-def _failure_of_put(store: S3Store, body: np.ndarray[Any, Any]) -> str:
-    try:
-        store.put_if_absent("k", [body.data], timeout_s=0.3)
-    except UnavailableError as error:
-        return str(error)
-    return ""
-
-
-def test_unknown_host() -> None:
-    settings = ObjectStoreSettings(endpoint_url="http://no-such-host.invalid:9000", region="us-east-1")
-    store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
-    with pytest.raises(ThrottledError, match=r"no-such-host\.invalid"):
-        store.put_if_absent("k", [b"x"])
-
-
 def test_tls_to_a_plain_port(moto_url: RunningStore) -> None:
     endpoint = moto_url.endpoint.replace("http://", "https://")
     store = S3Store("bucket", replace(moto_url, endpoint=endpoint).options())
@@ -295,56 +253,6 @@ def store_at(server_of: type[BaseHTTPRequestHandler]) -> Iterator[S3Store]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def test_a_web_server_is_no_object_store() -> None:
-    class Page(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.send_response(200)
-            self.send_header("Content-Length", "13")
-            self.end_headers()
-            self.wfile.write(b"<html></html>")
-
-        do_PUT = do_GET = do_DELETE = answer  # noqa: N815
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Quiet."""
-
-    with store_at(Page) as store:
-        with pytest.raises(UnavailableError, match="is an object store"):
-            store.put_if_absent("k", [b"x"])
-        with pytest.raises(CorruptionError):
-            store.get_range("k", 0, 5)
-
-
-def test_an_empty_page_does_not_end_a_listing() -> None:
-    """Of a bucket with very many deleted versions: the page is truncated, and nothing is on it."""
-    asked: list[str] = []
-
-    class Sparse(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            query = parse_qs(urlsplit(self.path).query)
-            if "continuation-token" in query:
-                inside = "<IsTruncated>false</IsTruncated>" + "".join(
-                    f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
-                    for key in ("a/1", "a/2")
-                )
-            else:
-                inside = "<IsTruncated>true</IsTruncated><NextContinuationToken>next</NextContinuationToken>"
-            page = f"<ListBucketResult>{inside}</ListBucketResult>".encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Quiet."""
-
-    with store_at(Sparse) as store:
-        assert [info.key for info in store.list("a/")] == ["a/1", "a/2"]
-    assert len(asked) == 2
 
 
 def test_a_store_that_overwrites_is_refused_at_the_first_commit() -> None:

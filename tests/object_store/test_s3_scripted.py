@@ -386,19 +386,6 @@ def test_a_failed_copy_is_an_error_and_its_upload_aborted(
     store.close()
 
 
-def test_a_copy_names_its_source_and_range(server: ScriptedServer) -> None:
-    server.script = multipart(Answer(200, COPIED), DONE)
-    store = S3Store("bucket", options(server))
-    store.compose_if_absent("k", [ObjectRange("a/source", 7, 6 * MIB), b"tail"])
-    store.close()
-    created, copied, sent, completed = server.asked
-    assert copied.headers["x-amz-copy-source"] == "bucket/a/source"
-    assert copied.headers["x-amz-copy-source-range"] == f"bytes=7-{6 * MIB + 6}"
-    assert sent.headers["content-md5"] == base64.b64encode(hashlib.md5(b"tail").digest()).decode()
-    assert completed.headers["if-none-match"] == "*"
-    assert "x-amz-checksum-algorithm" not in created.headers
-
-
 # -- credentials --------------------------------------------------------------
 
 
@@ -445,24 +432,6 @@ def test_keys_that_were_replaced_in_their_file_are_used(server: ScriptedServer, 
     with pytest.raises(AccessDeniedError):
         store.get("k")
     store.close()
-
-
-def test_an_event_loop_uses_replaced_keys_too(server: ScriptedServer, keys_file: Path) -> None:
-    async def read() -> None:
-        store = AsyncS3Store("bucket", StoreOptions(server.settings))
-        assert await store.get("k") == b"content"
-        server.script = only("NEW")
-        with pytest.raises(AccessDeniedError):
-            await store.get("k")
-        write_keys(keys_file, "NEW")
-        with pytest.raises(ThrottledError, match="replaced"):
-            await store.get("k")
-        assert await store.get("k") == b"content"
-        await store.close()
-
-    write_keys(keys_file, "OLD")
-    server.script = only("OLD")
-    asyncio.run(read())
 
 
 def test_who_gives_credentials_may_be_away_for_a_moment(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from tests.object_store.fault_store import OPERATIONS, Fault, FaultRule, FaultSt
 from tiered.errors import (
     AlreadyExistsError,
     NotFoundError,
-    StoreFullError,
     ThrottledError,
     UnansweredError,
     UsageError,
@@ -43,90 +41,6 @@ def filled(*keys: str) -> MemoryStore:
 
 
 # -- faults -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fault", "error", "exists"),
-    [
-        (Fault.LOST_BEFORE, UnansweredError, False),
-        (Fault.LOST_AFTER, UnansweredError, True),
-        (Fault.STALLED, UnansweredError, False),
-        (Fault.THROTTLED, ThrottledError, False),
-        (Fault.CONFLICT, ThrottledError, False),
-        (Fault.FULL, StoreFullError, False),
-    ],
-)
-def test_each_fault(fault: Fault, error: type[Exception], exists: bool) -> None:
-    inner = MemoryStore()
-    waits: list[float] = []
-    store = FaultStore(inner, [FaultRule(fault, times=1)], wait=waits.append)
-    with pytest.raises(error):
-        store.put_if_absent("k", [b"x"], timeout_s=2.5)
-    assert [info.key for info in inner.list("")] == (["k"] if exists else [])
-    store.put_if_absent("k2", [b"x"])
-    assert store.requests == [Request("put", "k", fault.name), Request("put", "k2", "ok")]
-    assert waits == ([2.5] if fault is Fault.STALLED else [])
-
-
-def test_a_stalled_put_may_land_late() -> None:
-    store = FaultStore(MemoryStore(), [FaultRule(Fault.STALLED, times=2)], wait=lambda _seconds: None)
-    body = bytearray(b"old")
-    for key in ("k", "taken"):
-        with pytest.raises(UnansweredError):
-            store.put_if_absent(key, [body])
-    body[:] = b"new"
-    store.put_if_absent("taken", [body])
-    assert store.land_stalled() == ["k"]
-    assert store.get("k") == b"old", "as it was when it was sent"
-    assert store.land_stalled() == []
-
-
-def test_rules_choose_by_operation_key_and_count() -> None:
-    rule = FaultRule(Fault.THROTTLED, frozenset({"get"}), keys="catalog/*", skip=1, times=2)
-    store = FaultStore(filled("catalog/1", "data/1"), [rule])
-    outcomes = []
-    for _ in range(5):
-        store.get("data/1")
-        try:
-            store.get("catalog/1")
-            outcomes.append("ok")
-        except ThrottledError:
-            outcomes.append("throttled")
-    assert outcomes == ["ok", "throttled", "throttled", "ok", "ok"]
-    assert store.hits() == {rule: 2}
-
-
-def test_faults_repeat_with_their_seed() -> None:
-    def outcomes(seed: int) -> list[str]:
-        store = FaultStore(MemoryStore(), [FaultRule(Fault.THROTTLED, probability=0.3)], seed=seed)
-        for number in range(200):
-            try:
-                store.put_if_absent(str(number), [])
-            except ThrottledError:
-                continue
-        return [request.outcome for request in store.requests]
-
-    assert outcomes(1) == outcomes(1) != outcomes(2)
-    assert 30 < Counter(outcomes(1))["THROTTLED"] < 90
-
-
-def test_the_log_names_every_request_and_error() -> None:
-    store = FaultStore(filled("k"))
-    store.get("k")
-    store.get_range("k", 0, 1)
-    store.get_tail("k", 1)
-    assert [info.key for info in store.list("")] == ["k"]
-    with pytest.raises(AlreadyExistsError):
-        store.put_if_absent("k", [])
-    store.delete(["k", "l"])
-    store.clock_ms()
-    with pytest.raises(NotFoundError):
-        store.get("k")
-    operations = [(request.operation, request.outcome) for request in store.requests]
-    assert operations == [
-        ("get", "ok"), ("get_range", "ok"), ("get_tail", "ok"), ("list", "ok"), ("put", "AlreadyExistsError"),
-        ("delete", "ok"), ("delete", "ok"), ("clock", "ok"), ("get", "NotFoundError"),
-    ]  # fmt: skip
 
 
 # -- retries ------------------------------------------------------------------
@@ -176,15 +90,6 @@ def test_composing_is_never_repeated() -> None:
         retrying(faulty, sleeps).compose_if_absent("k", [ObjectRange("a", 0, 1)])
     assert faulty.requests == [Request("compose", "k", "THROTTLED")]
     assert sleeps == []
-
-
-def test_a_stalled_composition_may_land_late() -> None:
-    rule = FaultRule(Fault.STALLED, frozenset({"compose"}), times=1)
-    store = FaultStore(filled("a"), [rule], wait=lambda _seconds: None)
-    with pytest.raises(UnansweredError):
-        store.compose_if_absent("k", [ObjectRange("a", 0, 1), b"x"])
-    assert store.land_stalled() == ["k"]
-    assert store.get("k") == b"ax"
 
 
 def test_an_own_name_that_exists_is_an_upload_without_response() -> None:

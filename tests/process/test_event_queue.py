@@ -6,11 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-
-from rocketmq_tiered.process.event_queue import EventQueue
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,25 +23,6 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
 print("ready", flush=True)
 sys.exit(0 if events.get(20) == "reload" else 1)
 """
-
-
-def test_letters_arrive_in_order_and_time_limits_hold() -> None:
-    events: EventQueue[int] = EventQueue()
-    assert events.get(0) is None
-    for letter in (1, 2, 3):
-        events.put(letter)
-    assert [events.get(0) for _ in range(4)] == [1, 2, 3, None]
-    threading.Timer(0.05, events.put, [4]).start()
-    assert events.get() == 4
-    events.close()
-
-
-def test_a_full_pipe_does_not_block_the_sender() -> None:
-    events: EventQueue[int] = EventQueue()
-    for letter in range(100_000):
-        events.put(letter)
-    assert [events.get(0) for _ in range(100_000)] == list(range(100_000))
-    events.close()
 
 
 def test_a_signal_delivered_to_another_thread_wakes_the_receiver() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import json
 import logging
 import os
@@ -19,10 +18,8 @@ from rocketmq_tiered.process.instance import (
     LOCK_FILE,
     InstanceDescription,
     StateDirectory,
-    default_state_dir,
     running_instance,
     running_instances,
-    state_root,
 )
 from rocketmq_tiered.process.logs import JsonFormatter
 from rocketmq_tiered.process.progress import Progress
@@ -78,26 +75,6 @@ def test_running_instances_are_found_wherever_their_state_directory_is(tmp_path:
             state.describe(DESCRIPTION, root)
             assert running_instances(root) == [DESCRIPTION]
         assert running_instances(root) == []
-
-
-def test_running_instances_are_found_below_the_root(tmp_path: Path) -> None:
-    environment = {"XDG_STATE_HOME": str(tmp_path)}
-    assert running_instances(state_root(environment)) == []
-    path = default_state_dir(environment, "C/../x", "b a")
-    assert state_root(environment) in path.parents and ".." not in path.parts
-    with StateDirectory(path) as state:
-        state.describe(DESCRIPTION)
-        assert running_instances(state_root(environment)) == [DESCRIPTION]
-    assert running_instances(state_root(environment)) == []
-
-
-def test_a_description_that_cannot_be_removed_is_not_the_end(tmp_path: Path) -> None:
-    """As on a disk that became read-only. The lock goes, and with it what the description says."""
-    with StateDirectory(tmp_path) as state:
-        (tmp_path / DESCRIPTION_FILE).mkdir()
-        state.identity()
-    with StateDirectory(tmp_path):
-        pass
 
 
 def test_a_disk_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,19 +172,3 @@ def test_progress_says_rate_and_time_left(caplog: pytest.LogCaptureFixture) -> N
         now[0] = 10.0
         progress.update(20 << 20, 100 << 20)
     assert caplog.messages == ["backfill 20% 20.0 of 100.0 MiB, 2.0 MiB/s, 40 s left"]
-
-
-def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr("sys.stderr", screen)
-    with Progress("backfill", 1000, is_terminal=True) as progress:
-        progress.update(1000, 1000)
-    assert "backfill" in screen.getvalue() and "100%" in screen.getvalue()
-
-
-@pytest.mark.parametrize("value", ["/store/\udcff", 2**70])
-def test_a_value_that_is_hard_to_spell_costs_no_line(value: object) -> None:
-    record = logging.makeLogRecord({"msg": "pins not released", "levelname": "WARNING", "path": value})
-    line = JsonFormatter().format(record)
-    assert "\n" not in line
-    assert json.loads(line)["path"] == value

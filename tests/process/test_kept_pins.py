@@ -3,10 +3,9 @@ made them wanted."""
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,48 +110,4 @@ def test_links_of_other_settings_are_not_left_behind(
         kept.keeper.step((), 0)
     assert not [link for link in links if link.exists()]
     job.close()
-    kept.close()
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-@pytest.mark.parametrize("is_enabled", [True, False])
-def test_a_directory_of_pins_that_cannot_be_listed_keeps_no_job_from_being_made(
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    code: int,
-    is_enabled: bool,
-) -> None:
-    """Pins are a convenience; archiving is not."""
-    directory = tmp_path / "pins"
-    directory.mkdir()
-    iterdir = Path.iterdir
-
-    def listed(path: Path) -> Iterator[Path]:
-        if path == directory:
-            raise OSError(code, os.strerror(code), str(path))
-        return iterdir(path)
-
-    monkeypatch.setattr(Path, "iterdir", listed)
-    kept = ProcessPins()
-    job_of(replace(settings, pins=replace(settings.pins, enabled=is_enabled)), tmp_path, kept).close()
-    assert os.strerror(code) in vars(caplog.records[0])["problem"]
-    kept.close()
-
-
-def test_pins_that_cannot_be_released_keep_no_job_from_being_made(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Their disk became read-only, and pins are not wanted any more."""
-    (tmp_path / "pins").mkdir()
-    (tmp_path / "pins" / f"{0:020d}").touch()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    kept = ProcessPins()
-    job_of(replace(settings, pins=replace(settings.pins, enabled=False)), tmp_path, kept).close()
-    assert os.strerror(errno.EROFS) in vars(caplog.records[0])["problem"]
     kept.close()

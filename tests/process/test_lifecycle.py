@@ -270,34 +270,6 @@ def test_a_standby_stays_one_while_it_tries_again(caplog: pytest.LogCaptureFixtu
     assert caplog.messages.count("state standby") == 1 and "state following" not in caplog.messages
 
 
-def test_a_standby_that_is_stopped_while_it_tries_again_ends_well() -> None:
-    def fenced_at_the_end(stop: threading.Event) -> None:
-        stop.wait()
-        raise FencedError("epoch 4 is owned by b")
-
-    NEVER_OWNERS.append(fenced_at_the_end)
-    harness = Harness(
-        _raising(FencedError("epoch 4 is owned by b")), fenced_at_the_end, process__standby_retry_ms=100
-    )
-    harness.wait_for(lambda: len(harness.seen) == 2)
-    assert harness.service.condition.state is RunState.STANDBY
-    assert harness.stop() == 0
-
-
-def test_the_end_of_a_start_is_logged_soon(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr(FakeJob, "report", lambda _job: dataclasses.replace(REPORT, epoch=0))
-    harness = Harness(_until_stopped)
-    harness.wait_for(lambda: "state connecting" in caplog.messages)
-    monkeypatch.setattr(FakeJob, "report", lambda _job: REPORT)
-    began_s = time.monotonic()
-    harness.wait_for(lambda: "state following" in caplog.messages)
-    assert time.monotonic() - began_s < 3
-    assert harness.stop() == 0
-
-
 def test_a_writer_that_lost_its_archive_is_fenced() -> None:
     harness = Harness(
         _raising(FencedError("epoch 5 is owned by b"), owned=True), process__standby_retry_ms=60_000
@@ -408,19 +380,6 @@ def test_reload_while_standing_by_starts_at_once() -> None:
     assert harness.stop() == 0
 
 
-def test_stop_does_not_wait_for_a_reload_that_does_not_drain() -> None:
-    """Its time is bounded by what kills the process at its end, whatever came before."""
-    drained = threading.Event()
-    harness = Harness(lambda stop: _wait(drained), process__drain_timeout_ms=60_000)
-    harness.wait_for(lambda: len(harness.seen) == 1)
-    harness.next_loaded = _loaded(topics__exclude="noise-*", process__drain_timeout_ms=60_000)
-    harness.service.post(Event.RELOAD)
-    harness.service.post(Event.STOP)
-    harness.wait_for(lambda: harness.service.condition.state is RunState.STOPPING)
-    drained.set()
-    assert harness.join() == 0 and len(harness.seen) == 1
-
-
 def test_a_reload_that_drains_late_is_reported_and_applies_then(caplog: pytest.LogCaptureFixture) -> None:
     drained = threading.Event()
     harness = Harness(lambda stop: _wait(drained), _until_stopped)
@@ -455,30 +414,3 @@ def test_settings_that_no_job_can_be_built_with_are_taken_back(error: Exception)
     harness.service.post(Event.RELOAD)
     harness.wait_for(lambda: harness.seen[-1].topics.exclude == ("quiet-*",))
     assert harness.stop() == 0
-
-
-def test_settings_that_may_be_usable_later_stay() -> None:
-    harness = Harness(_until_stopped)
-    harness.wait_for(lambda: len(harness.seen) == 1)
-    harness.refused["noise-*"] = UnavailableError("the disk does not give broker.conf")
-    harness.next_loaded = _loaded(topics__exclude="noise-*")
-    harness.service.post(Event.RELOAD)
-    harness.wait_for(lambda: "does not give broker.conf" in harness.service.condition.why)
-    assert harness.service.condition.state is RunState.CONNECTING
-    assert harness.seen[-1].topics.exclude == ("noise-*",)
-    assert harness.stop() == 0
-
-
-def test_a_job_that_ran_with_reloaded_settings_and_failed_is_no_reason_to_take_them_back() -> None:
-    harness = Harness(_until_stopped, _raising(UsageError("the object store refuses")))
-    harness.wait_for(lambda: len(harness.seen) == 1)
-    harness.next_loaded = _loaded(topics__exclude="noise-*")
-    harness.service.post(Event.RELOAD)
-    assert harness.join() == 2 and len(harness.seen) == 2
-
-
-def test_a_report_before_the_first_job_has_the_state_only() -> None:
-    service = Service(_loaded(), factory=lambda settings: FakeJob(_until_stopped), reload=_loaded)
-    assert service.report() == StatusReport(state="starting", why="reading settings")
-    assert not service.readiness()[0]
-    assert dataclasses.asdict(REPORT)["epoch"] == 3

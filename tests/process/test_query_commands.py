@@ -17,7 +17,6 @@ from rocketmq_tiered.cli import main
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.archive.index.broker_index import BrokerIndex, broker_settings
 from tests.end_to_end.offloading import SMALL, backfill
-from tests.process.imported import STARTING, imported, libraries
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
@@ -189,13 +188,6 @@ def test_a_disk_that_is_too_small_for_an_export_does_not_kill_it(url: str, tmp_p
         assert not list((disk / "index").iterdir())
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_query_from_files_loads_few_libraries(url: str, message: dict[str, str]) -> None:
-    """So that it answers at once; benchmarks/one_shot.py has the seconds."""
-    names = imported(["query", url, "--id", message["offsetMsgId"]])
-    assert libraries(names) <= STARTING
-    assert "asyncio" not in names
 
 
 def test_messages_whose_time_is_damaged_hide_no_others_and_are_found(

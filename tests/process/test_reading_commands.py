@@ -22,7 +22,6 @@ from fetcher.io.waiting import run_sync
 from fetcher.span import Span
 from rocketmq_tiered.cli import main
 from tests.fetcher.broker_store_writer import WrittenStore
-from tests.process.imported import STARTING, imported, libraries
 from tests.truth import read_lines
 
 Run = Callable[..., tuple[int, str, str]]
@@ -158,15 +157,6 @@ def test_bodies_are_those_the_client_saw(run: Run, archive: str, truth: Any) -> 
         assert hashlib.sha256(bytes.fromhex(item["body"])).hexdigest() == item["bodySha256"]
 
 
-@pytest.mark.parametrize("arguments", [("cat", "--limit", "1"), ("offset", "--queue", "0", "--time", "0")])
-def test_one_shot_commands_load_few_libraries(archive: str, arguments: tuple[str, ...]) -> None:
-    """So that they answer at once; benchmarks/one_shot.py has the seconds."""
-    verb, *rest = arguments
-    names = imported([verb, archive, "t_one", *rest])
-    assert libraries(names) <= STARTING
-    assert "asyncio" not in names
-
-
 class Follower:
     """`tiered cat --follow` as a process, its lines collected as they come."""
 
@@ -272,29 +262,6 @@ def test_follow_prints_a_new_generation_from_its_first_message_wherever_the_old_
     follower.wait_for(30)
     assert follower.interrupt() == (0, b"")
     assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(40, 50), *range(20)]
-
-
-def test_follow_says_once_that_its_topic_was_deleted(
-    real_store: Callable[[str], Path], tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    shutil.copytree(real_store("K") / "store", store)
-    url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
-    assert main(["backfill", str(store), url, *names]) == 0
-    follower = Follower(url, "t_one")
-    follower.wait_for(1)
-    for name in ("topics.json", "topics.json.bak"):
-        path = store / "config" / name
-        table = json.loads(path.read_text())
-        table["topicConfigTable"].pop("t_one", None)
-        path.write_text(json.dumps(table))
-    shutil.rmtree(store / "consumequeue" / "t_one")
-    assert main(["backfill", str(store), url, *names]) == 0
-    time.sleep(4)
-    code, error = follower.interrupt()
-    assert code == 0
-    (line,) = error.splitlines()
-    assert b"t_one" in line
 
 
 def test_a_walk_beyond_the_end_says_so_once(archive: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -162,28 +162,6 @@ def test_commits_of_others_than_members_are_seen(
     assert authorizer.audited["commit"] == 1
 
 
-def test_a_commit_whose_client_leaves_before_the_reply_is_the_groups_own(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Clients commit and leave when they are shut down, and a commit waits for the object store."""
-    clients, member = ClientTable(time.monotonic), RecordingPeer(1)
-    clients.heartbeat(heartbeat(member, "g"))
-    table = HandlerTable()
-
-    @table.register(RequestCode.UPDATE_CONSUMER_OFFSET)
-    async def _(_: Request) -> Response:
-        clients.closed(member)
-        return Response()
-
-    authorizer = RulesAuthorizer(None, 60, events=AuditEvents(clients.names_group))
-    sent = request(
-        RequestCode.UPDATE_CONSUMER_OFFSET, member, consumerGroup="g", topic="t", queueId=0, commitOffset=9
-    )
-    asyncio.run(Dispatcher(table, authorizer).answer(sent, is_authorized=False))
-    assert events_of(caplog) == []
-    assert authorizer.audited["commit"] == 0
-
-
 def test_a_pull_that_commits_nothing_is_no_commit(caplog: pytest.LogCaptureFixture) -> None:
     authorizer = RulesAuthorizer(None, 60, events=AuditEvents(lambda *_: False))
     place = {"consumerGroup": "g", "topic": "t", "queueId": 0}

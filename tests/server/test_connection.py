@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
-import socket
 from contextlib import suppress
 from dataclasses import replace
 
@@ -26,7 +24,6 @@ from tests.server.connection_scene import (
     BROKEN,
     BUSY,
     ECHO,
-    INSTANT,
     LARGE,
     LARGE_BYTES,
     LOOPBACK,
@@ -193,27 +190,6 @@ def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_behind_
     play(story)
 
 
-def test_a_client_that_is_gone_when_its_answers_are_read_is_ended_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def story(made: Scene) -> None:
-        with socket.create_connection(("127.0.0.1", made.port)) as client:
-            client.sendall(b"".join(encode(RemotingCommand(INSTANT, n)) for n in range(200)))
-            await asyncio.sleep(0.2)
-            assert made.server.accounts.unread.total_bytes
-            # All the kernel has: then what waits can be sent, and what comes behind it meets a closed socket.
-            client.setblocking(False)
-            with suppress(BlockingIOError):
-                while client.recv(1 << 20):
-                    pass
-        await asyncio.sleep(0.2)
-        assert not made.server.connections
-
-    with caplog.at_level(logging.ERROR):
-        play(story)
-    assert caplog.messages == []
-
-
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -303,18 +279,6 @@ def test_a_proxy_header_from_elsewhere_closes_the_connection_and_is_counted(
     play(story, ServerOptions(proxy_from=ServeSettings(proxy_from=believed).proxy_networks()))
     text = "PROXY header from 127.0.0.1, which is not in serve.proxy_from: connection closed"
     assert caplog.messages.count(text) == 1, "a flood does not fill the disk"
-
-
-def test_a_load_balancer_is_recognised_by_its_network_on_both_families() -> None:
-    async def story(made: Scene) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
-        writer.write(HEADER_OF_A_LOAD_BALANCER)
-        client = Client(reader, writer)
-        assert (await client.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.3:5555"}
-        writer.close()
-
-    # The server's socket says ::ffff:127.0.0.1.
-    play(story, ServerOptions("::", proxy_from=ServeSettings(proxy_from=("127.0.0.0/8",)).proxy_networks()))
 
 
 @pytest.mark.parametrize(

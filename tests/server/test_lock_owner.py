@@ -69,19 +69,3 @@ def test_a_fenced_server_grants_no_lock_and_releases_those_it_granted() -> None:
                 assert (await one.ask(RequestCode.UNLOCK_BATCH_MQ, "a")).code == 0
 
     asyncio.run(scene())
-
-
-def test_a_server_that_cannot_renew_its_lease_grants_no_lock() -> None:
-    """Another one may have claimed the groups, unnoticed."""
-
-    async def scene() -> None:
-        async with Server(MemoryStore(), "one") as one:
-            one.now_s += 59
-            assert await one.lock("a") == [QUEUE]
-            one.now_s += 2
-            assert one.offsets.is_owner
-            assert await one.lock("a") == ResponseCode.NO_PERMISSION
-            await one.offsets._flush()
-            assert await one.lock("a") == [QUEUE]
-
-    asyncio.run(scene())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ import pytest
 from fetcher.access import open_access
 from fetcher.rows.pull import PullRequest, PullStatus
 from fetcher.rows.tag_filter import EXPRESSION_CHARS_MAX
-from fetcher.sql92.message_filter import Sql92Filter
 from rocketmq_tiered.server.backend.lookup_handlers import LookupHandlers
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
@@ -29,7 +26,7 @@ from rocketmq_tiered.server.groups.client_table import (
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Request
-from rocketmq_tiered.server.wire.turns import Slots, Turns
+from rocketmq_tiered.server.wire.turns import Turns
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.server.loop_gaps import gaps
@@ -129,24 +126,6 @@ def test_a_filter_check_of_an_expression_that_is_too_long_is_refused() -> None:
         assert response.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_a_filter_is_compiled_once(archive_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    compile_it = Sql92Filter.__init__
-
-    def counted(self: Sql92Filter, expression: str, *, ignore_rest: bool = False) -> None:
-        made.append(expression)
-        compile_it(self, expression, ignore_rest=ignore_rest)
-
-    monkeypatch.setattr(Sql92Filter, "__init__", counted)
-
-    async def story(archive: ServedArchive) -> None:
-        await asyncio.gather(*(archive.pull(pull_of("a = 'x'", SQL92, client)) for client in range(5)))
-        await archive.pull(pull_of("a = 'x'", SQL92, 1, 10))
-
-    play(archive_path, story)
-    assert made == ["a = 'x'"]
-
-
 def test_clients_take_turns_at_what_takes_long() -> None:
     async def story() -> list[int]:
         turns, order = Turns(), list[int]()
@@ -159,43 +138,6 @@ def test_clients_take_turns_at_what_takes_long() -> None:
         return order
 
     assert asyncio.run(story()) == [1, 2, 3, 1, 1, 1]
-
-
-def test_an_iteration_of_the_loop_has_as_many_turns_as_set() -> None:
-    async def story() -> list[int]:
-        turns = Turns(most=2)
-        futures = [turns.turn(client) for client in range(6)]
-        done = [0]
-        while done[-1] < len(futures):
-            await asyncio.sleep(0)
-            done.append(sum(future.done() for future in futures))
-        return done
-
-    done = asyncio.run(story())
-    assert max(after - before for before, after in pairwise(done)) == 2
-
-
-def test_a_slot_is_passed_on_also_when_its_task_is_cancelled() -> None:
-    async def story() -> None:
-        slots, held = Slots(1), threading.Semaphore(1)
-
-        async def work(client: int) -> None:
-            async with slots.slot(client):
-                assert held.acquire(blocking=False)
-                try:
-                    await asyncio.sleep(0.001)
-                finally:
-                    held.release()
-
-        tasks = [asyncio.create_task(work(number % 3)) for number in range(12)]
-        await asyncio.sleep(0.002)
-        for task in tasks[1::2]:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        async with asyncio.timeout(5):
-            await work(9)
-
-    asyncio.run(story())
 
 
 def heartbeat(parts: bytes) -> bytes:

@@ -6,33 +6,16 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_tiered.server.backend.lookup_handlers import records_by_key
 from rocketmq_tiered.server.backend.route_handlers import PROXY_TOPIC
 from rocketmq_tiered.server.wire.request import Request
-from tests.server.serving_peer import RecordingPeer, request
-from tests.server.small_archive import Archive, small_service
+from tests.server.serving_peer import RecordingPeer
+from tests.server.small_archive import small_service
 from tests.sweeps import examples
 from tiered.errors import TieredError
 from tiered.remoting.command import RemotingCommand
-
-
-def test_a_unique_key_is_searched_from_the_first_message_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    begins = []
-
-    async def messages_by_key(self: Archive, topic: str, key: str, **limits: Any) -> list[bytes]:
-        begins.append((limits["is_unique"], limits["begin_ms"]))
-        return []
-
-    monkeypatch.setattr(Archive, "messages_by_key", messages_by_key)
-    fields = {"topic": "t", "key": "k", "beginTimestamp": "77"}
-    for more in ({}, {"_UNIQUE_KEY_QUERY": "true"}, {"indexType": "U"}):
-        asyncio.run(records_by_key(Archive(), request(12, **fields, **more)))
-    assert begins == [(False, 77), (True, 0), (True, 0)]
-
 
 NAMES = st.sampled_from(["t", "g", "%RETRY%g", "%DLQ%g", PROXY_TOPIC, "", "x" * 2000, "\ud800"])
 NUMBERS = st.sampled_from(["0", "1", "-1", "777", "2147483648", str(2**63 - 1), str(-(2**63)), "1e3", ""])

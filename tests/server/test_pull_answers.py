@@ -264,21 +264,6 @@ def test_a_consumer_of_an_earlier_generation_is_moved_to_the_beginning_of_the_ne
     assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "3")
 
 
-def test_a_consumer_of_the_new_generation_is_not_moved() -> None:
-    async def run() -> None:
-        scene = await recreated([BEYOND, FOUND])
-        response = await scene.service.pull(asked())
-        assert (response.code, len(scene.archive.wishes)) == (0, 2), "another server had reported more"
-        scene = await recreated([BEYOND])
-        scene.offsets.note("g", "t", 0, 5)
-        assert (await scene.service.pull(asked())).code == ResponseCode.PULL_NOT_FOUND
-        scene = await recreated([BEYOND])
-        others = await scene.service.pull(asked(consumerGroup="another"))
-        assert others.code == ResponseCode.PULL_NOT_FOUND
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("unacked", [True, False])
 def test_a_commit_with_a_pull_is_not_of_an_earlier_generation(unacked: bool) -> None:
     async def run() -> None:

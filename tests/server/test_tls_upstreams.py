@@ -142,18 +142,3 @@ def test_a_proxy_asks_name_servers_and_broker_with_tls(papers: Papers) -> None:
         "1": "127.0.0.1:10911",
     }
     assert sent is not None and sent.code == 0 and seen == [SEND]
-
-
-def test_a_proxy_that_does_not_trust_them_sends_nothing_and_its_log_says_why(
-    papers: Papers, caplog: pytest.LogCaptureFixture
-) -> None:
-    tls = ClientTls(trusting(papers.other_ca))
-    with caplog.at_level(logging.WARNING):
-        route, sent, seen = asyncio.run(answers_of_a_proxy(shows(papers.server), tls))
-    assert route.code != 0 and "broker.tls_ca" in (route.remark or "")
-    assert (sent is None or sent.code != 0) and not seen
-    causes = [
-        record.__dict__["cause"] for record in caplog.records if "TLS connection failed" in record.message
-    ]
-    assert len(causes) == 2, "one line for the name server and one for the broker"
-    assert all("not signed by a CA" in cause for cause in causes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.uploader.dispatch_bench import FILE_BYTES, Bench
 from tests.uploader.living_broker import LivingBroker
 from tiered.broker_store.pins import PinKeeper
-from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.formats.keys import archive_prefix
@@ -114,18 +112,6 @@ def test_following_continues_after_a_bound_inside_a_record(
         follow_to_the_end(*living)
     finally:
         timer.cancel()
-
-
-def test_a_directory_of_pins_that_fails_does_not_end_following(
-    living: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
-) -> None:
-    """Its disk became read-only, say: what archiving needs is on another."""
-
-    def fail(place: Path) -> DiskUse:
-        raise OSError(errno.EROFS, "Read-only file system", str(place))
-
-    pins = PinKeeper([tmp_path / "pins"], disk_use=fail)
-    assert "Read-only file system" in follow_to_the_end(*living, pins=pins)
 
 
 def test_a_file_that_was_deleted_under_the_cursor_is_passed_over(

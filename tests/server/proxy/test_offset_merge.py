@@ -24,10 +24,8 @@ from fetcher.rows.pull import PullResult, PullStatus
 from rocketmq_tiered.server.proxy.offset_merge import (
     BrokerReply,
     interpret,
-    is_expiring,
     joined_min,
     lower_by_time,
-    next_deletion_margin,
     reply_code,
 )
 from tests.kernels.record_builder import Message, encode, properties
@@ -159,16 +157,6 @@ def test_codes(status: PullStatus, push: int | None, pull_api: int | None) -> No
     )
     unproven = reply_code(status, is_pull_api=False, broker_code=0, broker_status=status)
     assert unproven == push, "messages that are not passed on are not found"
-
-
-def test_margins_follow_the_last_deletions() -> None:
-    margin = 0
-    for step in (0, 300, 0, 200, 0):
-        margin = next_deletion_margin(margin, step)
-    assert margin == 200
-    assert next_deletion_margin(200, 10) == 100
-    assert is_expiring(299, OffsetRange(100, 900), 200) and not is_expiring(300, OffsetRange(100, 900), 200)
-    assert not is_expiring(99, OffsetRange(100, 900), 200)
 
 
 def test_offsets_by_time_in_the_joined_queue() -> None:

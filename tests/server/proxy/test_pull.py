@@ -265,36 +265,6 @@ def test_a_broker_that_comes_back_with_a_shorter_log_moves_no_consumer_past_the_
     run(tmp_path, story, with_files=with_files)
 
 
-def test_a_hole_in_the_middle_of_an_answer_ends_it(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        said = await scene.broker._pull(
-            {"topic": "t", "queueId": "0", "queueOffset": "310", "sysFlag": "0", "maxMsgNums": "8"}
-        )
-        records = scene.store.records["t", 0]
-        body = b"".join(records[number] for number in (310, 311, 315, 316))
-
-        async def answer(command: RemotingCommand) -> RemotingCommand:
-            return RemotingCommand(0, 0, remark="FOUND", ext_fields=said.ext_fields, body=body)
-
-        scene.broker._answer = answer  # type: ignore[method-assign]
-        assert (await who(scene, 310))[1:] == (0, 312, [310, 311])
-
-    run(tmp_path, story)
-
-
-def test_the_oldest_file_counts_as_gone_where_the_archive_has_it(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        minimum = scene.expire(100)
-        scene.forget()
-        answers = [(await who(scene, offset, count=1))[0] for offset in range(minimum, ARCHIVED)]
-        kept_from = answers.index(BROKER)
-        assert 30 < kept_from < 90 and answers == [ARCHIVE] * kept_from + [BROKER] * (
-            len(answers) - kept_from
-        )
-
-    run(tmp_path, story)
-
-
 # -- a side is away -------------------------------------------------------------------------------------------
 
 
@@ -326,18 +296,6 @@ def test_a_broker_that_dies_mid_long_poll_moves_no_consumer(tmp_path: Path) -> N
         await scene.broker.kill()
         response = await held
         assert (response.code, response.ext["nextBeginOffset"]) == (20, str(STORED))
-
-    run(tmp_path, story)
-
-
-def test_long_polls_are_the_brokers(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        held = asyncio.create_task(scene.pull(STORED, hold_ms=1400))
-        await asyncio.sleep(0.05)
-        assert not held.done()
-        scene.store.put("t", 0, b"new" * 100)
-        scene.broker.grow()
-        assert scene.numbers(await held) == [STORED]
 
     run(tmp_path, story)
 
@@ -408,26 +366,6 @@ def test_a_commit_is_not_sent_again_by_a_relay_that_comes_later(tmp_path: Path, 
     run(tmp_path, story)
 
 
-def test_a_pull_that_waited_is_not_relayed(tmp_path: Path) -> None:
-    """Its commit is old by then: the client asks again with a new one."""
-
-    async def story(scene: Scene) -> None:
-        scene.expire(370)
-        scene.forget()
-        held = asyncio.create_task(
-            scene.pull(310, flags=SUSPEND | COMMIT_OFFSET, commitOffset=310, hold_ms=1400)
-        )
-        await asyncio.sleep(0.1)
-        scene.broker.minimum["t", 0] = 0  # as if it had it again
-        scene.views.files = None
-        scene.views._known.evict(1 << 40)
-        response = await held
-        assert (response.code, response.ext["nextBeginOffset"]) == (20, "310")
-        assert 11 not in scene.broker.codes() and scene.broker.commits == [310]
-
-    run(tmp_path, story)
-
-
 def test_filters_hold_on_both_sides(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.expire(150)
@@ -487,17 +425,6 @@ def test_the_archive_answers_whom_the_broker_lets_pull(tmp_path: Path) -> None:
         await scene.broker.kill()
         with pytest.raises(UnavailableError):
             await scene.pull(0)
-
-    run(tmp_path, story)
-
-
-def test_a_commit_and_the_question_who_may_read_do_not_commit_twice(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        scene.context.accepted = AcceptedAccounts()
-        response = await scene.pull(0, flags=SUSPEND | COMMIT_OFFSET, commitOffset=5)
-        await asyncio.sleep(0.05)
-        assert response.code == 0 and scene.broker.commits == [5]
 
     run(tmp_path, story)
 

@@ -164,19 +164,6 @@ def test_every_client_has_its_own_connection_to_the_broker_and_it_ends_with_it()
     run(story())
 
 
-def test_answers_that_come_out_of_order_reach_their_clients() -> None:
-    async def story() -> None:
-        async with scene(waits=frozenset({400})) as made:
-            client = await made.client()
-            await client.send(RemotingCommand(400, 1, body=b"first"))
-            assert (await client.ask(38, b"second", opaque=2)).body == b"second"
-            made.broker.gate.set()
-            first = await client.receive()
-            assert (first.opaque, first.body) == (1, b"first")
-
-    run(story())
-
-
 def test_one_way_requests_go_up_once_and_unanswered() -> None:
     async def story() -> None:
         async with scene() as made:
@@ -552,24 +539,5 @@ def test_the_logs_first_message_is_not_returned_through_the_broker() -> None:
             assert (await client.ask(36, group="g", originTopic="T", offset="0")).code == 1
             assert (await client.ask(36, group="g", originTopic="T", offset="180")).code == 0
             assert [command.ext_fields["offset"] for command in made.broker.seen] == ["180"]
-
-    run(story())
-
-
-def test_a_client_that_does_not_read_does_not_make_us_read_on_for_it() -> None:
-    """A slow reader's answers stay at the broker: what we hold of them is bounded."""
-
-    async def story() -> None:
-        async with scene(handlers={}) as made:
-            large = bytes(1 << 20)
-            made.broker.answers[11] = Response(body=(large,))
-            slow, quick = await made.client(), await made.client()
-            for number in range(64):
-                await slow.send(RemotingCommand(11, number))
-            await asyncio.sleep(0.5)
-            assert (await quick.ask(38)).code == 0
-            received = [await slow.receive() for _ in range(64)]
-            assert sorted(answer.opaque for answer in received) == list(range(64))
-            assert all(len(answer.body) == 1 << 20 for answer in received)
 
     run(story())

@@ -19,7 +19,6 @@ from rocketmq_tiered.server.proxy.name_servers import NameServers
 from rocketmq_tiered.server.proxy.relay_rules import (
     Failure,
     failure_of,
-    relay_timeout_s,
 )
 from rocketmq_tiered.server.proxy.upstream import (
     UNTAKEN_BYTES_MAX,
@@ -258,35 +257,6 @@ def test_a_dns_that_does_not_answer_delays_no_other_request(monkeypatch: pytest.
     run(story())
 
 
-def test_an_answer_that_came_as_its_asker_left_is_taken() -> None:
-    """Of many clients on one connection: else, some such answers later, nothing more is read from it."""
-
-    async def story() -> None:
-        server, address, _ = await _broker()
-        upstream = RemotingUpstream(address, InflightLimit())
-        await upstream.call(RemotingCommand(11, 0), 5)
-        link = upstream._link
-        assert link is not None
-        take, calls = link._take, list[asyncio.Task[RemotingCommand]]()
-
-        def take_and_leave(command: RemotingCommand) -> None:
-            take(command)
-            calls[-1].cancel()
-
-        link._take = take_and_leave  # type: ignore[method-assign]
-        for number in range(UNTAKEN_BYTES_MAX // ANSWER_BYTES + 2):
-            calls.append(asyncio.create_task(upstream.call(RemotingCommand(11, number), 5)))
-            with pytest.raises(asyncio.CancelledError):
-                await calls[-1]
-        link._take = take  # type: ignore[method-assign]
-        answer = await upstream.call(RemotingCommand(11, 99), 2)
-        assert len(answer.body) == ANSWER_BYTES
-        upstream.close()
-        await server.close(drain_s=0)
-
-    run(story())
-
-
 def test_what_was_not_sent_and_what_was_not_answered_are_told_apart() -> None:
     async def story() -> None:
         server, address, _ = await _broker(delay_s=60)
@@ -314,14 +284,3 @@ def test_no_failure_looks_like_an_answer(code: int, was_sent: bool, timed_out: b
         assert failure in (Failure.CLOSE, Failure.SILENCE)
     if was_sent and code in (10, 310, 320, 36):
         assert failure in (Failure.CLOSE, Failure.SILENCE)
-
-
-def test_long_polls_may_take_as_long_as_the_client_says() -> None:
-    assert relay_timeout_s({"suspendTimeoutMillis": "120000"}) == 130
-    assert relay_timeout_s({"pollTime": "90000"}) == 100
-    assert (
-        relay_timeout_s({"suspendTimeoutMillis": "15000"})
-        == relay_timeout_s({})
-        == relay_timeout_s({"pollTime": "-5x"})
-        == 60
-    )

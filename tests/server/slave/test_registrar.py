@@ -230,19 +230,6 @@ def test_success_without_being_listed_is_not_believed() -> None:
     story(tell, ignoring)
 
 
-def test_the_zone_stays_the_master_s_and_acting_masters_are_not_switched_off() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
-        zoned, acting = servers
-        await until(lambda: zoned.addresses.get(7) == OURS)
-        assert zoned.extra["zoneName"] == "z1"
-        await until(lambda: len(acting.seen) > 2)
-        assert acting.extra == {"enableActingMaster": True} and 7 not in acting.addresses
-
-    zoned, acting = NameServerDouble(), NameServerDouble()
-    zoned.extra["zoneName"], acting.extra["enableActingMaster"] = "z1", True
-    story(tell, zoned, acting)
-
-
 def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_one() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers

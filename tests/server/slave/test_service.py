@@ -17,8 +17,7 @@ from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream
 from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
 from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
 from rocketmq_tiered.server.slave.slave_service import MEMBERS_COMPLETE_S, SlaveOptions, SlaveService
-from rocketmq_tiered.server.wire.request import BadRequestError, Request, Response
-from tests.server.serving_peer import RecordingPeer, request
+from rocketmq_tiered.server.wire.request import Request, Response
 from tests.server.slave.master_double import VERSION, MasterDouble
 from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDouble
 from tests.server.slave.until import until
@@ -223,19 +222,6 @@ def test_what_is_the_master_s_is_its_answer() -> None:
     story(tell)
 
 
-def test_a_reset_is_the_master_s_with_an_archive_too() -> None:
-    """The master notifies members here: what the archive's handlers would push reaches no client."""
-
-    async def tell(stage: Stage) -> None:
-        stage.service.open_archive({222: pulled})
-        assert (await stage.client().ask(222, group="g", topic="t")).code == 17
-        assert stage.master.codes() == [222]
-
-    master = MasterDouble()
-    master.answers[222] = RemotingCommand(17, 0)
-    story(tell, master, is_open=False)
-
-
 def test_nothing_is_written_through_it() -> None:
     async def tell(stage: Stage) -> None:
         client = stage.client()
@@ -249,13 +235,6 @@ def test_nothing_is_written_through_it() -> None:
         assert stage.master.codes() == []
 
     story(tell)
-
-
-def test_groups_and_members_have_the_memory_that_is_set() -> None:
-    place = SlaveConfig(BROKER, "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED, 7)
-    service = SlaveService(SlaveOptions(place, CLUSTER, ServeSettings(memory_bytes=10_000)))
-    with pytest.raises(BadRequestError, match=r"serve\.memory_bytes"):
-        service.clients.heartbeat(request(34, RecordingPeer(), body=HEARTBEAT))
 
 
 def test_tools_see_a_slave() -> None:
