@@ -18,7 +18,7 @@ import numpy as np
 from rocketmq_tiered.maintenance.compaction_due import gains
 from rocketmq_tiered.maintenance.compaction_forecast import CompactionForecast, forecast
 from rocketmq_tiered.maintenance.compaction_job import limits_of
-from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_join, plan_rewrite
 from rocketmq_tiered.maintenance.compaction_ranges import PageRange
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound
 from rocketmq_tiered.maintenance.prices import Prices
@@ -86,7 +86,7 @@ def compacted(queues: int, rate: int, ratio: float, limits: CompactionLimits) ->
     cycles, step = DAY_S // CYCLE_S, max(1, limits.runs_max // queues)
     for first in range(0, cycles, step):
         candidates = day(queues, rate, ratio, first, min(step, cycles - first))
-        for level in (plan_level_1, plan_level_2):
+        for level in (plan_rewrite, plan_join):
             plan = level(candidates, limits)
             if plan is not None and gains(candidates, plan):
                 found += forecast([PlannedRound(PageRange([]), candidates, plan)])

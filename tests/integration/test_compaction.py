@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_level_1, plan_level_2
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_join, plan_rewrite
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.maintenance.archived import after, archived_candidates, contents
@@ -76,8 +76,8 @@ def test_rows_of_real_stores_stay_what_they_are(
     backfill(real_store(name) / "store", archive, settings=TINY)
     run = Compacting(PrefixedStore(archive, archive_prefix(CLUSTER, BROKER)), tmp_path)
     assert run.objects_before > 3
-    run.step(plan_level_1, LIMITS)
-    run.step(plan_level_2, replace(LIMITS, object_bytes_max=16 * MIB, joined_bytes_min=12 * MIB))
+    run.step(plan_rewrite, LIMITS)
+    run.step(plan_join, replace(LIMITS, object_bytes_max=16 * MIB, joined_bytes_min=12 * MIB))
     assert run.objects < run.objects_before
 
 
@@ -85,8 +85,8 @@ def test_a_directory(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     archive = FileStore(tmp_path / "archive")
     backfill(real_store("F") / "store", archive, settings=TINY)
     run = Compacting(PrefixedStore(archive, archive_prefix(CLUSTER, BROKER)), tmp_path / "spool")
-    run.step(plan_level_1, LIMITS)
-    cost = run.step(plan_level_2, replace(LIMITS, object_bytes_max=64 * MIB))
+    run.step(plan_rewrite, LIMITS)
+    cost = run.step(plan_join, replace(LIMITS, object_bytes_max=64 * MIB))
     assert cost.bytes_sent < 10 * MIB
 
 
@@ -98,8 +98,8 @@ def test_a_bucket(real_store: Callable[[str], Path], tmp_path: Path, minio_url: 
         backfill(real_store("C") / "store", archive, settings=TINY)
         faulty = FaultStore(PrefixedStore(archive, archive_prefix(CLUSTER, BROKER)))
         run = Compacting(faulty, tmp_path)
-        run.step(plan_level_1, replace(LIMITS, object_bytes_max=8 * MIB, memory_bytes=32 * MIB))
-        run.step(plan_level_2, replace(LIMITS, object_bytes_max=64 * MIB, joined_bytes_min=32 * MIB))
+        run.step(plan_rewrite, replace(LIMITS, object_bytes_max=8 * MIB, memory_bytes=32 * MIB))
+        run.step(plan_join, replace(LIMITS, object_bytes_max=64 * MIB, joined_bytes_min=32 * MIB))
         assert run.objects * 5 < run.objects_before
         assert {request.operation for request in faulty.requests} >= {"compose", "get_range"}
     finally:
@@ -121,7 +121,7 @@ def test_a_server_copies_the_blocks_of_large_objects(
         for info in made.list("data/"):
             archive.put_if_absent(info.key, [made.get(info.key)])
         run = Compacting(archive, tmp_path)
-        cost = run.step(plan_level_2, replace(LIMITS, object_bytes_max=64 * MIB, joined_bytes_min=32 * MIB))
+        cost = run.step(plan_join, replace(LIMITS, object_bytes_max=64 * MIB, joined_bytes_min=32 * MIB))
         assert run.objects == 1
         assert cost.gets <= 2 * run.objects_before
         assert cost.bytes_read < 64 << 10
