@@ -25,6 +25,7 @@ _HIDDEN = (
     r"\U0001d173-\U0001d17a\U000e0000-\U000e007f"
 )
 """Unicode's control, format (bidirectional too), surrogate and separator characters, without those below 0x20."""
+NAMES_SHOWN = 5
 _UNPRINTABLE = re.compile(rf"[\x00-\x1f{_HIDDEN}]")
 _UNPRINTABLE_IN_JSON = re.compile(f"[{_HIDDEN}]")
 
@@ -151,6 +152,12 @@ def counted(count: int | float, noun: str) -> str:
     """``1 object``, ``1,234 objects``."""
     number = f"{count:,.0f}"
     return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
+
+
+def names_text(names: Sequence[str]) -> str:
+    """The first NAMES_SHOWN names, and how many more there are."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def size_text(size_bytes: float) -> str:

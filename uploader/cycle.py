@@ -25,6 +25,7 @@ from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.header_check import HeaderCheck
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
+from uploader.topic_selections import TopicSelections
 
 PUT_GRACE_S = 5.0
 """Beyond its timeout, a PUT beside a failed one no longer delays the next attempt."""
@@ -55,6 +56,7 @@ class UploadContext:
     writer: CatalogWriter
     planner: CyclePlanner
     header_check: HeaderCheck
+    selections: TopicSelections
     tails: QueueTails
     pool: LogBatchPool
     codec: BlockCodec

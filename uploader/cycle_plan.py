@@ -21,7 +21,7 @@ from tiered.formats.segment import RowTable
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_BATCH, RecordColumns
 from tiered.kernels.split import SplitScratch, split_by_queue
-from tiered.model.queue import QueueKey
+from tiered.model.queue import QueueKey, TopicFilter
 from tiered.model.queue_roster import QueueSelection, distinct
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table, positions
 from tiered.model.ttl_class import FOREVER_CLASS
@@ -30,6 +30,7 @@ from uploader.queue_generations import QueueGenerations
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
 from uploader.queue_ttl_classes import QueueTtlClasses
 from uploader.skipped_log import SkippedLog
+from uploader.topic_selections import TopicSelections
 
 Ints = NDArray[Any]
 _LAST: Final = 1 << 30
@@ -107,7 +108,8 @@ class _Runs:
 
 
 class CyclePlanner:
-    """Plans cycles for one queue table. ``skipped``: parts of the log that earlier processes skipped."""
+    """Plans cycles for one queue table. ``skipped``: parts of the log that earlier processes skipped.
+    ``selections``: of topics, by place in the log."""
 
     def __init__(
         self,
@@ -117,11 +119,13 @@ class CyclePlanner:
         split_bytes: int,
         skipped: SkippedLog | None = None,
         ttl_classes: QueueTtlClasses | None = None,
+        selections: TopicSelections | None = None,
     ) -> None:
         self._table = table
         self._tails = tails
         self._split_bytes = split_bytes
         self._skipped = skipped or SkippedLog()
+        self._selections = selections or TopicSelections(TopicFilter())
         self._ttl_classes = ttl_classes or QueueTtlClasses()
         self._generations = QueueGenerations(table)
         self._scratch = SplitScratch()
@@ -246,8 +250,9 @@ class CyclePlanner:
                 next_offset, byte, end_phys, generation = (int(v) for v in tails[i])
             base = int(runs.base[i])
             if next_offset != UNKNOWN and base > next_offset:
-                why = self._skipped.reason(end_phys) if reason is GapReason.NEVER_WRITTEN else reason
-                gaps.append(PlannedGap(self._generations.key(ordinal, generation), next_offset, base, why))
+                queue = self._generations.key(ordinal, generation)
+                why = self._why(queue, end_phys, int(runs.min_phys[i]), reason)
+                gaps.append(PlannedGap(queue, next_offset, base, why))
             elif base < next_offset:
                 generation, byte = generation + 1, 0
             runs.generation[i] = generation
@@ -255,6 +260,12 @@ class CyclePlanner:
             next_offset, byte = int(runs.end[i]), byte + int(runs.byte_count[i])
             runs.end_byte[i], end_phys = byte, int(runs.end_phys[i])
         return gaps, unusual
+
+    def _why(self, queue: QueueKey, begin_phys: int, end_phys: int, reason: GapReason) -> GapReason:
+        """Why a queue has no records between two offsets of the log. ``reason``: by what this process has read."""
+        if self._selections.excluded(queue.topic, begin_phys, end_phys):
+            return GapReason.EXCLUDED
+        return self._skipped.reason(begin_phys) if reason is GapReason.NEVER_WRITTEN else reason
 
     def _change(self, runs: _Runs) -> TailChange:
         is_last = np.ones(len(runs.ordinal), bool)

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from tiered.catalog.commit import CommitDraft
 from tiered.model.queue import QueueKey
+from tiered.model.tables import GapReason
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
 from uploader.cycle_builder import IN_FLIGHT_MAX, CycleBuilder
@@ -98,7 +99,10 @@ class CycleUploader:
         counters.damaged_ranges += len(cycle.batch.damaged)
         counters.lost_ranges += len(cycle.batch.lost)
         for gap in cycle.plan.gaps:
-            self._context.log("gap recorded", {"queue": str(gap.queue), "begin": gap.begin_queue_offset,
+            what = (
+                "gap recorded: its topic was excluded" if gap.reason is GapReason.EXCLUDED else "gap recorded"
+            )
+            self._context.log(what, {"queue": str(gap.queue), "begin": gap.begin_queue_offset,
                               "end": gap.end_queue_offset, "reason": gap.reason.name})  # fmt: skip
         for damage in cycle.batch.damaged:
             self._context.log(
@@ -120,7 +124,7 @@ class CycleUploader:
         draft = cycle_draft(cycle.plan, attempt.keys, attempt.encoded, place, batch)
         return replace(
             draft,
-            settings=with_known_hosts(draft.settings, state),
+            settings=with_known_hosts(draft.settings, state) | self._context.selections.setting(state),
             state_objects=state_objects,
             pending_deletions=self._in_flight.pending_deletions(),
             created_ms=self._context.clock_ms(),

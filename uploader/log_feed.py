@@ -86,6 +86,8 @@ class LogFeed:
         self._next_record = next_record or (lambda phys, limit: find_next_record(log, phys, limit))
         self._accepted_size = accepted_size
         self._decided = 0
+        self.excluded: set[str] = set()
+        """Topics that are not archived, by the selection; without the broker's own."""
         self.oversize_bytes = 0
 
     def advance(self, batch: LogBatch, bound: FeedBound, max_bytes: int) -> FeedOutcome:
@@ -275,5 +277,8 @@ class LogFeed:
             return
         topics = [self._table.topic(ordinal) for ordinal in range(self._decided, count)]
         admits = {topic: int(self._filter.admits(topic)) for topic in dict.fromkeys(topics)}
+        self.excluded |= {
+            name for name, is_in in admits.items() if not (is_in or self._filter.is_system(name))
+        }
         self._table.admitted[self._decided : count] = [admits[topic] for topic in topics]
         self._decided = count

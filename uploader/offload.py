@@ -52,6 +52,7 @@ from uploader.queue_tails import QueueTails
 from uploader.queue_ttl_classes import QueueTtlClasses
 from uploader.skipped_log import SkippedLog
 from uploader.store_feed import feed_of, header_check_of
+from uploader.topic_selections import TopicSelections
 from uploader.truncation import referenced_end_phys
 
 __all__ = [
@@ -122,6 +123,7 @@ class Offloader:
         """Wakes the compensate thread."""
         self._started_s = time.monotonic()
         self._is_open = False
+        self._excluded_before: list[str] = []
         self._wait_s = SHORT_WAIT_S
 
     # -- start ------------------------------------------------------------------------------------------------
@@ -141,8 +143,10 @@ class Offloader:
         count = max(2, min(IN_FLIGHT_MAX + 2, settings.memory_budget_bytes // (2 * arena_bytes)))
         self._pool = LogBatchPool(batch_bytes=arena_bytes, count=count)
         closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=count)
+        self._feed = feed_of(self._store, self._table, self._topic_filter, self._bound_source)
+        self._selections = TopicSelections.at(writer.state, self._topic_filter, start_phys)
         self._dispatcher = dispatcher = TieredDispatcher(
-            feed_of(self._store, self._table, self._topic_filter, self._bound_source), self._pool, closed,
+            self._feed, self._pool, closed,
             start_phys=start_phys,
             batch_bytes=settings.batch_bytes,
             batch_age_ms=settings.batch_age_ms,
@@ -186,7 +190,9 @@ class Offloader:
                 split_bytes=settings.split_bytes,
                 skipped=SkippedLog.of(self._writer.state),
                 ttl_classes=self._ttl_classes,
+                selections=self._selections,
             ),
+            selections=self._selections,
             header_check=header_check_of(self._store, self._table, self._bound_source),
             tails=self._tails,
             pool=self._pool,
@@ -383,8 +389,16 @@ class Offloader:
         """Report a truncated log, hide queues that the broker does not have, archive its tables."""
         with_units = self._bound_source.shown_queues()
         if with_units is not None:
+            self._excluded_before = self._absent_topics(with_units)
             self._report_truncation(with_units)
             self._metadata.finish(with_units, self._bound_source.proven_phys)
+
+    def _absent_topics(self, with_units: Set[tuple[str, int]]) -> list[str]:
+        """Topics of the broker that are selected, and without a message in the archive since earlier starts left them
+        out."""
+        archived = {key.topic for key, _ in self._writer.state.queues()}
+        topics = {topic for topic, _ in with_units} - archived
+        return self._selections.absent(topics, self._dispatcher.cursor)
 
     def _report_truncation(self, shown: Set[tuple[str, int]]) -> None:
         """Only for a broker proven dead: a live one reports the end of its log."""
@@ -433,6 +447,8 @@ class Offloader:
             lost=counters.lost_ranges,
             hidden=self._metadata.hidden,
             duration_s=time.monotonic() - self._started_s,
+            excluded=tuple(sorted(self._feed.excluded)),
+            excluded_before=tuple(self._excluded_before),
         )
 
     # -- status -----------------------------------------------------------------------------------------------
@@ -480,6 +496,7 @@ class Offloader:
             index_files_rebuilt=self._index_builder.counters.rebuilt,
             index=self._index_loop.status,
             store_problem=self._store_problem(),
+            excluded=tuple(sorted(self._feed.excluded.copy())),
             catalog=state,
             commits=self._writer.commits,
             catalog_bytes=self._writer.written_bytes,

@@ -26,6 +26,10 @@ class OffloadResult:
     lost: int
     hidden: int
     duration_s: float
+    excluded: tuple[str, ...] = ()
+    """Topics that topics.include and topics.exclude exclude, if the log has messages of them."""
+    excluded_before: tuple[str, ...] = ()
+    """Topics that are selected now, and are not archived because earlier starts excluded them."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class OffloadStatus:
     """Objects of a truncated or replaced log among them."""
     index_files_rebuilt: int = 0
     """Damaged index files rebuilt by this process."""
+    excluded: tuple[str, ...] = ()
+    """Topics that topics.include and topics.exclude exclude, if messages of them were read."""
     store_problem: str = ""
     """Why uploads or commits are being retried; empty if none is."""
     catalog: CatalogState | None = None

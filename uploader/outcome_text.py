@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tiered.console import counted, duration_text, size_text
+from tiered.console import counted, duration_text, names_text, size_text
 
 
 class Outcome(Protocol):
@@ -32,6 +32,10 @@ class Outcome(Protocol):
     def hidden(self) -> int: ...
     @property
     def duration_s(self) -> float: ...
+    @property
+    def excluded(self) -> tuple[str, ...]: ...
+    @property
+    def excluded_before(self) -> tuple[str, ...]: ...
 
 
 def outcome_text(outcome: Outcome) -> str:
@@ -51,4 +55,11 @@ def outcome_text(outcome: Outcome) -> str:
     ):
         if count:
             parts.append(f"{count} {what}")
+    if outcome.excluded:
+        parts.append(f"excluded by topics.include and topics.exclude: {names_text(outcome.excluded)}")
+    if outcome.excluded_before:
+        parts.append(
+            f"NOT archived, because an earlier start excluded them: {names_text(outcome.excluded_before)}; archive "
+            "what the broker still has with --include to another archive URL"
+        )
     return "; ".join(parts)

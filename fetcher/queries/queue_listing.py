@@ -16,6 +16,7 @@ _REASONS = {
     GapReason.BROKER_DELETED: "deleted by the broker",
     GapReason.DAMAGED: "damaged",
     GapReason.NEVER_WRITTEN: "never written",
+    GapReason.EXCLUDED: "excluded",
 }
 
 

@@ -41,6 +41,7 @@ from tiered.console import (
     clear_screen,
     counted,
     duration_text,
+    names_text,
     print_json,
     print_lines,
     print_table,
@@ -219,6 +220,8 @@ def _print(report: StatusReport) -> None:
     )
     print_lines(f"retention   {_margin(report)}")
     print_lines(f"gaps        {report.gaps:,}")
+    if report.excluded:
+        print_lines(f"excluded    {names_text(report.excluded)} (topics.include, topics.exclude)")
     if report.pending_deletions:
         age = duration_text(report.oldest_pending_deletion_seconds)
         garbage = counted(report.pending_deletions, "object")

@@ -24,7 +24,7 @@ from rocketmq_tiered.process.findings import Finding
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
 from tiered.catalog.state import CatalogState
-from tiered.console import counted
+from tiered.console import counted, names_text
 
 QUEUES_SHOWN = 10
 QUIET_STATES = ("starting", "connecting", "standby", "stopping", "draining")
@@ -206,6 +206,7 @@ def _archive_parts(shown: Overview) -> list[Child]:
             *_compaction_cards(shown.report),
         ),
         facts([
+            *_excluded(shown.report),
             *_upkeep(state, shown.report),
             ("Catalog version", count_text(state.version)),
             ("Last commit", date_text(state.created_ms)),
@@ -213,6 +214,12 @@ def _archive_parts(shown: Overview) -> list[Child]:
             ("Times", "UTC"),
         ]),
     ]  # fmt: skip
+
+
+def _excluded(report: StatusReport | None) -> list[tuple[str, Child]]:
+    if report is None or not report.excluded:
+        return []
+    return [("Excluded", f"{names_text(report.excluded)} (topics.include, topics.exclude)")]
 
 
 def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str, Child]]:

@@ -65,6 +65,8 @@ class StatusReport:
     """Gaps of the archive."""
     new_gaps: int = 0
     """Gaps recorded by this process."""
+    excluded: tuple[str, ...] = ()
+    """Topics that topics.include and topics.exclude exclude, if this process has read messages of them."""
     errors: int = 0
     last_error: str = ""
     budget_used_bytes: int = 0

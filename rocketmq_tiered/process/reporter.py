@@ -141,6 +141,7 @@ class Reporter:
             bound_reason=status.bound_reason,
             gaps=status.gaps,
             new_gaps=status.counters.gaps,
+            excluded=status.excluded,
             errors=status.counters.attempts_abandoned,
             last_error=status.last_error,
             budget_used_bytes=status.memory_used_bytes,

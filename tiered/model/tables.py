@@ -104,6 +104,8 @@ class GapReason(IntEnum):
     """The record in the commitlog is damaged; quarantined."""
     NEVER_WRITTEN = 3
     """The broker skipped these offsets; no record has them."""
+    EXCLUDED = 4
+    """The topic was not selected for archiving when the log with these records was read."""
 
 
 ROW_COLUMNS = {

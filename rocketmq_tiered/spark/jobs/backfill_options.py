@@ -60,3 +60,5 @@ class BackfillReport:
     lost: int = 0
     hidden: int = 0
     duration_s: float = 0.0
+    excluded: tuple[str, ...] = ()
+    excluded_before: tuple[str, ...] = ()
