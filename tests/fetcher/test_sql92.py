@@ -263,7 +263,7 @@ def test_long_chains_of_conditions_are_fine() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (" OR ".join(["a>1"] * (TOKENS_MAX // 4 + 1)), f"more than {TOKENS_MAX} words"),
+        (" OR ".join(["a>1"] * (TOKENS_MAX // 4 + 1)), f"more than {TOKENS_MAX} names"),
         ("(" * 10 + ")(" * TOKENS_MAX, "a value was expected"),
         (" OR ".join(["a CONTAINS 'x'"] * (CONTAINS_MAX + 1)), f"more than {CONTAINS_MAX} CONTAINS"),
     ],

@@ -169,7 +169,7 @@ def test_items_of_any_size_come_back(rows: list[tuple[int, int, int, int, int]],
     stored = encode_items(items, widths, base_ms)
     assert decode_items(stored, widths, base_ms).tolist() == items.tolist()
     if len(items) and widths.queue_offset:
-        with pytest.raises(ValueError, match="need more"):
+        with pytest.raises(ValueError, match="do not fit"):
             encode_items(items, widths._replace(queue_offset=widths.queue_offset - 1), base_ms)
 
 
