@@ -60,7 +60,6 @@ EXTENDED = {
     "spark/jobs/test_reading_jobs.py": r"test_(verbs|a_message_with_other)",
     "spark/test_cluster.py": ALL,
     "spark/test_ground_truth.py": r"test_every_field.*\[[ACDEFGH]|test_the_dataframe.*\[spark",
-    "spark/test_minio.py": r"test_every_store",
     "spark/test_planned_frame.py": r"test_(spark_does|a_plan)",
     "spark/test_stream.py": r"test_a_replaced_log.*\[steps[02]",
     "server/proxy/test_pull_real_stores.py": r".*\[D",

@@ -46,7 +46,9 @@ def _peak_bytes(builder: ArchiveBuilder, *, full: bool) -> int:
     return peak_bytes
 
 
-@pytest.mark.parametrize("cycles", [12, pytest.param(40, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "cycles", [pytest.param(12, marks=pytest.mark.integration), pytest.param(40, marks=pytest.mark.soak)]
+)
 def test_ten_times_the_history_takes_the_same_memory(monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
     """As in production, but for smaller pages and windows: history is many of each."""
     monkeypatch.setattr(verify_runs, "WINDOW_RUNS", 2 * PAGE_RUNS)

@@ -229,26 +229,6 @@ def _target(fd: str) -> str:
         return ""
 
 
-def test_another_users_files_are_kept_by_descriptors(broker: Broker, tmp_path: Path) -> None:
-    """Linux refuses hard links to files one neither owns nor may write (fs.protected_hardlinks)."""
-    for path in broker.paths:
-        path.chmod(0o644)
-    for directory in (broker.directory, broker.directory.parent):
-        directory.chmod(0o755)
-    (tmp_path / "pins").mkdir(mode=0o700)
-    if os.geteuid() == 0:
-        os.chown(tmp_path / "pins", UNPRIVILEGED_UID, UNPRIVILEGED_UID)
-
-    def work() -> str:
-        keeper = PinKeeper([tmp_path / "pins"], LIMITS, broker.disk_use)
-        status = keeper.step(CommitLog([broker.directory]).files, 0)
-        assert "link into" in status.problem
-        return ",".join({p.method.value for p in status.pins})
-
-    if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1":
-        assert run_unprivileged(work, broker.directory) == "open descriptor"
-
-
 def test_a_pin_keeps_the_brokers_mode_and_owner_and_its_directory_keeps_others_out(
     broker: Broker, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ PUSHED: Final = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONS
 def codes() -> list[int]:
     """All that a client can send: those with handlers, those that are relayed, and others of RocketMQ."""
     relayed = {
-        *relay_rules._READS_OF_NAME_SERVERS, *relay_rules._WRITES_OF_NAME_SERVERS, *relay_rules._AMONG_SERVERS,
+        *relay_rules.READS_OF_NAME_SERVERS, *relay_rules.WRITES_OF_NAME_SERVERS, *relay_rules.AMONG_SERVERS,
         *RELAYED, *ACKNOWLEDGED, *BETWEEN_REPLICAS,
     }  # fmt: skip
     return sorted({*map(int, RequestCode), *relayed, *OTHERS} - PUSHED)

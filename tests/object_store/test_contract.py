@@ -39,7 +39,7 @@ class TestFileWithNamedUploads(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
         store = FileStore(tmp_path / "archive")
-        store._anonymous = False
+        store.writes_anonymously = False
         return store
 
 

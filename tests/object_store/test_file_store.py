@@ -67,7 +67,7 @@ def test_who_reads_an_archive_is_a_setting_and_not_the_umask(
         options = StoreOptions(ObjectStoreSettings(file_readers=readers))
         store = open_store((tmp_path / "above" / "archive").as_uri(), options)
         assert isinstance(store, FileStore)
-        store._anonymous = anonymous
+        store.writes_anonymously = anonymous
         store.put_if_absent("data/ab/object", [b"x"])
         store.clock_ms()
     finally:
@@ -131,7 +131,7 @@ def test_a_directory_that_is_gone_is_not_created_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("anonymous", [True, False])
 def test_full_disk(tiny_disk: Path, anonymous: bool) -> None:
     store = FileStore(tiny_disk / "archive")
-    store._anonymous = anonymous
+    store.writes_anonymously = anonymous
     store.put_if_absent("small", [bytes(100_000)])
     with pytest.raises(StoreFullError, match="No space left") as refused:
         store.put_if_absent("large", [bytes(MIB), bytes(MIB)])
@@ -182,7 +182,7 @@ def test_failed_write_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anonymous: bool
 ) -> None:
     store = FileStore(tmp_path)
-    store._anonymous = anonymous
+    store.writes_anonymously = anonymous
 
     def broken(_descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -214,7 +214,7 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     store = FileStore(tmp_path)
-    store._anonymous = False
+    store.writes_anonymously = False
     monkeypatch.setattr(file_module, "_link", refused)
     store.put_if_absent("a/k", [b"first"])
     with pytest.raises(AlreadyExistsError):
@@ -317,7 +317,7 @@ def test_named_uploads_of_killed_processes_are_removed(tmp_path: Path) -> None:
         (uploads / name).write_bytes(b"part of an object")
         os.utime(uploads / name, times=(time.time() - age_s,) * 2)
     store = FileStore(tmp_path)
-    store._anonymous = False
+    store.writes_anonymously = False
     store.put_if_absent("a", [b"x"])
     assert files_below(tmp_path) == [f"{UPLOADS}/young", "a"]
 

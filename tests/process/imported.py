@@ -9,17 +9,18 @@ import sys
 STARTING = frozenset({"fastcrc", "lz4", "numpy", "orjson", "zstandard"})
 """Each loads in some milliseconds, numpy in a tenth of a second; numba, boto3 or rocksdict alone would take as long as
 a whole command may."""
-_OURS = {"tiered", "fetcher", "server", "uploader", "maintenance", "sidecar", "pipeline", "rocketmq_tiered"}
+_OURS = {"tiered", "fetcher", "uploader", "rocketmq_tiered"}
 
 
-def imported(arguments: list[str]) -> set[str]:
-    """Top-level names of all modules that ``tiered`` with ``arguments`` has imported, in a process of its own."""
+def imported(*command_lines: list[str]) -> set[str]:
+    """Top-level names of all modules that ``tiered`` with these arguments has imported, in a process of its own."""
     script = (
         "import sys, contextlib, io\n"
         "from rocketmq_tiered.cli import main\n"
-        "with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())), contextlib.suppress(SystemExit):\n"
-        f"    code = main({arguments!r})\n"
-        "    assert code == 0, code\n"
+        f"for words in {command_lines!r}:\n"
+        "    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())), contextlib.suppress(SystemExit):\n"
+        "        code = main(words)\n"
+        "        assert code == 0, code\n"
         "specs = (getattr(module, '__spec__', None) for module in sys.modules.values())\n"
         "print(*{spec.name.partition('.')[0] for spec in specs if spec})\n"
     )

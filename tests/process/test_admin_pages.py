@@ -22,7 +22,6 @@ from tests.fetcher.broker_store_writer import WrittenStore
 from tests.process.page_scene import PageScene, token_file
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
-from tiered.settings.load import LoadedSettings
 from tiered.settings.sections import AdminSettings
 
 HOSTILE = '"><img src=x onerror=alert(1)>\u202e'
@@ -167,17 +166,6 @@ def test_a_search_without_a_result_says_why(scene: PageScene, query: str, code: 
 
 def test_settings_have_their_source(scene: PageScene) -> None:
     assert "ARCHIVE_URL" in scene.html("/settings") and "offload.batch_bytes" in scene.html("/settings")
-
-
-def test_a_reload_shows_its_values_and_sources(archive: str) -> None:
-    scene = PageScene(archive)
-    try:
-        loaded: LoadedSettings = scene.settings.reload()
-        assert "tiered.toml" not in scene.html("/settings"), "not in effect yet"
-        scene.settings.apply(loaded.settings)
-        assert "tiered.toml" in scene.html("/settings")
-    finally:
-        scene.close()
 
 
 def test_every_page_forbids_foreign_and_inline_content(scene: PageScene) -> None:

@@ -18,7 +18,6 @@ import pytest
 
 from rocketmq_tiered.cli import EXIT_CODES, VERBS, main
 from tests.process.imported import STARTING, imported, libraries
-from tiered.console import duration_text, size_text, time_text
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES_OF = {
@@ -76,8 +75,9 @@ def test_every_flag_that_a_message_names_exists() -> None:
         known |= {option for action in parser._actions for option in action.option_strings}
     texts = (
         (path, node.value)
-        for package in ("tiered", "uploader", "maintenance", "fetcher", "server", "sidecar")
+        for package in ("tiered", "uploader", "fetcher", "rocketmq_tiered")
         for path in (ROOT / package).rglob("*.py")
+        if "spark" not in path.parts  # has a command line of its own
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
@@ -169,38 +169,11 @@ def test_debug_adds_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_verb_starts_with_few_libraries(verb: str) -> None:
+@pytest.mark.parametrize("allowed", [frozenset(), *set(LIBRARIES_OF.values())])
+def test_every_verb_starts_with_few_libraries(allowed: frozenset[str]) -> None:
     """What a start costs is what it imports; benchmarks/one_shot.py has the seconds."""
-    assert libraries(imported([verb, "--help"])) <= STARTING | LIBRARIES_OF.get(verb, frozenset())
-
-
-def test_ctrl_c_is_one_line_also_while_modules_load(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(_name: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("importlib.import_module", interrupted)
-    assert main(["ls", "file:///nowhere"]) == 130
-    assert capsys.readouterr() == ("", "tiered: interrupted\n")
-
-
-def test_a_closed_pipe_is_silent() -> None:
-    command = f"{sys.executable} -c 'from rocketmq_tiered.cli import main; import sys; sys.exit(main())' config check"
-    done = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-
-
-def test_texts_for_people() -> None:
-    assert [size_text(n) for n in (0, 1023, 1536, 5 * 2**40, 2**60)] == [
-        "0 B", "1023 B", "1.5 KiB", "5.0 TiB", "1048576.0 TiB",
-    ]  # fmt: skip
-    assert [duration_text(s) for s in (None, 0.25, 61, 3 * 3600 + 120, 50 * 3600)] == [
-        "-", "0.25s", "1m 01s", "3h 02m", "2d 02h",
-    ]  # fmt: skip
-    assert time_text(0) == "-"
-    assert time_text(1_700_000_000_123) == "2023-11-14T22:13:20Z"
+    verbs = [verb for verb in sorted(VERBS) if LIBRARIES_OF.get(verb, frozenset()) == allowed]
+    assert libraries(imported(*([verb, "--help"] for verb in verbs))) <= STARTING | allowed
 
 
 def test_the_console_script_is_declared() -> None:

@@ -6,12 +6,10 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,15 +18,12 @@ from rocketmq_tiered.cli import main
 from rocketmq_tiered.process import instance
 from rocketmq_tiered.process.instance import IDENTITY_FILE
 from rocketmq_tiered.process.lifecycle import Service
-from rocketmq_tiered.process.loaded_archive import open_for_reading
-from rocketmq_tiered.process.progress import Progress
 from tests.process.message_counts import MESSAGES
 from tests.truth import read_lines
 from tests.uploader.living_broker import LivingBroker
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -103,20 +98,6 @@ def test_backfill_says_what_it_did_and_a_second_run_uploads_nothing(
     code, out, _ = run(*command, "--json")
     document = json.loads(out)
     assert (document["messages"], document["interrupted"]) == (0, False)
-
-
-def test_progress_counts_to_the_end_of_what_was_written(
-    run: Run, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not to the end of the files: F has 12 MiB of them, and 6.5 MiB in them."""
-    store = tmp_path / "store"
-    subprocess.run(["cp", "-a", "--sparse=always", killed / "store", store], check=True)
-    totals = []
-    monkeypatch.setattr("rocketmq_tiered.cli.backfill.POLL_S", 0.001)
-    monkeypatch.setattr(Progress, "update", lambda _self, _done, total: totals.append(total))
-    assert run("backfill", store, f"file://{tmp_path}/archive")[0] == 0
-    assert totals
-    assert max(totals) < 8 << 20
 
 
 def test_another_brokers_store_under_the_same_names_is_refused_unless_it_is_meant(
@@ -359,31 +340,6 @@ def test_status_counts_what_is_not_archived(run: Run, killed: Path, tmp_path: Pa
     assert report["lagSeconds"] > 0 and report["retentionMarginSeconds"] is not None
     code, out, _ = run("status", url, "--store", killed / "store")
     assert code == 0 and "t_k_one" in out and "until the broker deletes" in out
-
-
-def test_watching_continues_while_no_process_answers_and_ends_in_order(
-    run: Run, archive: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds = []
-
-    def sleep(_seconds: float) -> None:
-        rounds.append(None)
-        if len(rounds) == 4:
-            raise KeyboardInterrupt
-
-    def opened(*arguments: Any) -> Any:
-        if len(rounds) == 1:
-            raise UnavailableError("the store is away")
-        if len(rounds) == 2:
-            raise NotFoundError("the disk is not mounted")
-        return open_for_reading(*arguments)
-
-    # Only the command's: threads of other tests sleep too.
-    monkeypatch.setattr("rocketmq_tiered.cli.status.time", SimpleNamespace(sleep=sleep, time_ns=time.time_ns))
-    monkeypatch.setattr("rocketmq_tiered.cli.status.open_for_reading", opened)
-    code, out, error = run("status", archive, "--watch")
-    assert (code, error) == (0, "tiered: the store is away\ntiered: the disk is not mounted\n")
-    assert out.count("archived    to") == 2
 
 
 def test_gc_lists_and_deletes_nothing_by_default(run: Run, archive: str) -> None:

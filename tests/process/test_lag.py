@@ -11,12 +11,9 @@ import pytest
 from rocketmq_tiered.process import lag as lag_module
 from rocketmq_tiered.process.lag import Lag, lag_by_queues, measure_lag, store_timestamp_at, written_end
 from rocketmq_tiered.process.retention_margin import LogGrowth, retention_margin_s
-from tests.bad_input.stale_checksum import copy_with_stale_checksum
-from tests.broker_store.bad_sectors import BadSectors
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.residency import PAGE_BYTES
 from tiered.broker_store.store import BrokerStore, open_broker_store
-from tiered.errors import UnreadableError
 from tiered.model.queue import TopicFilter
 
 EVERYTHING = TopicFilter(include_system=True)
@@ -57,22 +54,6 @@ def test_the_log_alone_says_what_the_consume_queues_say(store: BrokerStore) -> N
     assert all(by_units[queue][0] <= by_scan[queue][0] for queue in by_units)
 
 
-def test_a_copied_record_with_a_stale_checksum_does_not_end_the_count(
-    real_store: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """No consume queue of a running broker shows it where those are in RocksDB."""
-    copy_with_stale_checksum(real_store("B"), tmp_path / "store")
-    lags = []
-    for directory in (real_store("B") / "store", tmp_path / "store"):
-        with open_broker_store(directory) as opened:
-            log = opened.commit_log
-            lags.append(_measure(opened, log.min_phys, log.max_file_end, scan=True))
-    # The checksum lies over the properties that put its message into LMQs.
-    before, after = ({k: v for k, v in _counts(lag).items() if not k[0].startswith("%LMQ%")} for lag in lags)
-    assert before == after
-    assert lags[0].end_phys == lags[1].end_phys
-
-
 def test_nothing_is_behind_at_the_end(store: BrokerStore) -> None:
     whole = _measure(store, store.commit_log.min_phys, store.commit_log.max_file_end, scan=True)
     lag = _measure(store, whole.end_phys, store.commit_log.max_file_end, scan=True)
@@ -97,15 +78,6 @@ def test_a_long_lag_is_estimated_from_its_first_part(
 
 def unexpected_search() -> None:
     pytest.fail("consume queues were searched")
-
-
-def test_a_long_lag_that_begins_with_damage_is_unknown(
-    store: BrokerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = store.commit_log
-    monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", 64 * 1024)
-    lag = measure_lag(log, no_queues, USERS, log.min_phys + 1, log.max_file_end)
-    assert lag.messages is None and lag.end_phys > log.min_phys
 
 
 def test_the_written_end_of_a_log_is_found_to_a_page(store: BrokerStore) -> None:
@@ -189,27 +161,3 @@ def test_there_is_no_lag_where_the_log_ends_below_the_archive(store: BrokerStore
     for find_index in (no_queues, store.consume_queues):
         lag = measure_lag(store.commit_log, find_index, USERS, end_phys + 1000, end_phys)
         assert (lag.queues, lag.messages, lag.end_phys) == ({}, 0, end_phys + 1000)
-
-
-@pytest.mark.parametrize("is_missing", [True, False])
-def test_messages_of_a_log_file_that_cannot_be_read_are_counted(
-    real_store: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_missing: bool
-) -> None:
-    """A scan ends at a missing file, and fails at a bad sector; the consume queues name the records."""
-    directory = tmp_path / "store"
-    shutil.copytree(real_store("F") / "store", directory)
-    file = sorted((directory / "commitlog").iterdir())[1]
-    if is_missing:
-        file.unlink()
-    else:
-        BadSectors(monkeypatch).break_page(file, 1 << 20)
-    with open_broker_store(directory) as opened:
-        log = opened.commit_log
-        begin_phys, end_phys = log.min_phys, log.max_file_end
-        by_units = _measure(opened, begin_phys, end_phys, scan=False)
-        if not is_missing:
-            with pytest.raises(UnreadableError):
-                _measure(opened, begin_phys, end_phys, scan=True)
-        found = measure_lag(log, opened.consume_queues, USERS, begin_phys, end_phys)
-    assert _counts(found) == _counts(by_units) and found.end_phys == by_units.end_phys
-    assert found.messages is not None and found.messages > 18_000

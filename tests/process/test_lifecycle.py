@@ -27,6 +27,7 @@ from tiered.errors import (
 from tiered.settings.load import LoadedSettings, load_settings
 from tiered.settings.sections import Settings
 
+UNOWNED = dataclasses.replace(REPORT, epoch=0)
 NEVER_OWNERS: list[Callable[[threading.Event], None]] = []
 """Behaviours that end before their archive is claimed."""
 
@@ -34,14 +35,15 @@ NEVER_OWNERS: list[Callable[[threading.Event], None]] = []
 class FakeJob:
     """Runs `behaviour(stop)`."""
 
-    def __init__(self, behaviour: Callable[[threading.Event], None]) -> None:
+    def __init__(self, behaviour: Callable[[threading.Event], None], shows: StatusReport) -> None:
         self._behaviour = behaviour
+        self.shows = shows
 
     def run(self, stop: threading.Event) -> None:
         self._behaviour(stop)
 
     def report(self) -> StatusReport:
-        return REPORT if self._behaviour not in NEVER_OWNERS else dataclasses.replace(REPORT, epoch=0)
+        return self.shows
 
 
 class Harness:
@@ -76,7 +78,9 @@ class Harness:
         for excluded in settings.topics.exclude:
             if excluded in self.refused:
                 raise self.refused[excluded]
-        return FakeJob(self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0])
+        behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
+        self.job = FakeJob(behaviour, UNOWNED if behaviour in NEVER_OWNERS else REPORT)
+        return self.job
 
     def _reload(self) -> LoadedSettings:
         if isinstance(self.next_loaded, Exception):
@@ -136,18 +140,18 @@ def test_stop_drains() -> None:
     assert harness.service.health() == (False, "stopped: drained")
 
 
-def test_an_uploader_that_the_object_store_blocks_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uploader_that_the_object_store_blocks_is_not_ready() -> None:
     harness = Harness(_until_stopped)
     harness.wait_for(lambda: harness.service.readiness()[0])
     blocked = dataclasses.replace(REPORT, store_problem="http://h:9000 is unreachable: refused")
-    monkeypatch.setattr(FakeJob, "report", lambda _job: blocked)
+    harness.job.shows = blocked
     why = "blocked: object store: http://h:9000 is unreachable: refused"
     ready, text = harness.service.readiness()
     assert not ready and text.startswith(f"{why}. Next: run tiered doctor")
     report = harness.service.report()
     assert report.state == "blocked: object store"
     assert harness.service.health()[0]
-    monkeypatch.setattr(FakeJob, "report", lambda _job: REPORT)
+    harness.job.shows = REPORT
     assert harness.service.readiness()[0]
     assert harness.stop() == 0
 
@@ -201,22 +205,22 @@ def test_a_broker_that_is_silent_freezes_and_one_log_entry_marks_each_end(
         REPORT, broker_address="h:10911", broker_problem="it does not answer at h:10911 (refused)"
     )
     text = "frozen: broker h:10911 does not answer"
-    monkeypatch.setattr(FakeJob, "report", lambda _job: silent)
+    harness.job.shows = silent
     ready, line = harness.service.readiness()
     assert not ready and line.startswith(f"{text}: it does not answer at h:10911 (refused). Next: ")
     harness.wait_for(lambda: f"state {text}" in caplog.messages)
     time.sleep(0.05)
-    monkeypatch.setattr(FakeJob, "report", lambda _job: REPORT)
+    harness.job.shows = REPORT
     harness.wait_for(lambda: caplog.messages[-1] == "state following")
     assert vars(caplog.records[-1])["before"] == text
     assert harness.stop() == 0
     assert caplog.messages.count(f"state {text}") == 1
 
 
-def test_an_uploader_that_lags_is_behind_and_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uploader_that_lags_is_behind_and_ready() -> None:
     harness = Harness(_until_stopped)
     harness.wait_for(lambda: harness.service.readiness()[0])
-    monkeypatch.setattr(FakeJob, "report", lambda _job: dataclasses.replace(REPORT, lag_seconds=90.0))
+    harness.job.shows = dataclasses.replace(REPORT, lag_seconds=90.0)
     why = "behind: the oldest message not archived yet is 90 s old"
     assert harness.service.readiness() == (True, why)
     assert harness.stop() == 0
@@ -253,9 +257,12 @@ def test_a_store_whose_disk_went_away_is_waited_for() -> None:
         assert plan.condition.text == "blocked: local disk" and plan.exit_code is None
 
 
-def test_an_uploader_is_not_ready_before_it_owns_its_archive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeJob, "report", lambda _job: dataclasses.replace(REPORT, epoch=0))
-    harness = Harness(_until_stopped)
+def test_an_uploader_is_not_ready_before_it_owns_its_archive() -> None:
+    def behaviour(stop: threading.Event) -> None:
+        stop.wait()
+
+    NEVER_OWNERS.append(behaviour)
+    harness = Harness(behaviour)
     harness.wait_for(lambda: harness.service.condition.state is RunState.CONNECTING)
     assert not harness.service.readiness()[0]
     assert harness.stop() == 0

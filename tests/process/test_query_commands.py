@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +20,6 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 
-ROOT = Path(__file__).parents[2]
 FIRST_ID = "7F00000100005B1E0000000000000000"
 """The first record of F."""
 
@@ -173,21 +169,6 @@ def test_an_export_that_cannot_be_written_is_said_in_one_line(
         assert main(["index", "export", url, str(target), *options]) == 2
         said = capsys.readouterr().err
         assert said.startswith("tiered: ") and says in said and said.count("\n") == 1
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_disk_that_is_too_small_for_an_export_does_not_kill_it(url: str, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
-        pytest.skip("tmpfs cannot be mounted here")
-    try:
-        command = [sys.executable, "-m", "rocketmq_tiered.cli", "index", "export", url, str(disk / "index")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-        assert (done.returncode, "No space left" in done.stderr) == (4, True), done
-        assert not list((disk / "index").iterdir())
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_messages_whose_time_is_damaged_hide_no_others_and_are_found(

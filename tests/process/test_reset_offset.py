@@ -28,8 +28,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.remoting.client import BrokerClient
-from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
+from tiered.remoting.command import RemotingCommand
 from tiered.settings.sections import ServeSettings, Settings
 
 TOPIC = "t_order"
@@ -166,61 +165,6 @@ def test_a_running_server_is_gone_through(
         assert (code, {queue: after for queue, (_, after) in moved.items()}) == (0, wanted)
         assert moved == planned
         assert snapshot(archive) == wanted  # durable
-
-
-def test_connected_members_are_notified_once(
-    archive: str, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    host, _, port = server.address.rpartition(":")
-    with ThreadedClient(host, int(port)) as (send, received):
-        subscription = {"topic": TOPIC, "subString": "*", "expressionType": "TAG", "subVersion": 1}
-        data = {"groupName": "G2", "messageModel": "CLUSTERING", "subscriptionDataSet": [subscription]}
-        send(RemotingCommand(34, 1, body=json.dumps({"clientID": "c", "consumerDataSet": [data]}).encode()))
-        for _ in range(100):
-            if any(command.is_response for command in received):
-                break
-            time.sleep(0.02)
-        code, moved, _ = reset_offset(capsys, "--serve", server.address, "--group", "G2", "--offset", "10")
-        assert code == 0 and {after for _, after in moved.values()} == {10}
-        for _ in range(100):
-            notices = [command for command in received if command.code == 220 and not command.is_response]
-            if notices:
-                break
-            time.sleep(0.02)
-        time.sleep(0.1)
-        notices = [command for command in received if command.code == 220 and not command.is_response]
-        assert len(notices) == 1
-        assert notices[0].ext_fields["group"] == "G2"
-
-
-class ThreadedClient:
-    """A connection whose commands are read by a thread: (send, commands received)."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._client = BrokerClient(f"{host}:{port}", 5)
-        self._received: list[RemotingCommand] = []
-
-    def __enter__(self) -> tuple[Callable[[RemotingCommand], None], list[RemotingCommand]]:
-        connection = self._client._connected(time.monotonic() + 5)
-        connection.settimeout(None)
-        self._thread = threading.Thread(target=self._read, args=(connection,), daemon=True)
-        self._thread.start()
-        return (lambda command: connection.sendall(encode(command))), self._received
-
-    def _read(self, connection: Any) -> None:
-        decoder = FrameDecoder()
-        try:
-            while data := connection.recv(65_536):
-                self._received += decoder.feed(data)
-        except OSError:
-            return
-
-    def __exit__(self, *_: object) -> None:
-        connection = self._client._socket
-        if connection is not None:
-            connection.shutdown(2)
-        self._thread.join(5)
-        self._client.close()
 
 
 def test_what_does_not_exist_and_wrong_usage(

@@ -163,28 +163,6 @@ def test_it_listens_before_the_archive_exists_and_opens_it_later(
     served.thread.apply(Settings())  # ignored after close
 
 
-def test_settings_that_need_a_restart_are_logged_before_the_archive_exists_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Services are made at the start: a new broker address applies to the uploader only."""
-    served = thread_at(f"file://{tmp_path}/archive", 0, FakeHandlers())
-    served.thread.start()
-    try:
-        served.thread.apply(
-            Settings(
-                broker=BrokerSettings(address="127.0.0.1:2", request_timeout_ms=99),
-                topics=TopicSettings(exclude=("noise-*",)),
-                fetch=FetchSettings(user_requests=9),
-                serve=ServeSettings(pull_messages_max=9),
-            )
-        )
-        until(lambda: RESTART in caplog.text)
-        (said,) = (record for record in caplog.records if RESTART in record.message)
-        assert vars(said)["keys"] == ["broker.address", "serve.pull_messages_max"]
-    finally:
-        served.thread.close(0.1)
-
-
 def test_a_reload_changes_which_topics_count_as_archived(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -26,19 +26,19 @@ def archive_codes() -> set[int]:
         service = small_service()
         await service.start()
         await service.close(0.0)
-        return set(service._table.codes())
+        return set(service.table.codes())
 
     return asyncio.run(started())
 
 
 def proxy_codes() -> set[int]:
     config = ProxyConfig("b", "127.0.0.1:1", ("127.0.0.1:2",), "127.0.0.1:3")
-    return {*ProxyService(config, ServeSettings(), ReadPolicies())._table.codes(), *MERGED_CODES}
+    return {*ProxyService(config, ServeSettings(), ReadPolicies()).table.codes(), *MERGED_CODES}
 
 
 def slave_codes() -> set[int]:
     slave = SlaveConfig("b", "127.0.0.1:1", ("127.0.0.1:2",), "127.0.0.1:3", 7)
-    table = SlaveService(SlaveOptions(slave, "c", ServeSettings()))._table
+    table = SlaveService(SlaveOptions(slave, "c", ServeSettings())).table
     named = {code for code in RELAYED | ACKNOWLEDGED | READ_ONLY if code in set(RequestCode)}
     return {*table.codes(), *MERGED_CODES, *named}
 

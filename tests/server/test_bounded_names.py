@@ -205,7 +205,7 @@ def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) ->
         archive.subscription_groups = lambda: groups
         service = small_service(archive)
         await service.start()
-        table = service._table
+        table = service.table
         fields = {
             "topic": "t", "consumerGroup": group, "group": group, "queueId": 0, "queueOffset": 0, "offset": 0,
             "commitOffset": 1, "timestamp": 0, "invisibleTime": 1, "delayLevel": 0,

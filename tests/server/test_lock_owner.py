@@ -42,7 +42,7 @@ class Server:
         await self.service.close(0.0)
 
     async def ask(self, code: int, client: str) -> Response:
-        handler = self.service._table.find(code)
+        handler = self.service.table.find(code)
         assert handler is not None
         body = {"consumerGroup": "g", "clientId": client, "mqSet": [QUEUE]}
         answer = await handler(request(code, None, body))

@@ -60,8 +60,8 @@ def test_no_request_fails_unexpectedly(sent: list[tuple[int, dict[str, str], dic
     async def scene() -> None:
         service = small_service()
         await service.start()
-        table = service._table
-        codes = sorted(table._handlers)
+        table = service.table
+        codes = sorted(table.codes())
         for number, likely, fields, document in sent:
             code = codes[number % len(codes)]
             command = RemotingCommand(

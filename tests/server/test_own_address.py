@@ -23,7 +23,7 @@ def service_of(**fields: str) -> ArchiveService:
 
 
 async def route_address(service: ArchiveService) -> str:
-    handler = service._table.find(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    handler = service.table.find(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     assert handler is not None
     answer = await handler(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="t"))
     assert answer is not None

@@ -77,7 +77,8 @@ class FileStore:
         self._root = os.path.abspath(directory)
         self._directory_mode, self._file_mode = MODES[readers]
         self._upload_numbers = itertools.count()
-        self._anonymous = True
+        self.writes_anonymously = True
+        """A file has no name until it is complete; False once the file system refused that."""
         self._has_swept = False
         self._identity: tuple[int, int] | None = None
         """Device and inode of the directory at the first write: it is not recreated when its disk is unmounted."""
@@ -179,13 +180,13 @@ class FileStore:
                     os.unlink(name)
 
     def _open_upload(self) -> tuple[int, str | None]:
-        if self._anonymous:
+        if self.writes_anonymously:
             try:
                 return self._readable(os.open(self._root, os.O_TMPFILE | os.O_RDWR, 0o600)), None
             except OSError as error:
                 if error.errno not in _NO_ANONYMOUS_FILES:
                     raise
-                self._anonymous = False
+                self.writes_anonymously = False
         directory = os.path.join(self._root, UPLOADS)
         self._make_directory(directory)
         unique = f"{os.getpid()}-{threading.get_native_id()}-{next(self._upload_numbers)}-{time.time_ns()}"

@@ -87,7 +87,7 @@ class ArchiveService(Service):
         return ArchiveStatus(self._connection_count, self._group_sizes(), self.offsets.holds_lease)
 
     def _register(self, routes: RouteTable, authorizer: RulesAuthorizer) -> None:
-        settings, table, archive = self._settings, self._table, self._archive
+        settings, table, archive = self._settings, self.table, self._archive
         limits = PullLimits(
             count_max=settings.pull_messages_max,
             bytes_max=settings.pull_bytes_max,

@@ -27,7 +27,7 @@ class Service:
     def __init__(
         self, settings: ServeSettings, table: HandlerTable, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        self._settings, self._table, self._now_s = settings, table, now_s
+        self._settings, self.table, self._now_s = settings, table, now_s
         self._memory = MemoryShares(settings.memory_bytes)
         self.clients = ClientTable(now_s, bytes_max=self._memory.clients)
         """Group members and their subscriptions, from heartbeats."""
@@ -39,7 +39,7 @@ class Service:
 
     async def _listen(self, options: ServerOptions) -> tuple[str, int]:
         """Accept connections; returns the bound address. Raises OSError when the port is taken."""
-        self._listener = Listener(self._table, options, on_close=self._connection_closed)
+        self._listener = Listener(self.table, options, on_close=self._connection_closed)
         bound = await self._listener.start()
         if self._settings.acl_file and not self._settings.tls_certificate and not is_loopback(bound[0]):
             self.has_plain_accounts = True

@@ -87,11 +87,11 @@ class ProxyService(RelayService[ProxyClient]):
         # A limit of its own: a hanging broker does not hold up routes.
         self._name_servers = NameServers(config.name_servers, InflightLimit(), config.tls)
         self._is_loopback_logged = False
-        self._table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(
+        self.table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(
             self._route
         )
-        self._table.register(RequestCode.HEART_BEAT)(self._heartbeat)
-        self._table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
+        self.table.register(RequestCode.HEART_BEAT)(self._heartbeat)
+        self.table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
 
     async def start(self) -> tuple[str, int]:
         parse_address(self._config.advertise, "serve.advertise")

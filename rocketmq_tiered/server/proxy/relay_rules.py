@@ -24,9 +24,9 @@ class Destination(Enum):
     NONE = "none"
 
 
-_READS_OF_NAME_SERVERS = frozenset({101, 105, 106, 206, 219, 224, 304, 311, 312, 313, 319, 901})
-_WRITES_OF_NAME_SERVERS = frozenset({100, 102, 205, 212, 216, 217, 318, 327})
-_AMONG_SERVERS = frozenset({103, 104, 322, 902, 903, 904, 905, 906, 908, 1008})
+READS_OF_NAME_SERVERS = frozenset({101, 105, 106, 206, 219, 224, 304, 311, 312, 313, 319, 901})
+WRITES_OF_NAME_SERVERS = frozenset({100, 102, 205, 212, 216, 217, 318, 327})
+AMONG_SERVERS = frozenset({103, 104, 322, 902, 903, 904, 905, 906, 908, 1008})
 """Codes between brokers, name servers and controllers: relayed they would act for the wrong process."""
 _SENDS = frozenset({
     RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
@@ -50,11 +50,11 @@ class Failure(Enum):
 
 def destination_of(code: int) -> Destination:
     """Who answers request ``code``."""
-    if code in _READS_OF_NAME_SERVERS:
+    if code in READS_OF_NAME_SERVERS:
         return Destination.ANY_NAME_SERVER
-    if code in _WRITES_OF_NAME_SERVERS:
+    if code in WRITES_OF_NAME_SERVERS:
         return Destination.ALL_NAME_SERVERS
-    return Destination.NONE if code in _AMONG_SERVERS else Destination.BROKER
+    return Destination.NONE if code in AMONG_SERVERS else Destination.BROKER
 
 
 def relay_timeout_s(fields: Mapping[str, str]) -> float:

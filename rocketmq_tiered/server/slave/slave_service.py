@@ -98,8 +98,8 @@ class SlaveService(RelayService[RelayClient]):
         self._member_lists = HandlerTable()
         register_client_handlers(self._member_lists, self.clients)
         self._expiring.append(self._note_registration)
-        self._table.register(RequestCode.HEART_BEAT)(self._heartbeat)
-        self._table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
+        self.table.register(RequestCode.HEART_BEAT)(self._heartbeat)
+        self.table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
 
     async def start(self) -> tuple[str, int]:
         bound = await super().start()

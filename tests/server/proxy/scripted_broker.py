@@ -89,7 +89,7 @@ class ScriptedBroker:
         self.before(command)
         if command.code in self.silent:
             return
-        answer = await self._answer(command)
+        answer = await self.answer(command)
         if not command.is_oneway:
             writer.write(encode(replace(answer, opaque=command.opaque, flag=1, version=477)))
 
@@ -103,7 +103,7 @@ class ScriptedBroker:
         minimum = min(self.minimum.get(place, 0), maximum)
         return records, minimum, maximum, max(minimum, self.lost.get(place, 0))
 
-    async def _answer(self, command: RemotingCommand) -> RemotingCommand:
+    async def answer(self, command: RemotingCommand) -> RemotingCommand:
         code, fields = command.code, dict(command.ext_fields)
         if code in self.refuses:
             refused, remark = self.refuses[code]

@@ -144,7 +144,7 @@ def test_statistics_show_archive_and_broker(tmp_path: Path) -> None:
         async def answer(command: RemotingCommand) -> RemotingCommand:
             return RemotingCommand(0, 0, body=body)
 
-        scene.broker._answer = answer  # type: ignore[method-assign]
+        scene.broker.answer = answer  # type: ignore[method-assign]
         response = await scene.ask(R.GET_TOPIC_STATS_INFO, topic="t")
         document = fastjson.loads(b"".join(map(bytes, response.body)))
         (row,) = document["offsetTable"].values()

@@ -174,7 +174,7 @@ def test_an_operators_reset_reaches_the_client(tmp_path: Path) -> None:
         async def answer(command: RemotingCommand) -> RemotingCommand:
             return RemotingCommand(21, 0, remark="OFFSET_RESET", ext_fields=ext)
 
-        scene.broker._answer = answer  # type: ignore[method-assign]
+        scene.broker.answer = answer  # type: ignore[method-assign]
         assert (await who(scene, 350))[1:] == (21, 7, [])
 
     run(tmp_path, story)
