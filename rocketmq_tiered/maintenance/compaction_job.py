@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from rocketmq_tiered.maintenance.prices import Prices
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
 from tiered.archive.rewrite.result import RewriteCost, RewriteOptions
 from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES
+from tiered.archive.task import COMPACTION, Due, run_pass
 from tiered.catalog.garbage import settled_version
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -157,6 +159,67 @@ def _forecast(
     return forecast(planned_rounds(store, state, settings, counter=counter))
 
 
+class CompactionRounds:
+    """Round after round until none is left, as a task. ``report`` gets its progress."""
+
+    name = COMPACTION
+    due = Due(every_s=None)
+    problem = ""
+
+    def __init__(
+        self,
+        maintenance: MaintenanceCommit,
+        settings: Settings,
+        options: RewriteOptions,
+        write: Rewrite,
+        report: Report,
+    ) -> None:
+        self._maintenance, self._store, self._settings = maintenance, maintenance.store, settings
+        self._options, self._write, self._report = options, write, report
+        self._counter = ObjectRunCounter()
+        self._expected_bytes = self._changed = 0
+        self.done, self.cost = CompactionForecast(), RewriteCost()
+
+    def plan(self, state: CatalogState) -> PlannedRound | None:
+        """The next round. Forecasts all of them when there is more than was expected."""
+        planned = self._next(state)
+        if planned is None or (self.done + carried_out(planned)).message_bytes <= self._expected_bytes:
+            return planned
+        # Once for many rounds: planning all of them again for each would take as long as joining them. This one is
+        # planned twice, so that two are not in memory.
+        del planned
+        forecasts = _forecast(self._store, state, self._settings, self._counter)
+        self._expected_bytes = (self.done + forecasts).message_bytes
+        return self._next(state)
+
+    def step(self, state: CatalogState, planned: PlannedRound) -> bool:
+        """Carry it out. Raises UnavailableError when the archive changes too fast; what was committed stays."""
+        mine, before_bytes, all_bytes = carried_out(planned), self.done.message_bytes, self._expected_bytes
+
+        def report(done_bytes: int) -> None:
+            self._report(before_bytes + done_bytes, all_bytes)
+
+        report(0)
+        result = run_round(
+            self._store, state, planned, replace(self._options, report=report), clock=_now_ms, write=self._write,
+            maintenance=self._maintenance,
+        )  # fmt: skip
+        self._changed = self._changed + 1 if result is None else 0
+        if self._changed == CHANGED_MAX:
+            raise UnavailableError(
+                "the archive's pages change faster than objects are joined", hint="try later"
+            )
+        if result is not None:
+            self.done += mine
+            self.cost += result.cost
+        return True
+
+    def _next(self, state: CatalogState) -> PlannedRound | None:
+        gc.collect()  # tables of the one before may be in a cycle
+        self._options.release()
+        return next(planned_rounds(self._store, state, self._settings, counter=self._counter), None)
+
+
 def compact_archive(
     store: ObjectStore,
     state: CatalogState,
@@ -167,50 +230,12 @@ def compact_archive(
     report: Report,
     write: Rewrite = rewrite,
 ) -> CompactionReport:
-    """Carry out round after round until none is left. Raises UnavailableError when the archive changes too fast; what
-    was committed stays."""
-    done, cost, changed, expected_bytes = CompactionForecast(), RewriteCost(), 0, 0
-    options.release()  # what loading the catalog has freed
+    """One pass of CompactionRounds from ``state`` on. Raises as it."""
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
     maintenance = MaintenanceCommit.opened(store, state, "compact", _now_ms)
-    counter = ObjectRunCounter()
-    while True:
-        planned = next(planned_rounds(store, state, settings, counter=counter), None)
-        if planned is None:
-            break
-        mine = carried_out(planned)
-        if (done + mine).message_bytes > expected_bytes:
-            # Once for many rounds: planning all of them again for each would take as long as joining them. This
-            # one is planned twice, so that two are not in memory.
-            del planned
-            expected_bytes = (done + _forecast(store, state, settings, counter)).message_bytes
-            planned = next(planned_rounds(store, state, settings, counter=counter))
-        of_rounds = _of_rounds(report, done.message_bytes, expected_bytes)
-        of_rounds(0)
-        result = run_round(
-            store,
-            state,
-            planned,
-            replace(options, report=of_rounds),
-            clock=_now_ms,
-            write=write,
-            maintenance=maintenance,
-        )
-        del planned
-        gc.collect()  # its tables may be in a cycle, and not beside those of the next one
-        options.release()
-        state = maintenance.refresh()
-        if result is None:
-            changed += 1
-            if changed == CHANGED_MAX:
-                raise UnavailableError(
-                    "the archive's pages change faster than objects are joined", hint="try later"
-                )
-            continue
-        changed = 0
-        done += mine
-        cost += result.cost
-    return _report(store, state, settings, done, prices, cost)
+    rounds = CompactionRounds(maintenance, settings, options, write, report)
+    run_pass(rounds, chain([state], iter(maintenance.refresh, None)).__next__)
+    return _report(store, maintenance.state, settings, rounds.done, prices, rounds.cost)
 
 
 def _report(
@@ -242,10 +267,6 @@ def _young_objects(store: ObjectStore, state: CatalogState, first_version: int) 
         young = np.unique(chunk.runs["object"][chunk.runs["version"] >= first_version])
         keys |= {chunk.object_keys[number] for number in chunk.objects["key"][young].tolist()}
     return sum(not is_compacted(key) for key in keys)
-
-
-def _of_rounds(report: Report, before_bytes: int, expected_bytes: int) -> Callable[[int], None]:
-    return lambda done_bytes: report(before_bytes + done_bytes, expected_bytes)
 
 
 def _now_ms() -> int:

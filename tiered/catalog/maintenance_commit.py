@@ -34,7 +34,7 @@ class MaintenanceCommit:
     version to them. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, writer: CatalogWriter, clock_ms: Callable[[], int]) -> None:
-        self._store, self._writer, self._clock_ms = store, writer, clock_ms
+        self.store, self._writer, self._clock_ms = store, writer, clock_ms
         self.number = random.SystemRandom().getrandbits(40)
         """In keys, unique to this object."""
         self._made = 0
@@ -83,7 +83,7 @@ class MaintenanceCommit:
         """One PUT of a key that only this object uses. Raises what the store raises."""
         self._unnamed.append(key)
         try:
-            put_own(self._store, key, body, timeout_s=timeout_s)
+            put_own(self.store, key, body, timeout_s=timeout_s)
         except WITHOUT_EFFECT:
             self._unnamed.remove(key)
             raise
@@ -137,5 +137,5 @@ class MaintenanceCommit:
         return [key for key in self._unnamed if key not in named]
 
     def _is_compacted(self, first: int, last: int) -> bool:
-        commits = (read_commit(self._store, version) for version in range(first, last + 1))
+        commits = (read_commit(self.store, version) for version in range(first, last + 1))
         return any(commit.draft.reason == Reason.COMPACTED for commit in commits)
