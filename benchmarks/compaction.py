@@ -70,7 +70,7 @@ QUEUE_MESSAGES = 924
 READ_BYTES = 4 * MIB
 PAST_DAY = ("index.after_backfill=true",)
 """One index file, as of a day that has ended: objects that none covers yet are not joined."""
-CYCLE_SETTINGS = ("offload.batch_bytes=65536", "offload.block_bytes=65536", *PAST_DAY)
+CYCLE_SETTINGS = ("offload.batch_bytes=65536", *PAST_DAY)
 BASE_RSS_BYTES = 64 * MIB
 TAILS = 10
 SPOOL_BYTES = 512 * MIB

@@ -251,9 +251,7 @@ def _now_ms() -> int:
 
 
 @contextmanager
-def _tiered(
-    broker: RocketMq, options: argparse.Namespace, batch_age_ms: int, unindexed_max: int = 64
-) -> Iterator[_Tiered]:
+def _tiered(broker: RocketMq, options: argparse.Namespace, batch_age_ms: int) -> Iterator[_Tiered]:
     work: Path = options.work
     address = f"127.0.0.1:{free_port()}"
     gate, events = work / "gate", work / f"events-{batch_age_ms}.jsonl"
@@ -264,7 +262,7 @@ def _tiered(
     settings = {
         "OFFLOAD__BATCH_AGE_MS": batch_age_ms, "SERVE__BIND": address, "SERVE__ADVERTISE": address,
         "READ__POLICY": "FORCE", "COMPACTION__EVERY_MS": EVERY_MS,
-        "COMPACTION__MIN_AGE_MS": MIN_AGE_MS, "ADMIN__PORT": 0, "INDEX__UNINDEXED_OBJECTS_MAX": unindexed_max,
+        "COMPACTION__MIN_AGE_MS": MIN_AGE_MS, "ADMIN__PORT": 0,
     }  # fmt: skip
     with (work / "tiered.log").open("ab") as log:
         process = subprocess.Popen(command, env=_environment(settings), stdout=log, stderr=log)

@@ -38,7 +38,7 @@ SPEC = StoreSpec(topics=4, queues_per_topic=5, body_bytes=200, messages_per_ms=1
 MESSAGES, LIVING = 120_000, 0.3
 BATCH_BYTES = 128 << 10
 """Of a commit, so that there are some hundred."""
-BACKFILL = ("offload.batch_bytes", "offload.split_bytes", "offload.block_bytes")
+BACKFILL = ("offload.batch_bytes", "offload.split_bytes")
 COUNT, BYTES_MAX = 32, 16 << 20
 Ranges = list[tuple[str, int, int, int]]
 """Topic, queue, first offset and end."""

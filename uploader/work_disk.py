@@ -17,5 +17,5 @@ def work_disk(work_dir: str, what: str) -> Iterator[None]:
     except OSError as error:
         raise UnavailableError(
             f"cannot write {what} in {work_dir or tempfile.gettempdir()}: {error.strerror or error}",
-            hint="free space there, or set index.work_dir",
+            hint="free space there, or set TMPDIR",
         ) from error

@@ -16,7 +16,6 @@ SETTINGS = {
     "TIERED_COMPACTION__EVERY_MS": 1000,
     "TIERED_COMPACTION__MIN_AGE_MS": 0,
     "TIERED_OFFLOAD__BATCH_AGE_MS": 100,
-    "TIERED_INDEX__UNINDEXED_OBJECTS_MAX": 4,
 }
 
 
@@ -25,7 +24,7 @@ def test_objects_are_joined_while_messages_arrive(tmp_path: Path, minio_url: Run
     with beside_broker(scene, tmp_path, minio_url) as sidecar:
         sidecar.start()
         sidecar.wait_until_following(60)
-        with Producer(sidecar.broker, scene, Load(8_000, per_second=800), tmp_path / "load.log") as load:
+        with Producer(sidecar.broker, scene, Load(16_000, per_second=800), tmp_path / "load.log") as load:
             sent = load.finish(120)
         sidecar.wait_until_archived(60)
         deadline_s = time.monotonic() + 60

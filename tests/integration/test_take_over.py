@@ -20,7 +20,7 @@ LAG_MS = 20_000
 def test_another_sidecar_takes_over_from_one_that_died_with_its_state(
     tmp_path: Path, minio_url: RunningStore
 ) -> None:
-    settings = {"TIERED_PROCESS__TAKE_OVER_LAG_MS": LAG_MS, "TIERED_PROCESS__STANDBY_RETRY_MS": 1_000}
+    settings = {"TIERED_PROCESS__TAKE_OVER_LAG_MS": LAG_MS}
     scene = Scene(settings=settings)
     with beside_broker(scene, tmp_path, minio_url) as owner:
         owner.start()

@@ -283,7 +283,7 @@ def test_a_broken_table_with_a_good_backup_is_survived(case: Case) -> None:
 
 
 def test_a_record_larger_than_block_batch_and_budget_is_archived(case: Case) -> None:
-    done = case.backfill("--set", "offload.batch_bytes=64KiB", "--set", "offload.block_bytes=4KiB")
+    done = case.backfill("--set", "offload.batch_bytes=64KiB")
     assert done.returncode == 0, done.stderr
     assert case.read_back() == case.expected(lambda m: False)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 Run = Callable[..., tuple[int, str, str]]
-CYCLES = ("--set", "offload.batch_bytes=65536", "--set", "offload.block_bytes=65536")
+CYCLES = ("--set", "offload.batch_bytes=65536")
 
 
 def data_files(directory: Path) -> set[Path]:

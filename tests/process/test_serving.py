@@ -146,11 +146,11 @@ def test_it_listens_before_the_archive_exists_and_opens_it_later(
         served.thread.apply(Settings(read=policies))
         until(lambda: Settings(read=policies) in answers.applied)
         assert RESTART not in caplog.text, "read policies apply at once"
-        limited = FetchSettings(bytes_per_s=1 << 20, user_requests=9)
+        limited = FetchSettings(bytes_per_s=1 << 20, memory_bytes=99 << 20)
         served.thread.apply(Settings(read=policies, fetch=limited))
         until(lambda: RESTART in caplog.text)
         (said,) = (record for record in caplog.records if RESTART in record.message)
-        assert vars(said)["keys"] == ["fetch.user_requests", "fetch.bytes_per_s"]
+        assert vars(said)["keys"] == ["fetch.memory_bytes", "fetch.bytes_per_s"]
         families = {family.name: family for family in ServingCollector(served.proxy).collect()}
         assert "rocketmq_tiered_store_proxy_connections" in families
         assert "rocketmq_tiered_store_proxy_refused_proxy_headers" in families

@@ -231,7 +231,7 @@ def test_java_consumers_and_a_streaming_query(
     with closing(open_store(url, minio_url.options())) as root:
         store = PrefixedStore(root, archive_prefix("cluster", "broker"))
         compactions = Compactions(Scene(tmp_path / "spool", BACKLOG_CYCLES, store))
-        server, address = tiered_serve(url, tmp_path, "--set", "serve.refresh_ms=200")
+        server, address = tiered_serve(url, tmp_path)
         server.start()
         try:
             found, rows = _read_across(compactions, Served(tmp_path, url, address, server), minio_url)

@@ -26,7 +26,7 @@ BEHIND, MARGIN = "rocketmq_tiered_store_behind_seconds", "rocketmq_tiered_store_
 
 
 def test_two_live_writers_take_over_once_at_most(tmp_path: Path, minio_url: RunningStore) -> None:
-    settings = {"TIERED_PROCESS__TAKE_OVER_LAG_MS": LAG_MS, "TIERED_PROCESS__STANDBY_RETRY_MS": 1_000}
+    settings = {"TIERED_PROCESS__TAKE_OVER_LAG_MS": LAG_MS}
     scene = Scene(settings=settings)
     quiet_s = (MINUTES * 60 - HANG_S - OUTAGE_S) / 3
     with beside_broker(scene, tmp_path, minio_url) as first:

@@ -27,7 +27,7 @@ OLD = [version for version in VERSIONS if version < f"{CATALOG_MAJOR}"]
 LOG_BEGIN = 4096
 """Where the log of the golden archives begins."""
 NAMES = ("cluster", "broker")
-SET = ("offload.batch_bytes=65536", "offload.block_bytes=65536", "index.after_backfill=true")
+SET = ("offload.batch_bytes=65536", "index.after_backfill=true")
 Queues = dict[tuple[str, int], dict[int, bytes]]
 Run = Callable[..., tuple[int, str, str]]
 

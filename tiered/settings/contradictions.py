@@ -15,17 +15,12 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
     """(key, complaint) pairs."""
     offload, pins = settings.offload, settings.pins
     found: list[tuple[str, str]] = []
-    if offload.block_bytes > offload.batch_bytes:
-        found.append(("offload.block_bytes", "must not exceed offload.batch_bytes"))
     if offload.memory_budget_bytes < 3 * offload.batch_bytes:
         found.append((
             "offload.memory_budget_bytes",
             f"must be at least 3 × offload.batch_bytes = {3 * offload.batch_bytes}: one batch each is read, encoded, "
             "uploaded",
         ))  # fmt: skip
-    fetch = settings.fetch
-    if fetch.cache_bytes + fetch.index_cache_bytes > fetch.memory_bytes:
-        found.append(("fetch.memory_bytes", "must be at least fetch.cache_bytes + fetch.index_cache_bytes"))
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
     found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]

@@ -23,13 +23,14 @@ class GcSettings:
         "grace period of messages that are no longer in the broker's log because it was truncated or replaced",
         minimum=0,
     )
-    deletes_per_s: int = setting(1000, "objects that gc deletes in a second, at most", minimum=1)
     every_ms: int = setting(
         24 * HOUR_MS,
         "how often `tiered run` expires messages, and collects garbage if its account may delete; 0: it expires daily "
         "and never collects",
         minimum=0,
     )
+    deletes_per_s: int = 1000
+    """Objects that gc deletes in a second, at most: one bulk request."""
 
 
 @dataclass(frozen=True)

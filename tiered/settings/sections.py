@@ -19,6 +19,8 @@ from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_n
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+DERIVED = -1
+"""A size that follows from another one."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,8 @@ class BrokerSettings:
         "empty: requests are not signed",
         restart=True,
     )
-    request_timeout_ms: int = setting(
-        3_000, "timeout of a request to the broker", minimum=50, maximum=HOUR_MS
-    )
+    request_timeout_ms: int = 3_000
+    """Timeout of a request to the broker, which is near: one that needs longer counts as silent."""
     tls: bool = setting(False, "connect to the broker and the name servers with TLS", restart=True)
     tls_ca: str = setting(
         "",
@@ -147,9 +148,9 @@ class OffloadSettings:
     split_bytes: int = setting(
         16 * MIB, "a queue's run of at least this size becomes an object of its own", minimum=64 * KIB
     )
-    block_bytes: int = setting(
-        512 * KIB, "uncompressed size of a block, the unit of reading", minimum=4 * KIB, maximum=64 * MIB
-    )
+    block_bytes: int = 512 * KIB
+    """Uncompressed size of a block, the unit of reading: a larger one costs each lookup more, a smaller one compresses
+    worse."""
     compression_level: int = setting(1, "zstd level", minimum=1, maximum=19)
     upload_threads: int = setting(4, "concurrent uploads", minimum=1, maximum=64)
     attempt_timeout_ms: int = setting(
@@ -160,7 +161,8 @@ class OffloadSettings:
         "limit of all buffers together; message keys add 8 bytes each where messages have thousands",
         minimum=32 * MIB,
     )
-    compress_threads: int = setting(2, "compression threads", minimum=1, maximum=64)
+    compress_threads: int = 2
+    """Compression threads: enough for a broker's disk, and the broker keeps the other cores."""
     poll_min_ms: int = 1
     """Wait between checks of a growing commitlog."""
     poll_max_ms: int = 100
@@ -176,11 +178,12 @@ class ObjectStoreSettings:
     endpoint_url: str = setting("", "S3 endpoint other than AWS, such as http://127.0.0.1:9000")
     region: str = setting("", "region; empty: from the SDK's configuration")
     addressing_style: str = setting("auto", "bucket addressing", choices=("auto", "path", "virtual"))
-    multipart_threshold_bytes: int = setting(
-        64 * MIB, "larger objects are uploaded in parts", minimum=5 * MIB, maximum=5 * GIB
-    )
-    connect_timeout_ms: int = setting(5_000, "connect timeout", minimum=50, maximum=HOUR_MS)
-    read_timeout_ms: int = setting(30_000, "timeout of a read request", minimum=50, maximum=HOUR_MS)
+    multipart_threshold_bytes: int = 64 * MIB
+    """Larger objects are uploaded in parts: a failure costs a part."""
+    connect_timeout_ms: int = 5_000
+    """Connect timeout: room for two repeated SYNs, after 1 and 3 s."""
+    read_timeout_ms: int = 30_000
+    """Timeout of a read request, half of the SDK's: the request is then sent again."""
     upload_bytes_per_s: int = setting(0, "upload bandwidth limit; 0: none", minimum=0)
     trusted_network: bool = setting(
         False, "send bodies unsigned over plain HTTP as well: saves CPU on a private network"
@@ -249,9 +252,8 @@ class ProcessSettings:
         choices=("standby", "exit"),
     )
     log_level: str = setting("info", "log level", choices=("debug", "info", "warning", "error"))
-    standby_retry_ms: int = setting(
-        30_000, "interval at which a standby checks whether it may take over", minimum=100
-    )
+    standby_retry_ms: int = 30_000
+    """Interval at which a standby checks whether it may take over: a tenth of take_over_lag_ms."""
     take_over_lag_ms: int = setting(
         300_000,
         "a standby beside the master takes over when its log has been ahead of the archive, and the archive has not "
@@ -264,22 +266,17 @@ class ProcessSettings:
 class IndexSettings:
     """The message index: building and merging of index files."""
 
-    enabled: bool = setting(True, "build index files; without them every query reads all key sections")
-    unindexed_objects_max: int = setting(
-        64, "unindexed segments at which a new index file is built", minimum=1, maximum=10_000
-    )
+    enabled: bool = True
+    """Without index files every query reads all key sections: only tests."""
+    unindexed_objects_max: int = 64
+    """Unindexed segments at which a new index file is built: until then a query reads the key section of each."""
     after_backfill: bool = setting(
         False, "index every segment at the end of a backfill, even below unindexed_objects_max"
     )
-    memory_bytes: int = setting(
-        64 * MIB,
-        "memory for building and merging index files, in addition to 8 bytes for each key of one object",
-        minimum=1 * MIB,
-        maximum=4 * GIB,
-    )
-    work_dir: str = setting(
-        "", "directory for building larger index files, and copies of objects; empty: the temporary directory"
-    )
+    memory_bytes: int = 64 * MIB
+    """Memory for building and merging index files, in addition to 8 bytes for each key of one object."""
+    work_dir: str = ""
+    """Directory for building larger index files, and copies of objects; empty: the temporary directory."""
     day_files_max: int = 5
     """Index files of a day that has not ended; one more is merged with those before it."""
     retry_ms: int = 30_000
@@ -324,14 +321,12 @@ class ServeSettings:
         "empty for the bound address, or this machine's where that is 0.0.0.0",
         restart=True,
     )
-    refresh_ms: int = setting(1_000, "interval at which new commits of the archive are loaded", minimum=50)
-    pull_messages_max: int = setting(1_024, "messages in a response", minimum=1, maximum=32_768)
-    pull_bytes_max: int = setting(
-        4 * MIB,
-        "bytes in a response; a larger message is sent alone",
-        minimum=64 * 1024,
-        maximum=15 * MIB,
-    )
+    refresh_ms: int = 1_000
+    """Interval at which new commits of the archive are loaded: one small LIST."""
+    pull_messages_max: int = 1_024
+    """Messages in a response; a client asks for 32 unless it is told otherwise."""
+    pull_bytes_max: int = 4 * MIB
+    """Bytes in a response; a larger message is sent alone. Clients refuse frames of 16 MiB."""
     memory_bytes: int = setting(
         640 * MIB,
         "memory that clients can make the server hold, in fixed shares: 4/10 requests of 16 KiB and more in progress; "
@@ -341,12 +336,9 @@ class ServeSettings:
         restart=True,
     )
     connections_max: int = setting(10_000, "open connections", minimum=1, maximum=1_000_000, restart=True)
-    lease_ms: int = setting(
-        60_000,
-        "consumer groups of a server without a heartbeat for this long may be taken over",
-        minimum=1_000,
-        restart=True,
-    )
+    lease_ms: int = 60_000
+    """Groups of a server without a heartbeat for this long may be taken over: longer than a pause, shorter than a
+    restart by hand."""
     dead_letter_keep_ms: int = setting(
         30 * 24 * HOUR_MS,
         "retention of dead letters of the groups served here",
@@ -442,13 +434,12 @@ class PrefetchSettings:
     """Prefetching for sequential readers. A reader's window grows by a batch for every window consumed and is halved
     when blocks expire unread."""
 
-    enabled: bool = setting(True, "prefetch for sequential readers")
-    window_max_bytes: int = setting(
-        32 * MIB, "largest window of one reader, uncompressed", minimum=64 * KIB, maximum=4 * GIB
-    )
-    memory_bytes: int = setting(
-        96 * MIB, "prefetched and unread blocks of all readers, uncompressed", minimum=64 * KIB
-    )
+    enabled: bool = True
+    """Only tests read without."""
+    window_max_bytes: int = 32 * MIB
+    """Largest window of one reader, uncompressed: 1 GB/s if a request takes 30 ms."""
+    memory_bytes: int = 96 * MIB
+    """Prefetched and unread blocks of all readers, uncompressed, inside fetch.memory_bytes."""
     window_min_messages: int = 32
     """Smallest window, unless the reader's batch is larger."""
     window_first_bytes: int = 8 * MIB
@@ -471,15 +462,18 @@ class FetchSettings:
         "of the catalog, of the broker's tables or of groups may take",
         minimum=8 * MIB,
     )
-    cache_bytes: int = setting(128 * MIB, "block cache", minimum=0)
-    index_cache_bytes: int = setting(32 * MIB, "cache of object tails", minimum=0)
-    query_cache_bytes: int = setting(
-        32 * MIB, "cache of index files and key sections for queries by key and id", minimum=0, restart=True
-    )
+    cache_bytes: int = DERIVED
+    """Block cache: half of memory_bytes."""
+    index_cache_bytes: int = DERIVED
+    """Cache of object tails: an eighth of memory_bytes."""
+    query_cache_bytes: int = DERIVED
+    """Cache of index files and key sections for queries by key and id: an eighth of memory_bytes."""
     disk_cache_path: str = setting("", "directory of the disk cache; empty: none", restart=True)
     disk_cache_bytes: int = setting(1 * GIB, "size of the disk cache", minimum=0)
-    user_requests: int = setting(16, "concurrent requests of waiting readers", minimum=1, maximum=1024)
-    prefetch_requests: int = setting(8, "concurrent requests of prefetching", minimum=1, maximum=1024)
+    user_requests: int = 16
+    """Concurrent requests of waiting readers: one connection does not fill a network."""
+    prefetch_requests: int = 8
+    """Concurrent requests of prefetching: waiting readers have twice as many."""
     bytes_per_s: int = setting(0, "bandwidth limit of all reads together; 0: none", minimum=0)
     background_requests: int = 2
     """Concurrent requests of maintenance."""
@@ -499,6 +493,11 @@ class FetchSettings:
     """Waiting requests of one class; more are refused as temporarily unavailable."""
     decode_threads: int = 0
     """Threads that decode blocks; 0: one per processor, at most two (`tiered serve`, asyncio: all but one)."""
+
+    def __post_init__(self) -> None:
+        for name, part in (("cache_bytes", 2), ("index_cache_bytes", 8), ("query_cache_bytes", 8)):
+            if getattr(self, name) == DERIVED:
+                object.__setattr__(self, name, self.memory_bytes // part)
 
     @property
     def threads(self) -> int:
@@ -529,7 +528,7 @@ class Settings:
     slave: SlaveSettings = field(default_factory=SlaveSettings)
 
 
-SECTIONS: dict[str, type[Any]] = {
+SECTIONS: dict[str, type[Any]] = {  # those with settings
     "broker": BrokerSettings,
     "archive": ArchiveSettings,
     "topics": TopicSettings,
@@ -544,7 +543,6 @@ SECTIONS: dict[str, type[Any]] = {
     "index": IndexSettings,
     "read": ReadSettings,
     "fetch": FetchSettings,
-    "prefetch": PrefetchSettings,
     "serve": ServeSettings,
     "slave": SlaveSettings,
 }
