@@ -180,7 +180,7 @@ def test_a_key_without_a_certificate_is_refused() -> None:
         ("offload.batch_byte", "did you mean offload.batch_bytes?"),
         ("archive.state_dir", "did you mean process.state_dir?"),
         ("offload.zzzzzzzz", "[offload] has batch_bytes"),
-        ("offload.block_bytes", "[offload] has batch_bytes"),
+        ("offload.block_bytes", "did you mean offload.batch_bytes?"),
         ("prefetch.memory_bytes", "fetch.memory_bytes"),
         ("zzzzzzz.qqqqqqqq", "the sections are broker"),
     ],
