@@ -70,7 +70,7 @@ class TieredMessageFetcher:
         self._clock_s = clock_s
         self._unread_s = unread_ms / 1000
         self._rows = RowReader(source, catalog)
-        self.readers = Readers(window_limits(settings, self._unread_s), settings.in_hand_bytes, budget)
+        self.readers = Readers(window_limits(settings, self._unread_s), settings.buffered_bytes, budget)
         self._ranges = RangeFetcher(source, catalog, self._rows)
         self.prefetcher = Prefetcher(
             self._ranges, catalog, settings,

@@ -65,7 +65,7 @@ REFRESH_S = 10.0
 """How often the catalog is refreshed if no writer runs in this process; pulls refresh it themselves."""
 FIXED_AT_START = ("read", "serve", "broker.address", "broker.conf_path")
 """Sections and keys that serving reads at the start only, except for live settings."""
-FIXED_AT_OPEN = ("object_store", "fetch", "prefetch")
+FIXED_AT_OPEN = ("object_store", "fetch")
 """Sections that serving reads when it opens the archive."""
 
 

@@ -39,7 +39,7 @@ FETCH = FetchSettings(
     piece_bytes=64 << 10, get_max_bytes=256 << 10, memory_wait_ms=5_000,
 )  # fmt: skip
 PREFETCH = PrefetchSettings(
-    window_max_bytes=256 << 10, memory_bytes=1 << 20, in_hand_bytes=1 << 20, events=100_000
+    window_max_bytes=256 << 10, memory_bytes=1 << 20, buffered_bytes=1 << 20, events=100_000
 )
 
 

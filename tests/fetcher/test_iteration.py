@@ -23,7 +23,7 @@ from tiered.settings.sections import FetchSettings, PrefetchSettings, Settings
 MESSAGES = 60
 EVERY_READ_ASKS = Settings(
     fetch=FetchSettings(cache_bytes=0, index_cache_bytes=0),
-    prefetch=PrefetchSettings(enabled=False, in_hand_bytes=0),
+    prefetch=PrefetchSettings(enabled=False, buffered_bytes=0),
 )
 
 

@@ -146,7 +146,7 @@ def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
     assert all(consumer.is_done and len(consumer.got) >= 4 * 32 for consumer in simulation.consumers)
     statistics = simulation.source.statistics()
     assert statistics.peak_bytes <= FETCH.memory_bytes
-    assert simulation.fetcher.readers.buffered_bytes <= PREFETCH.in_hand_bytes
+    assert simulation.fetcher.readers.buffered_bytes <= PREFETCH.buffered_bytes
     prefetcher = simulation.fetcher.prefetcher
     assert prefetcher.unread_bytes <= PREFETCH.memory_bytes + 2 * BLOCK_BYTES  # planned by average sizes
     assert statistics.blocks_loading == 0

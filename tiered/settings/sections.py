@@ -324,7 +324,7 @@ class ServeSettings:
     refresh_ms: int = 1_000
     """Interval at which new commits of the archive are loaded: one small LIST."""
     pull_messages_max: int = 1_024
-    """Messages in a response; a client asks for 32 unless it is told otherwise."""
+    """Messages in a response; a client asks for 32 by default."""
     pull_bytes_max: int = 4 * MIB
     """Bytes in a response; a larger message is sent alone. Clients refuse frames of 16 MiB."""
     memory_bytes: int = setting(
@@ -444,7 +444,7 @@ class PrefetchSettings:
     """Smallest window, unless the reader's batch is larger."""
     window_first_bytes: int = 8 * MIB
     """First window of a sequential reader, uncompressed: about the size of one request."""
-    in_hand_bytes: int = 64 * MIB
+    buffered_bytes: int = 64 * MIB
     """Blocks that readers keep between pulls."""
     hold_off_ms: int = 1_000
     """Wait after a failed prefetch."""
