@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.state import CatalogState
 from tiered.errors import WITHOUT_EFFECT
 from tiered.formats.segment import BlockCodec, EncodedSegment
 from tiered.object_store.abandonment import Abandonment
@@ -25,7 +27,6 @@ from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.header_check import HeaderCheck
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
-from uploader.topic_selections import TopicSelections
 
 PUT_GRACE_S = 5.0
 """Beyond its timeout, a PUT beside a failed one no longer delays the next attempt."""
@@ -56,7 +57,6 @@ class UploadContext:
     writer: CatalogWriter
     planner: CyclePlanner
     header_check: HeaderCheck
-    selections: TopicSelections
     tails: QueueTails
     pool: LogBatchPool
     codec: BlockCodec
@@ -70,6 +70,8 @@ class UploadContext:
     claim: Callable[[], None]
     """Claims the epoch before the first PUT."""
     log: Callable[[str, dict[str, object]], None]
+    new_settings: Callable[[CatalogState], dict[str, Any]] = lambda _state: {}
+    """Settings of the archive that differ from those of a state: the next commit has them."""
 
 
 @dataclass

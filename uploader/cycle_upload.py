@@ -124,11 +124,15 @@ class CycleUploader:
         draft = cycle_draft(cycle.plan, attempt.keys, attempt.encoded, place, batch)
         return replace(
             draft,
-            settings=with_known_hosts(draft.settings, state) | self._context.selections.setting(state),
+            settings=with_known_hosts(draft.settings, state) | self._context.new_settings(state),
             state_objects=state_objects,
             pending_deletions=self._in_flight.pending_deletions(),
             created_ms=self._context.clock_ms(),
         )
+
+    def has_new_settings(self) -> bool:
+        """Whether settings of the archive wait for a commit."""
+        return bool(self._context.new_settings(self._context.writer.state))
 
     def commit_metadata(self, *, hide: list[QueueKey]) -> None:
         """Commit queues to hide and broker tables, without a range.
@@ -139,6 +143,7 @@ class CycleUploader:
             draft_in_place(self._context.writer.state, self._context.clock_ms()),
             hide=hide,
             state_objects=self._state_archive.pending(),
+            settings=self._context.new_settings(self._context.writer.state),
         )
         self._context.writer.append(draft)
         self._state_archive.committed(draft.state_objects)

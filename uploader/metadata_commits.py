@@ -164,7 +164,7 @@ class MetadataCommits:
     def _commit_when_idle(self) -> None:
         if not (self._writer.is_claimed and self._writer.state.started and self._uploader.is_idle):
             return
-        if not self._hide and not self._state_archive.pending():
+        if not (self._hide or self._state_archive.pending() or self._uploader.has_new_settings()):
             return
         try:
             self._uploader.commit_metadata(hide=self._hide)

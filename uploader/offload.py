@@ -24,6 +24,8 @@ from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.claims import RUN
+from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError, UnavailableError, UnreadableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
@@ -31,6 +33,7 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.rules_in_force import RULES
 from tiered.settings.sections import OffloadSettings
 from uploader.archive_owner import ArchiveOwner
 from uploader.attempts import AttemptPolicy
@@ -100,6 +103,7 @@ class Offloader:
         options = options or ObjectOptions()
         self._index_settings = options.index
         self._topic_filter = topic_filter
+        self._rules = dict(options.rules_document)
         self._environment = environment or Environment()
         self._pins = pins
         self._bound_source = BoundSource(broker_store, offsets_source, silence)
@@ -192,7 +196,6 @@ class Offloader:
                 ttl_classes=self._ttl_classes,
                 selections=self._selections,
             ),
-            selections=self._selections,
             header_check=header_check_of(self._store, self._table, self._bound_source),
             tails=self._tails,
             pool=self._pool,
@@ -206,7 +209,15 @@ class Offloader:
             jitter=environment.jitter,
             claim=self._owner.claim,
             log=environment.log,
+            new_settings=self._new_settings,
         )
+
+    def _new_settings(self, state: CatalogState) -> dict[str, Any]:
+        """Topics and rules of this owner, where ``state`` has others. A backfill leaves the rules of `tiered run`."""
+        found: dict[str, Any] = dict(self._selections.setting(state))
+        known = state.settings.get(RULES)
+        may_change = known is None or self._identity.kind == RUN
+        return found | {RULES: self._rules} if self._rules and may_change and known != self._rules else found
 
     def _broker_tables(self) -> Mapping[str, Any]:
         tables = broker_tables(self._store)

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tiered.catalog.state import CatalogState
 from tiered.settings.sections import IndexSettings
@@ -24,10 +25,12 @@ class OffloadIdentity:
 
 @dataclass(frozen=True)
 class ObjectOptions:
-    """Which index files are built, and which runs share objects."""
+    """Which index files are built, and which runs share objects. ``rules_document``: the rules in force, which the
+    owner commits (tiered/settings/rules_in_force.py); empty: none."""
 
     index: IndexSettings = field(default_factory=IndexSettings)
     rules: TopicRules = field(default_factory=TopicRules)
+    rules_document: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

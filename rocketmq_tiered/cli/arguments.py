@@ -112,6 +112,14 @@ def add_writer_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag
     )  # fmt: skip
 
 
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """``--rules``."""
+    parser.add_argument(
+        "--rules", metavar="FILE",
+        help="use topics.rules and [retention] of this settings file instead of the rules in force in the archive",
+    )  # fmt: skip
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")

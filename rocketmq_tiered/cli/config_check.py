@@ -18,7 +18,7 @@ from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
 from tiered.object_store.open_store import check_addresses
 from tiered.settings.load import FIELDS, LoadedSettings, value_of
 from tiered.settings.quantities import FOREVER, duration_text
-from tiered.settings.sections import Settings
+from tiered.settings.rules_in_force import differences
 from tiered.settings.topic_rules import TopicRules
 
 
@@ -67,7 +67,7 @@ def _plain(value: Any) -> Any:
 
 def _explain(topic: str, loaded: LoadedSettings, *, as_json: bool) -> None:
     settings = loaded.settings
-    table, place, refusal = _topic_table(topic, settings)
+    table, place, refusal, differing = _topic_table(topic, loaded)
     rule = TopicRules.of(settings).of_topic(topic, table)
     days = ttl_class(rule.ttl_ms)
     source = {
@@ -84,18 +84,21 @@ def _explain(topic: str, loaded: LoadedSettings, *, as_json: bool) -> None:
     }
     if as_json:
         values = {name: {"value": value, "from": origin} for name, (value, origin) in found.items()}
-        print_json({"topic": topic, "topicTable": place, **values})
+        print_json({"topic": topic, "topicTable": place, "differsFromArchive": differing, **values})
         return
     print_table(
         [topic, "value", "from"],
         [[name, "none" if value is None else str(value), origin] for name, (value, origin) in found.items()],
     )
+    print_lines(*(f"not in force: {one}" for one in differing))
     print_lines(f"topic attributes: {place or 'not read, because neither --store nor --url is given'}")
 
 
-def _topic_table(topic: str, settings: Settings) -> tuple[Mapping[str, Any], str | None, str]:
-    """The broker's topic table, where it was read (in the store, else in the archive), and why ``topic`` is not
-    archived. Without both, a system topic that the broker names after itself is not recognised."""
+def _topic_table(topic: str, loaded: LoadedSettings) -> tuple[Mapping[str, Any], str | None, str, list[str]]:
+    """The broker's topic table, where it was read (in the store, else in the archive), why ``topic`` is not archived,
+    and which rules differ from those in force. Without both, a system topic that the broker names after itself is not
+    recognised."""
+    settings, differing = loaded.settings, list[str]()
     store_path, url, conf = settings.broker.store_path, settings.archive.url, read_conf(settings)
     cluster, broker = settings.archive.cluster, settings.archive.broker
     table: Mapping[str, Any] = {}
@@ -108,4 +111,5 @@ def _topic_table(topic: str, settings: Settings) -> tuple[Mapping[str, Any], str
         with open_for_reading(url, settings) as archive:
             cluster, broker = archive.cluster, archive.broker
             table, place = archived_topic_table(archive.store, archive.state), archive.title
-    return table, place, topic_filter_of(settings, conf, cluster, broker).refusal(topic)
+            differing = differences(loaded, archive.state.settings)
+    return table, place, topic_filter_of(settings, conf, cluster, broker).refusal(topic), differing

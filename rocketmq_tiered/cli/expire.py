@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
 from rocketmq_tiered.cli.repeated import repeat
 from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass
 from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
@@ -14,7 +14,8 @@ from rocketmq_tiered.process.archive_rules import rules_of
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from tiered.console import counted, print_json, print_lines, size_text
 from tiered.errors import UsageError
-from tiered.settings.sections import Settings
+from tiered.settings.load import LoadedSettings
+from tiered.settings.rules_in_force import with_rules_in_force
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generation", type=int, metavar="G", help="with --topic: only this generation of a recreated topic"
     )
+    add_rules(parser)
     parser.add_argument("--all", action="store_true", help="with --topic: all its messages")
     add_json(parser)
 
@@ -39,20 +41,21 @@ def execute(options: argparse.Namespace) -> int:
     """Print what expires or would expire."""
     if (options.topic is None) == options.all or (options.generation is not None and not options.all):
         raise UsageError("--topic erases a whole topic: it requires --all", hint="use --topic TOPIC --all")
-    settings = settings_of(options).settings
+    loaded = settings_of(options)
     if options.every is None:
-        return _pass(options, settings)
+        return _pass(options, loaded)
     if not options.apply or options.yes or options.all:
         raise UsageError(
             "--every requires --apply, and excludes --yes and --all",
             hint="add --apply; retention.max_share limits each pass",
         )
-    return repeat(options.every, "expiry", lambda _: _pass(options, settings))
+    return repeat(options.every, "expiry", lambda _: _pass(options, loaded))
 
 
-def _pass(options: argparse.Namespace, settings: Settings) -> int:
+def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
     erase = Erasure(options.topic, options.generation) if options.all else None
-    with open_for_reading(options.url, settings) as archive:
+    with open_for_reading(options.url, loaded.settings) as archive:
+        settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
         task = ExpiryTask(
             archive.store, settings, lambda _state: rules_of(archive, settings),
             erase=erase, may_be_much=options.yes,

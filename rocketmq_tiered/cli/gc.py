@@ -18,7 +18,8 @@ from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_readi
 from tiered.console import counted, print_json, print_lines, size_text
 from tiered.errors import UsageError
 from tiered.object_store.store_options import StoreOptions
-from tiered.settings.sections import Settings
+from tiered.settings.load import LoadedSettings
+from tiered.settings.rules_in_force import grace_in_force
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print what is or would be deleted; 1 if some of it could not be."""
-    settings = settings_of(options).settings
+    loaded = settings_of(options)
+    settings = loaded.settings
     if options.keep_log_history is not None:
         if options.apply or options.every is not None:
             raise UsageError("--keep-log-history deletes nothing", hint="remove --apply and --every")
@@ -57,13 +59,13 @@ def execute(options: argparse.Namespace) -> int:
             return _keep(archive, options)
     if options.every is None:
         with open_for_reading(options.url, settings) as archive:
-            return _collect(archive, settings, options)
+            return _collect(archive, loaded, options)
     if not options.apply:
         raise UsageError("--every deletes: it requires --apply", hint="add --apply, or remove --every")
 
     def collect(stopped: threading.Event) -> None:
         with open_for_reading(options.url, settings) as archive:
-            _collect(archive, settings, options, stopped)
+            _collect(archive, loaded, options, stopped)
 
     return repeat(options.every, "garbage collection", collect)
 
@@ -82,17 +84,18 @@ def _keep(archive: LoadedArchive, options: argparse.Namespace) -> int:
 
 def _collect(
     archive: LoadedArchive,
-    settings: Settings,
+    loaded: LoadedSettings,
     options: argparse.Namespace,
     stopped: threading.Event | None = None,
 ) -> int:
+    settings = loaded.settings
     deletions = Deletions(
         settings.gc.deletes_per_s,
         _Progress().update,
         (lambda: False) if stopped is None else stopped.is_set,
         time.sleep if stopped is None else stopped.wait,
     )
-    task = GcTask(archive.store, settings.gc, deletions=deletions)
+    task = GcTask(archive.store, grace_in_force(loaded, archive.state.settings), deletions=deletions)
     plan = task.plan(archive.state)
     if options.apply:
         task.step(archive.state, plan)

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from fetcher.queries.queue_listing import QueueListing, list_queues
-from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
 from rocketmq_tiered.maintenance.diverged_messages import diverged_queues
 from rocketmq_tiered.maintenance.expire import plan_pass
 from rocketmq_tiered.maintenance.expire_plan import NEVER_MS
@@ -23,7 +23,8 @@ from tiered.catalog.state import CatalogState
 from tiered.console import counted, print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
 from tiered.model.tables import QUEUE_BATCH
-from tiered.settings.sections import Settings
+from tiered.settings.load import LoadedSettings
+from tiered.settings.rules_in_force import with_rules_in_force
 from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
 
 
@@ -48,28 +49,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also the time of the oldest message, what expires now, and when the next message does",
     )
+    add_rules(parser)
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the queues in order of name."""
-    settings = settings_of(options).settings
+    loaded = settings_of(options)
+    settings = loaded.settings
     if options.topic != "*" or options.diverged or options.by_topic or options.due:
         with open_for_reading(options.url, settings) as archive:
             if options.diverged:
                 _print_diverged(archive, options, settings.gc.diverged_grace_ms)
             else:
-                _print_queues(archive, options, settings)
+                _print_queues(archive, options, loaded)
         return 0
     with open_all_for_reading(options.url, settings) as archives:
         if len(archives) > 1:
             _print_archives(archives, options)
         else:
-            _print_queues(archives[0], options, settings)
+            _print_queues(archives[0], options, loaded)
     return 0
 
 
-def _print_queues(archive: LoadedArchive, options: argparse.Namespace, settings: Settings) -> None:
+def _print_queues(archive: LoadedArchive, options: argparse.Namespace, loaded: LoadedSettings) -> None:
     index = RunIndex(archive.store)
     found = [
         queue
@@ -79,7 +82,7 @@ def _print_queues(archive: LoadedArchive, options: argparse.Namespace, settings:
     if not found and options.topic != "*":
         raise NotFoundError(f"no topic matches {options.topic}", hint="tiered ls without --topic lists all")
     with_oldest = options.due or options.topic != "*"
-    rules = rules_of(archive, settings)
+    rules = rules_of(archive, with_rules_in_force(loaded, archive.state.settings, options.rules))
     columns = Columns(
         rules,
         _due(archive, rules) if options.due else None,

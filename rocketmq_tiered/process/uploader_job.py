@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rocketmq_tiered.maintenance.throttle import Load
 from rocketmq_tiered.process.archive_marker import ArchiveMarker
@@ -34,6 +35,7 @@ from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
+from tiered.catalog.claims import BACKFILL
 from tiered.catalog.state import CatalogState
 from tiered.console import RECORD_ATTRIBUTES
 from tiered.errors import UsageError
@@ -44,6 +46,7 @@ from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.request_metrics import StoreMetrics
 from tiered.object_store.store_options import StoreOptions
+from tiered.settings.rules_in_force import rules_document
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRules
 from uploader.log_rule import LogLimits
@@ -147,7 +150,9 @@ class UploaderJob:
             log_limits=_log_limits(settings, writer),
             pins=pins,
             environment=_with_standby(_environment(writer, archive, names), writer, self._has_standby_lag),
-            options=ObjectOptions(settings.index, TopicRules.of(settings)),
+            options=ObjectOptions(
+                settings.index, TopicRules.of(settings), _rules_to_commit(settings, writer)
+            ),
         )
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
         self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
@@ -221,6 +226,12 @@ class UploaderJob:
             return report
         problem = self._voice.silence or "it reports no offsets"
         return replace(report, broker_address=self._voice.address, broker_problem=f"{problem}; {BROKER_HINT}")
+
+
+def _rules_to_commit(settings: Settings, writer: Writer) -> dict[str, Any]:
+    """A backfill without rules leaves those of the archive to `tiered run`."""
+    rules = rules_document(settings)
+    return {} if writer.kind == BACKFILL and rules == rules_document(Settings()) else rules
 
 
 def _log_limits(settings: Settings, writer: Writer) -> LogLimits:

@@ -208,3 +208,32 @@ def test_expiry_and_collection_repeat_until_they_are_stopped(run: Run, url: str)
     assert [child.returncode for child in children] == [0, 0]
     assert "expired 18,004 messages" in passes and "deleted" in collections
     assert all(begin == end for begin, end in queues(run, url).values())
+
+
+def test_the_owners_rules_count_without_its_settings(
+    run: Run, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    store, url, other = real_store("F"), f"file://{tmp_path}/archive", tmp_path / "other.toml"
+    rules = '[{"pattern": "t_k_one", "ttl": "forever"}]'
+    set_rules = (
+        "--set",
+        "retention.ttl=1h",
+        "--set",
+        "retention.min_archived=1ms",
+        "--set",
+        f"topics.rules={rules}",
+    )
+    place = (store / "store", url, "--broker-conf", store / "broker.conf")
+    done = run("backfill", *place, *set_rules)
+    assert done[0] == 0, done
+    expiring = {found["topic"] for found in json.loads(run("expire", url, "--json", "--yes")[1])["queues"]}
+    assert "t_k_keys" in expiring and "t_k_one" not in expiring
+    code, _, error = run("expire", url, "--apply", "--yes", "--set", "topics.rules=[]")
+    assert code == 2 and "[pattern=t_k_one ttl=forever] in the archive" in error
+    assert run("expire", url, "--yes", *set_rules)[0] == 0
+    other.write_text('[retention]\nttl = "forever"\n')
+    assert "nothing expires" in run("expire", url, "--rules", other)[1]
+    checked = ("config", "check", "--topic", "t_k_one", "--url", url, "--set", "retention.ttl=9d")
+    assert (
+        "not in force: retention.ttl is 9d (--set retention.ttl), and 1h in the archive" in run(*checked)[1]
+    )

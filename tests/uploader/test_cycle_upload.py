@@ -20,7 +20,6 @@ from tiered.errors import AccessDeniedError, StoreFullError, ThrottledError, Una
 from tiered.formats.segment import BlockCodec, EncodedSegment, encode_segment
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import scan_log
-from tiered.model.queue import TopicFilter
 from tiered.model.tables import GapReason
 from tiered.object_store.abandonment import current_abandonment
 from tiered.object_store.interface import Body, ObjectStore
@@ -37,7 +36,6 @@ from uploader.double_buffer import DoubleBuffer
 from uploader.header_check import HeaderCheck
 from uploader.log_batch import DamagedRange, LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
-from uploader.topic_selections import TopicSelections
 
 FAR = 1 << 40
 TIMEOUT_S = 20.0
@@ -75,7 +73,6 @@ class Bench:
         self.context = UploadContext(
             archive=data or archive, writer=self.writer,
             planner=CyclePlanner(self.table, self.tails, split_bytes=1),
-            selections=TopicSelections(TopicFilter()),
             header_check=HeaderCheck(self.table, lambda: None, CommitLog([])), tails=self.tails, pool=self.pool,
             codec=BlockCodec(), policy=AttemptPolicy(timeout_ms_min=200, timeout_ms_max=200, backoff_ms_first=1),
             cluster="c", broker="b", writer_name="i", clock_ms=lambda: 1_700_000_000_000,

@@ -57,7 +57,9 @@ def started(
     def commit_metadata(*, hide: Sequence[QueueKey]) -> None:
         hidden.extend(hide)
 
-    uploader = SimpleNamespace(is_idle=True, commit_metadata=commit_metadata, next_attempt=lambda: 2)
+    uploader = SimpleNamespace(
+        is_idle=True, commit_metadata=commit_metadata, next_attempt=lambda: 2, has_new_settings=lambda: False
+    )
     commits = MetadataCommits(
         broker, made, uploader, tables,  # type: ignore[arg-type]
         claim=lambda: None, log=lambda message, fields: None, wait=lambda seconds: None,

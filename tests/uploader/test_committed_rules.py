@@ -1,0 +1,61 @@
+"""The owner commits the rules in force, whenever they change and also without messages; a backfill leaves them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
+from tests.uploader.small_broker import SmallBroker
+from tiered.broker_store.store import open_broker_store
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.state import CatalogState
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.rules_in_force import RULES
+from uploader.bound_source import no_offsets
+from uploader.offload import ObjectOptions, Offloader, OffloadIdentity
+
+WEEK, DAY = {"retention.ttl": "7d"}, {"retention.ttl": "1d"}
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore("memory://rules")
+
+
+def write(store: Path, memory: MemoryStore, kind: str, rules: Mapping[str, Any]) -> None:
+    """A backfill, or what `tiered run` does until it is stopped at the end of the log."""
+    stop = threading.Event()
+    if kind == "run":
+        stop.set()
+    with open_broker_store(store) as opened:
+        Offloader(
+            opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", kind), SMALL,
+            topic_filter=FILTER, offsets_source=no_offsets, options=ObjectOptions(rules_document=rules),
+        ).run(stop, follow=kind == "run")  # fmt: skip
+
+
+def rules_of(memory: MemoryStore) -> object:
+    state: CatalogState = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
+    return state.settings.get(RULES)
+
+
+def test_rules_are_committed_by_their_owner(tmp_path: Path, memory: MemoryStore) -> None:
+    broker = SmallBroker(tmp_path / "store")
+    for kind, rules, expected in (
+        ("backfill", {}, None),
+        ("backfill", WEEK, WEEK),
+        ("run", DAY, DAY),
+        ("backfill", WEEK, DAY),
+        ("backfill", {}, DAY),
+        ("run", WEEK, WEEK),
+    ):
+        broker.send(20)
+        write(broker.path, memory, kind, rules)
+        assert rules_of(memory) == expected, (kind, rules)

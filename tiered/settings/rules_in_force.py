@@ -1,0 +1,116 @@
+"""The rules of an archive as its owner has them in force: rules of topics, retention, and grace periods.
+
+The owner commits them as a document. Every command on the archive uses them instead of its own settings, and refuses if
+these were set to something else. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from tiered.errors import CorruptionError, UsageError
+from tiered.settings.load import FIELDS, LoadedSettings, load_settings, value_of
+from tiered.settings.quantities import BadValueError
+from tiered.settings.retention_sections import GcSettings, RetentionSettings
+from tiered.settings.sections import Settings
+from tiered.settings.values import parse_value
+
+RULES: Final = "rules"
+"""The archive-wide setting that holds the document."""
+RETENTION_KEYS: Final = ("topics.rules", *(f"retention.{item.name}" for item in fields(RetentionSettings)))
+"""What decides which messages expire: a command that sets one of them otherwise refuses."""
+GRACE_KEYS: Final = ("gc.grace_ms", "gc.diverged_grace_ms")
+"""Defaults of commands; a flag or a file may override them."""
+
+
+def rules_document(settings: Settings) -> dict[str, Any]:
+    """The rules of ``settings`` as JSON: setting -> value."""
+    return {key: _plain(value_of(settings, key)) for key in (*RETENTION_KEYS, *GRACE_KEYS)}
+
+
+def with_rules_in_force(
+    loaded: LoadedSettings, archive_settings: Mapping[str, Any], rules_path: str | None = None
+) -> Settings:
+    """The settings of a command with the rules that ``archive_settings`` have in force, if any.
+
+    ``rules_path``: a settings file whose rules count instead. Raises UsageError if a rule is set here and differs from
+    the one in force, and CorruptionError for a document that does not parse.
+    """
+    if rules_path is not None:
+        chosen = load_settings(rules_path).settings
+        return replace(
+            loaded.settings,
+            retention=chosen.retention,
+            topics=replace(loaded.settings.topics, rules=chosen.topics.rules),
+        )
+    differing = differences(loaded, archive_settings)
+    if differing:
+        raise UsageError(
+            "; ".join(differing),
+            hint="commands use the rules that the archive's owner has committed: remove the setting here, change the "
+            "owner's, or give --rules FILE to use other rules this time",
+        )
+    kept = {key for key in GRACE_KEYS if key in loaded.origins}
+    in_force = _in_force(archive_settings).items()
+    return _applied(loaded.settings, {key: value for key, value in in_force if key not in kept})
+
+
+def grace_in_force(loaded: LoadedSettings, archive_settings: Mapping[str, Any]) -> GcSettings:
+    """The section [gc] with the grace periods in force, except those that are set here."""
+    own = {
+        key.removeprefix("gc."): value
+        for key, value in _in_force(archive_settings).items()
+        if key in GRACE_KEYS and key not in loaded.origins
+    }
+    return replace(loaded.settings.gc, **own)
+
+
+def differences(loaded: LoadedSettings, archive_settings: Mapping[str, Any]) -> list[str]:
+    """Rules that are set here, and differ from those in force, as text."""
+    in_force = _in_force(archive_settings)
+    return [
+        _difference(key, loaded, in_force[key])
+        for key in RETENTION_KEYS
+        if key in loaded.origins and key in in_force and value_of(loaded.settings, key) != in_force[key]
+    ]
+
+
+def _difference(key: str, loaded: LoadedSettings, in_force: Any) -> str:
+    here = _shown(value_of(loaded.settings, key))
+    return f"{key} is {here} ({loaded.origins[key]}), and {_shown(in_force)} in the archive"
+
+
+def _shown(value: Any) -> str:
+    plain = _plain(value)
+    if not isinstance(plain, list):
+        return str(plain)
+    rules = [" ".join(f"{name}={item}" for name, item in entry.items()) for entry in plain]
+    return f"[{'; '.join(rules)}]"
+
+
+def _plain(value: Any) -> Any:
+    return [entry.to_json() for entry in value] if isinstance(value, tuple) else value
+
+
+def _in_force(archive_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by key; empty if no owner has committed rules. Keys of later versions are ignored."""
+    document = archive_settings.get(RULES, {})
+    if not isinstance(document, Mapping):
+        raise CorruptionError("the archive's rules do not parse")
+    try:
+        return {
+            key: parse_value(FIELDS[key], value)
+            for key, value in document.items()
+            if key in (*RETENTION_KEYS, *GRACE_KEYS)
+        }
+    except BadValueError as error:
+        raise CorruptionError(f"the archive's rules do not parse: {error}") from None
+
+
+def _applied(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    for section in ("topics", "retention", "gc"):
+        own = {key.split(".", 1)[1]: value for key, value in values.items() if key.startswith(f"{section}.")}
+        settings = replace(settings, **{section: replace(getattr(settings, section), **own)})
+    return settings
