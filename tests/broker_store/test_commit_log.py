@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +86,6 @@ def test_file_cut_short_is_a_gap_of_its_own_kind(tmp_path: Path) -> None:
     assert CommitLog([tmp_path]).gaps == [LogGap(SIZE - 4096, SIZE, LogGapReason.TRUNCATED_FILE, first)]
 
 
-def test_file_deleted_between_listing_and_reading_reads_as_nothing(tmp_path: Path) -> None:
-    first = log_file(tmp_path, 0, record(0), SIZE)
-    log_file(tmp_path, SIZE, record(SIZE), SIZE)
-    log = CommitLog([tmp_path])
-    first.unlink()
-    assert log.read(0, 10) == b""
-    assert log.min_phys == SIZE
-
-
 def test_deleted_file_is_read_from_its_pin(tmp_path: Path) -> None:
     data = records(0, [b"x" * 50] * 10)
     first = log_file(tmp_path / "log", 0, data, SIZE)
@@ -158,16 +148,6 @@ def test_pin_above_the_last_file_belongs_to_a_log_that_is_gone(tmp_path: Path) -
     assert log.max_file_end == SIZE
 
 
-def test_refresh_closes_descriptors_of_deleted_files(tmp_path: Path) -> None:
-    first = log_file(tmp_path, 0, record(0), SIZE)
-    log_file(tmp_path, SIZE, record(SIZE), SIZE)
-    log = CommitLog([tmp_path])
-    log.read(0, 10)
-    first.unlink()
-    log.refresh()
-    assert not any(str(first) in os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors())
-
-
 def test_a_file_that_was_removed_and_created_again_is_read_again(tmp_path: Path) -> None:
     """A broker that stops removes the file it had pre-allocated, and makes it again when it starts."""
     path = log_file(tmp_path, 0, b"", SIZE)
@@ -211,14 +191,6 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert run_unprivileged(read, tmp_path).startswith(f"{path} cannot be read: permission denied")
-
-
-def test_real_log_reads_as_the_files_are(real_store: Callable[[str], Path]) -> None:
-    directory = real_store("G") / "store" / "commitlog"
-    log = CommitLog([directory])
-    for file in log.files:
-        assert read_all(log, file.begin_phys, file.end_phys) == file.path.read_bytes()
-    assert log.record_size_at(log.min_phys) is not None
 
 
 def test_other_names_are_not_files_of_the_log(tmp_path: Path) -> None:

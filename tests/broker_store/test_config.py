@@ -153,17 +153,6 @@ def test_a_backup_from_before_the_move_to_rocksdb_is_not_used(
     assert topic_names_backup(tmp_path) == {"t"}
 
 
-def test_lmq_offsets_written_after_rocksdb_count(real_store: Callable[[str], Path], tmp_path: Path) -> None:
-    """A broker that was switched back, with LMQs on, writes no consumerOffset.json."""
-    shutil.copytree(real_store("C") / "store" / "config", tmp_path / "config")
-    for path in (tmp_path / "config" / "consumerOffsets").iterdir():
-        written(path, 1000)
-    (tmp_path / "config" / "consumerOffset.json").unlink(missing_ok=True)
-    text = '{"lmqOffsetTable":{"%LMQ%a@%LMQ%g":17},"offsetTable":{"t@g":{0:1}}}'
-    (tmp_path / "config" / "lmqConsumerOffset.json").write_text(text)
-    assert read_broker_state(tmp_path).consumer_offsets == {"t@g": {0: 1}, "%LMQ%a@%LMQ%g": {0: 17}}
-
-
 def test_one_rocksdb_for_all_tables_counts_when_it_was_written_last(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -80,27 +80,6 @@ def test_next_file_is_found_when_the_last_is_full(tmp_path: Path) -> None:
     assert index.frontier_phys() == 100 * (2 * CAPACITY + 5)
 
 
-def test_new_queue_is_found_by_refresh(tmp_path: Path) -> None:
-    queue_file(tmp_path, "t", 0, units_for(0, 5))
-    index = index_of(tmp_path)
-    queue_file(tmp_path, "new", 7, units_for(0, 1))
-    queue_file(tmp_path, "t", 1, units_for(0, 2))
-    assert not index.contains("new", 7)
-    index.refresh()
-    assert index.contains("new", 7)
-    assert index.max_offset("t", 1) == 2
-
-
-def test_new_queue_is_found_when_the_frontier_does_not_reach_far_enough(tmp_path: Path) -> None:
-    queue_file(tmp_path, "t", 0, units_for(0, 5))
-    index = index_of(tmp_path)
-    assert index.frontier_phys(at_least=600) == 500
-    queue_file(tmp_path, "t", 1, units_for(5, 1))
-    assert index.frontier_phys(at_least=600) == 600
-    queue_file(tmp_path, "new", 0, units_for(6, 1))
-    assert index.frontier_phys(at_least=700) == 700
-
-
 def test_deleted_and_recreated_topic_is_read_from_its_new_files(tmp_path: Path) -> None:
     queue_file(tmp_path, "t", 0, units_for(0, 500), capacity=CAPACITY)
     index = index_of(tmp_path)
@@ -163,13 +142,6 @@ def test_filler_of_a_first_file_made_in_its_middle_stands_for_nothing(tmp_path: 
     assert index.units("t", 0, 0, 2000)["queue_offset"].tolist() == list(range(1300, 1310))
 
 
-def test_only_filler_is_an_empty_queue(tmp_path: Path) -> None:
-    queue_file(tmp_path, "t", 0, unit(0, 0x7FFFFFFF) * 300, capacity=CAPACITY)
-    index = index_of(tmp_path)
-    assert index.min_offset("t", 0) == index.max_offset("t", 0) == 300
-    assert index.frontier_phys() == 0
-
-
 @pytest.mark.parametrize(
     ("min_phys", "min_offset"),
     [(0, 0), (1, 1), (50_000, 500), (99_901, 1000), (150_050, 1501), (10**9, 1700)],
@@ -229,13 +201,6 @@ def test_which_of_very_many_queues_end_elsewhere(tmp_path: Path) -> None:
     assert found == [key for key in ends if key[1] % 7 == 0]
 
 
-def test_which_batch_queues_end_elsewhere(tmp_path: Path) -> None:
-    units = batch_unit(0, 0, 3) + batch_unit(100, 3, 3)
-    log_file(tmp_path / "batchconsumequeue" / "t" / "1", 0, units, 46 * CAPACITY)
-    index = FileConsumeQueues(tmp_path, lambda: 0)
-    assert [index.that_end_elsewhere({("t", 1): end}) for end in (3, 5, 6)] == [[("t", 1)], [("t", 1)], []]
-
-
 def test_batch_queue(tmp_path: Path) -> None:
     units = b"".join(batch_unit(100 * n, base, 3) for n, base in enumerate(range(0, 90, 3)))
     log_file(tmp_path / "batchconsumequeue" / "t" / "1", 0, units, 46 * CAPACITY)
@@ -247,31 +212,6 @@ def test_batch_queue(tmp_path: Path) -> None:
         (found,) = index.units("t", 1, asked, 1)
         assert (found["queue_offset"], found["inner_num"]) == (first, 3)
     assert len(index.units("t", 1, 90, 5)) == 0
-
-
-def test_unknown_queue_is_empty(tmp_path: Path) -> None:
-    index = index_of(tmp_path)
-    assert index.queues() == []
-    assert (index.min_offset("t", 0), index.max_offset("t", 0), index.frontier_phys()) == (0, 0, 0)
-    assert len(index.units("t", 0, 0, 10)) == len(index.last_unit("t", 0)) == 0
-
-
-def test_other_directories_and_files_are_no_queues(tmp_path: Path) -> None:
-    queue_file(tmp_path, "t", 0, units_for(0, 3))
-    (tmp_path / "consumequeue" / "t" / "notes").mkdir()
-    (tmp_path / "consumequeue" / "stray").write_text("x")
-    (tmp_path / "consumequeue" / "t" / "0" / "tmp").write_text("x")
-    index = index_of(tmp_path)
-    assert [tuple(queue) for queue in index.queues()] == [("t", 0, QueueKind.PLAIN)]
-
-
-def test_units_between_positions(tmp_path: Path) -> None:
-    queue_file(tmp_path, "a", 0, units_for(0, 10))
-    queue_file(tmp_path, "b", 0, units_for(5, 10))
-    found = index_of(tmp_path).units_between(350, 601)
-    assert found["a", 0]["phys"].tolist() == [400, 500, 600]
-    assert found["b", 0]["queue_offset"].tolist() == [0, 1]
-    assert index_of(tmp_path).units_between(5000, 6000) == {}
 
 
 def test_units_of_records_of_a_queue_that_came_since_the_last_look(tmp_path: Path) -> None:

@@ -78,17 +78,6 @@ def test_hot_pages_stay_and_cold_ones_go(cold_file: Path, chunk: int) -> None:
     assert resident(cold_file) == before
 
 
-def test_everything_cold_stays_cold(cold_file: Path) -> None:
-    read_through(cold_file, 64 * 1024)
-    assert resident_bytes(cold_file) == 0
-
-
-def test_everything_hot_stays_hot(cold_file: Path) -> None:
-    warm(cold_file, 0, PAGES)
-    read_through(cold_file, 64 * 1024)
-    assert resident_bytes(cold_file) == SIZE
-
-
 def test_pages_that_the_broker_has_mapped_stay(cold_file: Path) -> None:
     mapped = np.memmap(cold_file, np.uint8, "r")
     with ColdReadFile(cold_file) as file:
@@ -98,16 +87,6 @@ def test_pages_that_the_broker_has_mapped_stay(cold_file: Path) -> None:
         file.read_into(memoryview(data), 0)
         assert data[200 * PAGE_BYTES] == touched
     assert resident(cold_file)[200]
-
-
-def test_sparse_file(tmp_path: Path) -> None:
-    path = tmp_path / "sparse"
-    with path.open("wb") as file:
-        file.write(b"x" * PAGE_BYTES)
-        file.truncate(SIZE)
-    evict(path)
-    assert read_through(path, 64 * 1024) == b"x" * PAGE_BYTES + bytes(SIZE - PAGE_BYTES)
-    assert resident_bytes(path) == 0
 
 
 def test_last_page_of_an_odd_size_goes_too(tmp_path: Path) -> None:
@@ -157,14 +136,6 @@ def test_who_does_not_own_the_file_does_not_trust_mincore(cold_file: Path) -> No
         assert run_unprivileged(read, cold_file.parent) == "nowait"
 
     assert_leaves_pages(cold_file, 64, 64, read_as_another)
-
-
-def test_reading_past_the_end(cold_file: Path) -> None:
-    with ColdReadFile(cold_file) as file:
-        dest = bytearray(100)
-        assert file.read_into(memoryview(dest), SIZE - 10) == 10
-        assert file.read_into(memoryview(dest), SIZE) == 0
-        assert file.read_into(memoryview(dest), SIZE + 10) == 0
 
 
 def test_empty_file(tmp_path: Path) -> None:

@@ -247,16 +247,6 @@ def test_the_writers_policy_suffices_to_run(archived: Bucket, tmp_path: Path) ->
     root.close()
 
 
-def test_the_writers_policy_suffices_for_parts(archived: Bucket) -> None:
-    """A large object is put in parts; one that exists is aborted."""
-    store = archived.archive(archived.policy("writer"))
-    store.put_if_absent("data/parts", [bytes(11 << 20)])
-    with pytest.raises(AlreadyExistsError):
-        store.put_if_absent("data/parts", [bytes(11 << 20)])
-    assert len(store.get("data/parts")) == 11 << 20
-    store.close()
-
-
 def test_the_servers_policy_suffices(archived: Bucket, use: Use, run: Run, tmp_path: Path) -> None:
     account = archived.account(archived.policy("server"))
     use(account)
@@ -399,20 +389,6 @@ def test_an_action_taken_away_is_one_line_with_action_and_key(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("action", ["s3:PutObject", "s3:ListBucket", "s3:GetObject"])
-def test_compact_and_expire_name_an_action_taken_away(
-    archived: Bucket, use: Use, run: Run, tmp_path: Path, action: str
-) -> None:
-    url = small_objects(archived, use, run)
-    for role, command in (("writer", compact(url, tmp_path)), ("collector", erase(url))):
-        use(archived.account(without(archived.policy(role), action)))
-        code, _, err = run(*command)
-        (line,) = [line for line in err.splitlines() if line.startswith("tiered: ")]
-        assert code == AccessDeniedError.exit_code, err
-        assert f": {action}: AccessDenied" in line and f"s3://{archived.name}/{PREFIX}" in line, line
-        assert "Traceback" not in err
-
-
 def test_the_writer_may_copy_parts_and_a_denied_copy_names_both_actions(archived: Bucket) -> None:
     store = archived.archive(archived.policy("writer"))
     store.put_if_absent("data/source", [bytes(6 << 20)])
@@ -422,16 +398,4 @@ def test_the_writer_may_copy_parts_and_a_denied_copy_names_both_actions(archived
     store = archived.archive(without(archived.policy("writer"), "s3:GetObject"))
     with pytest.raises(AccessDeniedError, match="s3:PutObject or s3:GetObject: AccessDenied"):
         store.compose_if_absent("data/denied", [ObjectRange("data/source", 0, 6 << 20), b"tail"])
-    store.close()
-
-
-def test_an_upload_that_cannot_be_aborted_is_one_warning(
-    archived: Bucket, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = archived.archive(without(archived.policy("writer"), "s3:AbortMultipartUpload"))
-    store.put_if_absent("data/unaborted", [bytes(6 << 20)])
-    with pytest.raises(AlreadyExistsError):
-        store.put_if_absent("data/unaborted", [bytes(6 << 20)])
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"{archived.url}/{ARCHIVE}/data/unaborted: s3:AbortMultipartUpload: AccessDenied" in warning
     store.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,25 +85,7 @@ def test_emulators_fail_only_where_they_differ(
     assert remaining(server, url) == []
 
 
-def test_a_directory_has_no_failure(tmp_path: Path, minio_url: RunningStore, doctor: Doctor) -> None:
-    code, checks = doctor(minio_url, f"file://{tmp_path}/archive")
-    assert code == 0 and failures(checks) == [], checks
-
-
 # -- permissions --------------------------------------------------------------
-
-
-def test_the_writers_policy_suffices(minio_url: RunningStore, doctor: Doctor) -> None:
-    url = fresh(minio_url)
-    bucket = url.removeprefix("s3://").split("/")[0]
-    policy = for_minio(policy_of("writer", bucket, PREFIX), has_tls=False)
-    code, checks = doctor(minio_url, url, policy=policy)
-    assert code == 0 and failures(checks) == [], checks
-    assert remaining(minio_url, url) == []
-    rules = {
-        checks[name]["outcome"] for name in ("bucket-object-lock", "bucket-lifecycle", "bucket-versioning")
-    }
-    assert rules == {"not checked"}, "the policy does not allow them, and archiving needs none"
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from rocketmq_tiered.cli import main
-from tests.archive.index.broker_index import BrokerIndex, broker_settings
-from tests.broker_store.checkpoint_file import read_checkpoint
+from tests.archive.index.broker_index import broker_settings
 from tests.end_to_end.ground_truth import read_jsonl
 from tests.end_to_end.offloading import FILTER, SMALL, backfill
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, recorded_settings
-from tiered.archive.index.rocketmq_index_file import HEADER, IndexHeader
 from tiered.formats.record import Record, decode_record
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
@@ -134,18 +132,6 @@ def test_the_broker_answers_every_recorded_query_from_exported_files(case: Case)
     assert set(case.exported) <= set((case.broker.store / "index").iterdir())
 
 
-def test_time_ranges_are_answered_as_these_files_say(case: Case) -> None:
-    """A broker compares whole seconds after the begin of a file, so other files may answer otherwise at the edges."""
-    slots, _ = broker_settings(case.original)
-    ranged = [line for line in case.truth() if not is_whole_time(line)][::9]
-    assert len(ranged) > 50
-    index = BrokerIndex(case.broker.store / "index", slots)
-    for line in ranged:
-        found = case.query(line["topic"], line["key"], line["begin"], line["end"])
-        expected = index.query(line["topic"], line["key"], line["begin"], line["end"], BROKER_MAX)
-        assert [record.physical_offset for record in found] == sorted(expected), line
-
-
 def test_mqadmin_finds_messages_and_the_broker_continues_in_the_last_file(case: Case) -> None:
     line = next(
         line for line in case.truth()
@@ -168,31 +154,3 @@ def test_mqadmin_finds_messages_and_the_broker_continues_in_the_last_file(case: 
     (sent,) = case.query("t_one", "exported-and-on")
     assert sent.body() == b"a body"
     assert sorted((case.broker.store / "index").iterdir()) == files, "the last file had room"
-
-
-def test_after_a_crash_the_broker_keeps_the_files_its_checkpoint_vouches_for(case: Case) -> None:
-    """It destroys index files that end after the last message it had surely indexed, its own as well as ours."""
-    case.broker.broker.kill()
-    store = case.broker.store
-    assert (store / "abort").exists()
-    checkpoint = read_checkpoint(store)
-    assert checkpoint is not None
-    ends = {path: header_of(path).end_ms for path in case.exported}
-    kept = [path for path in case.exported if ends[path] <= checkpoint.index_msg_timestamp_ms]
-    assert len(case.exported) - 2 <= len(kept) < len(case.exported)
-    limit = max(header_of(path).end_phys for path in kept)
-    case.broker.broker.start()
-    assert set(case.exported) & set((store / "index").iterdir()) == set(kept)
-    asked = 0
-    for line in [line for line in case.truth() if is_whole_time(line)][::5]:
-        old = {phys for phys in line["brokerPhys"] if phys <= limit}
-        if old and len(line["brokerPhys"]) < line["maxNum"]:
-            assert old <= {record.physical_offset for record in case.query(line["topic"], line["key"])}, line
-            asked += 1
-    assert asked > 5
-
-
-def header_of(path: Path) -> IndexHeader:
-    """Of an index file."""
-    with path.open("rb") as file:
-        return IndexHeader(*HEADER.unpack(file.read(HEADER.size)))

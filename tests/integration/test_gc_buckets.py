@@ -91,23 +91,6 @@ def test_a_versioned_bucket_keeps_what_is_deleted_and_it_is_said(
     assert deleted and all(any(key.endswith(one) for one in collected["delete"]) for key in deleted)
 
 
-def test_object_lock_keeps_every_version_and_it_is_said(
-    minio_url: RunningStore, real_store: Callable[[str], Path], command: Command
-) -> None:
-    client, bucket = minio_url.client(), f"locked-{minio_url.fresh_bucket()[5:]}"
-    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
-    rule = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 2}}
-    client.put_object_lock_configuration(
-        Bucket=bucket, ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule}
-    )
-    url = archived(minio_url, f"s3://{bucket}", real_store("F"))
-    for document in expired_and_collected(command, minio_url, url)[1:]:
-        versions, lock = document["stays"]
-        assert "noncurrent versions" in versions
-        assert "every object version is locked for 2 days (GOVERNANCE), also deleted ones" in lock
-    assert noncurrent(minio_url, url)
-
-
 @pytest.mark.parametrize("fixture", ["minio_url", "localstack_url"])
 def test_a_plain_bucket_is_empty_of_what_expired(
     fixture: str, request: pytest.FixtureRequest, real_store: Callable[[str], Path], command: Command

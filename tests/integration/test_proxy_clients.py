@@ -227,12 +227,6 @@ def test_a_consumer_of_each_kind_gets_all_that_was_stored(deleted: Deleted, vers
     each_kind_gets_everything(deleted, version, binary=version == "5.3.3")
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("version", VERSIONS)
-def test_with_the_other_header_too(deleted: Deleted, version: str) -> None:
-    each_kind_gets_everything(deleted, version, binary=version != "5.3.3")
-
-
 def each_kind_gets_everything(deleted: Deleted, version: str, *, binary: bool) -> None:
     """Undisturbed: nothing is missing, nothing comes twice, all is as the broker stored it."""
     assert deleted.first > 50

@@ -63,14 +63,6 @@ def test_a_consumer_of_each_kind_gets_every_message_once(served: Served, version
                 assert offsets == sorted(offsets)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_binary_header_serves_as_well(served: Served, version: str) -> None:
-    expected = served.expected("t_order")
-    job = Job("push", "t_order", expected.total(), f"G_bin_{version[0]}{version[2]}")
-    (found,) = served.consume(version, job, flags=("-Drocketmq.serialize.type=ROCKETMQ",))
-    assert Counter(found) == expected
-
-
 def test_odd_messages_and_filters(served: Served) -> None:
     topics = ("t_batch", "t_sizes", "t_props", "%LMQ%t_all")
     expected = [served.expected(topic) for topic in topics]

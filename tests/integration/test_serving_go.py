@@ -87,15 +87,3 @@ def test_a_go_consumer_gets_every_message_as_it_was_stored(served: Served, mode:
     expected = served.expected(topic)
     found = served.consume(mode, topic, expected.total(), f"G_{mode}_{topic}")
     assert Counter(found) == expected
-
-
-def test_a_go_group_continues_where_it_was(served: Served) -> None:
-    expected = served.expected("t_order")
-    first = served.consume("push", "t_order", 500, "G_twice")
-    rest = served.consume("push", "t_order", expected.total() - len(first), "G_twice")
-    assert set(first) | set(rest) == set(expected)
-    assert len(first) + len(rest) < 2 * expected.total()
-
-
-def test_a_go_consumer_starts_on_a_topic_without_messages(served: Served) -> None:
-    assert served.consume("push", "t_empty", 1, "G_idle", idle_s=2) == []

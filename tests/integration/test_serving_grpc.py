@@ -86,16 +86,6 @@ def test_a_grpc_client_gets_everything_and_again_what_it_did_not_acknowledge(ser
     assert forgot == {line[2] for line in found if line[5] == "ok" and line[4] == "2"}  # its second attempt
 
 
-def test_a_group_continues_where_it_was_acknowledged_after_kill_9(served: Served) -> None:
-    expected = served.expected("t_keys")
-    first = served.receive("G_kill", "t_keys", 800)
-    served.server.kill()
-    served.server.start()
-    rest = served.receive("G_kill", "t_keys", expected.total() - 800)
-    assert {tuple(line[:3]) for line in (*first, *rest)} == set(expected)  # nothing is missing
-    assert len(first) + len(rest) < expected.total() + 800  # and it did not start over
-
-
 def test_a_grpc_client_gets_the_tag_it_asks_for(served: Served) -> None:
     expected = served.expected("t_tags", lambda message: message.tags == "TagA")
     found = served.receive("G_tag", "t_tags", expected.total(), tag="TagA")

@@ -173,14 +173,6 @@ def test_it_is_listed_at_all_name_servers_and_unregisters_from_all(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
-def test_the_same_at_name_servers_of_4_9(tmp_path: Path, minio_url: RunningStore) -> None:
-    """They know brokers by address alone, and unregister an id whatever process has it."""
-    with standing("4.9.7", tmp_path, minio_url, 0, 0, 2) as slave:
-        several_name_servers(slave)
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
 def test_the_same_beside_other_versions(version: str, tmp_path: Path, minio_url: RunningStore) -> None:

@@ -298,17 +298,6 @@ def test_read_only_file_system_is_access_denied(tmp_path: Path, monkeypatch: pyt
         FileStore(tmp_path).put_if_absent("k", [b"x"])
 
 
-def test_what_is_no_key_is_not_looked_into(tmp_path: Path) -> None:
-    """At the root of a disk stands lost+found, which only root may read."""
-    store = FileStore(tmp_path)
-    store.put_if_absent("c/b/catalog/1", [b"x"])
-    for name in ("lost+found", "System Volume Information"):
-        (tmp_path / name / "below").mkdir(parents=True)
-        (tmp_path / name / "below" / "file").touch()
-    (tmp_path / "c" / "b" / "a name").touch()
-    assert [info.key for info in store.list("")] == ["c/b/catalog/1"]
-
-
 def test_named_uploads_of_killed_processes_are_removed(tmp_path: Path) -> None:
     """No listing shows them: they are no objects. What another process is writing now stays."""
     uploads = tmp_path / UPLOADS

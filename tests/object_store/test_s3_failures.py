@@ -18,7 +18,6 @@ from threading import Timer
 import botocore.auth
 import pytest
 
-from tests.servers.child import free_port
 from tests.servers.proxy import Action, FaultProxy, ProxiedRequest
 from tests.servers.running_store import RunningStore
 from tiered.errors import (
@@ -222,22 +221,6 @@ def test_a_connection_that_the_server_closed_while_idle_is_replaced(proxied: Pro
 # -- addresses ----------------------------------------------------------------
 
 
-def test_connection_refused() -> None:
-    settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{free_port()}", region="us-east-1")
-    store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
-    with pytest.raises(ThrottledError, match="Connection refused"):
-        store.put_if_absent("k", [b"x"])
-    with pytest.raises(UnavailableError):
-        store.get("k")
-
-
-def test_tls_to_a_plain_port(moto_url: RunningStore) -> None:
-    endpoint = moto_url.endpoint.replace("http://", "https://")
-    store = S3Store("bucket", replace(moto_url, endpoint=endpoint).options())
-    with pytest.raises(UnavailableError):
-        store.put_if_absent("k", [b"x"])
-
-
 @contextmanager
 def store_at(server_of: type[BaseHTTPRequestHandler]) -> Iterator[S3Store]:
     """A store whose requests are answered by such handlers."""
@@ -272,35 +255,6 @@ def test_a_store_that_overwrites_is_refused_at_the_first_commit() -> None:
         for _ in range(2):
             with pytest.raises(RefusedRequestError, match="overwrites objects"):
                 store.put_if_absent("cluster/broker/catalog/x", [b"x"])
-
-
-def test_a_store_that_refuses_gets_one_request(proxied: ProxiedBucket) -> None:
-    requests: list[int] = []
-    for key in ("data/1", "catalog/1", "catalog/2", "data/2"):
-        before = len(proxied.proxy.requests)
-        proxied.store.put_if_absent(key, [b"x"])
-        requests.append(len(proxied.proxy.requests) - before)
-    assert requests == [1, 2, 1, 1]
-    with pytest.raises(AlreadyExistsError):
-        proxied.store.put_if_absent("catalog/1", [b"y"])
-    assert proxied.store.get("catalog/1") == b"x"
-
-
-@pytest.mark.parametrize("action", [Action.STALL, Action.LOST_BEFORE, Action.SLOW_DOWN])
-def test_a_commit_counts_though_the_second_question_has_no_answer(
-    impatient: ProxiedBucket, action: Action
-) -> None:
-    decided: list[str] = []
-
-    def decide(request: ProxiedRequest) -> Action:
-        decided.append(request.method)
-        return action if len(decided) == 2 else Action.PASS
-
-    impatient.proxy.decide = decide
-    impatient.store.put_if_absent("catalog/1", [b"x"])
-    impatient.store.put_if_absent("catalog/2", [b"x"])
-    assert impatient.direct.get("catalog/2") == b"x"
-    assert len(decided) == 4, "it gets a second request"
 
 
 def test_not_an_address() -> None:

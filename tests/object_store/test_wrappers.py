@@ -12,7 +12,6 @@ import pytest
 from tests.object_store.fault_store import OPERATIONS, Fault, FaultRule, FaultStore, Request
 from tiered.errors import (
     AlreadyExistsError,
-    NotFoundError,
     ThrottledError,
     UnansweredError,
     UsageError,
@@ -97,13 +96,6 @@ def test_an_own_name_that_exists_is_an_upload_without_response() -> None:
     compose_own(store, "k", [ObjectRange("a", 0, 1)])
     with pytest.raises(UnansweredError, match="sent it twice"):
         compose_own(store, "k", [b"x"])
-
-
-def test_what_cannot_change_is_not_repeated() -> None:
-    faulty = FaultStore(MemoryStore())
-    with pytest.raises(NotFoundError):
-        retrying(faulty, []).get("absent")
-    assert len(faulty.requests) == 1
 
 
 def test_retries_are_bounded() -> None:

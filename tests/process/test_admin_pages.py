@@ -117,12 +117,6 @@ def test_topics_have_their_figures(scene: PageScene) -> None:
     assert "No topic matches" in scene.html("/topics?filter=zzz")
 
 
-def test_queues_link_to_their_newest_message(scene: PageScene) -> None:
-    page = scene.html("/queues?topic=orders")
-    assert "by=offset&amp;topic=orders&amp;queue=1&amp;generation=0&amp;value=14" in page
-    scene.html("/queues?topic=unknown", 404)
-
-
 @pytest.mark.parametrize(
     ("query", "shown"),
     [
@@ -144,24 +138,6 @@ def test_a_message_is_found_by_the_id_of_the_broker(scene: PageScene) -> None:
     page = scene.html("/messages?topic=orders&by=key&value=k7")
     found = page.partition("Message id (offsetMsgId)</dt><dd>")[2].partition("<")[0]
     assert "{&quot;order&quot;: 7}" in scene.html(f"/messages?by=id&value={found}")
-
-
-@pytest.mark.parametrize(
-    ("query", "code", "says"),
-    [
-        ("topic=orders&by=key&value=none", 404, "no message with key none in orders: the newest 7 days"),
-        ("topic=orders&by=offset&queue=0&value=99", 404, "no message at offset 99"),
-        ("topic=orders&by=offset&value=1", 400, "needs a queue"),
-        ("topic=orders&by=offset&queue=x&value=1", 400, "is not a number"),
-        ("topic=orders&by=time&value=yesterday", 400, "is not a time"),
-        ("by=key&value=k1", 400, "needs a topic"),
-        ("by=id&value=zz", 400, "needs a topic"),
-        ("by=magic&value=1", 400, "use one of key, id"),
-        ("topic=orders&by=offset&queue=77&value=0", 404, "has no queue 77"),
-    ],
-)  # fmt: skip
-def test_a_search_without_a_result_says_why(scene: PageScene, query: str, code: int, says: str) -> None:
-    assert says in scene.html(f"/messages?{query}", code)
 
 
 def test_settings_have_their_source(scene: PageScene) -> None:

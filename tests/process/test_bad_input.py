@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,11 +25,7 @@ from tests.end_to_end.archive_check import records_of
 from tests.truth import read_lines
 from tiered.archive.segment_reader import SegmentCache
 from tiered.catalog.catalog_reader import load
-from tiered.errors import UnavailableError
 from tiered.object_store.file import FileStore
-from uploader.cycle_upload import UploadCounters
-from uploader.offload import OffloadStatus
-from uploader.outage_limit import OutageLimit
 
 ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from rocketmq_tiered.cli import main; sys.exit(main())")
@@ -189,48 +184,6 @@ def test_a_truncated_file_loses_only_its_tail(case: Case) -> None:
     )
 
 
-@pytest.mark.parametrize("how", ["cut", "zeroed", "gone"])
-def test_a_truncated_log_is_named(case: Case, how: str) -> None:
-    """Nothing in the log tells, as after a power failure: the consume queues know more."""
-    last = case.home / "store" / "commitlog" / f"{FILE_BYTES:020d}"
-    cut_phys = next(m["commitLogOffset"] for m in case.truth if m["commitLogOffset"] > FILE_BYTES + 2_000_000)
-    if how == "gone":
-        cut_phys = FILE_BYTES
-        last.unlink()
-        last.with_name(f"{2 * FILE_BYTES:020d}").unlink()
-    else:
-        with last.open("r+b") as file:
-            file.truncate(cut_phys - FILE_BYTES + (50 if how == "cut" else 0))
-            if how == "zeroed":
-                file.truncate(FILE_BYTES)
-    for _ in range(2):
-        done = case.backfill()
-        assert done.returncode == 1, done.stderr
-        (line,) = [line for line in done.stderr.splitlines() if "commitlog truncated" in line]
-        assert str(case.first_file if how == "gone" else last) in line and f"begin_phys={cut_phys}" in line
-        assert "1 ranges of the commitlog MISSING" in done.stdout
-    assert case.read_back() == case.expected(lambda m: m["commitLogOffset"] >= cut_phys)
-
-
-def test_damage_before_a_truncated_end_is_a_gap_and_not_the_end(case: Case) -> None:
-    """The last units of all queues name records that are lost: those before them still prove how far the log went."""
-    victim = case.truth[VICTIM]
-    DAMAGES["magic"](case, victim)
-    newest = {(m["topic"], m["queueId"]): m["commitLogOffset"] for m in case.truth}
-    cut_phys = min(newest.values())
-    assert victim["commitLogOffset"] < FILE_BYTES < cut_phys < 2 * FILE_BYTES
-    last = case.home / "store" / "commitlog" / f"{FILE_BYTES:020d}"
-    os.truncate(last, cut_phys - FILE_BYTES)
-    os.truncate(last, FILE_BYTES)
-    last.with_name(f"{2 * FILE_BYTES:020d}").unlink(missing_ok=True)
-    done = case.backfill()
-    assert done.returncode == 1, done.stderr
-    assert f"begin_phys={victim['commitLogOffset']}" in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "commitlog truncated" in line]
-    assert str(last) in line and f"begin_phys={cut_phys}" in line
-    assert case.read_back() == case.expected(lambda m: m is victim or m["commitLogOffset"] >= cut_phys)
-
-
 def test_a_missing_middle_file_is_a_gap(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     source = real_store("A")
     shutil.copytree(source / "store", tmp_path / "store")
@@ -273,12 +226,6 @@ def test_tables_broken_with_their_backups_are_named_and_the_messages_are_there(c
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("tiered: ") and str(config / "topics.json") in last and "character" in last
-    assert case.read_back() == case.expected(lambda m: False)
-
-
-def test_a_broken_table_with_a_good_backup_is_survived(case: Case) -> None:
-    (case.home / "store" / "config" / "topics.json").write_text('{"topicConfigTable": {')
-    assert case.backfill().returncode == 0
     assert case.read_back() == case.expected(lambda m: False)
 
 
@@ -351,21 +298,3 @@ def test_sigterm_stops_in_time_even_when_nothing_can_be_stored(case: Case, small
         errors = process.stderr.read()
         assert process.wait(30) == 4
     assert errors.splitlines()[-1].startswith("tiered: stopped before all uploads in flight were stored")
-
-
-def test_the_outage_limit_counts_from_the_first_refusal() -> None:
-    outage_limit = OutageLimit(outage_s_max=10, drain_s_max=5)
-    outage_limit.check(None, is_stopping=False, now_s=0)
-    refused = cast(
-        "OffloadStatus", SimpleNamespace(counters=UploadCounters(consecutive_failures=3), last_error="503")
-    )
-    well = cast("OffloadStatus", SimpleNamespace(counters=UploadCounters(), last_error="503"))
-    outage_limit.check(refused, is_stopping=False, now_s=1)
-    outage_limit.check(refused, is_stopping=False, now_s=10.9)
-    outage_limit.check(well, is_stopping=False, now_s=11)
-    outage_limit.check(refused, is_stopping=False, now_s=12)
-    with pytest.raises(UnavailableError, match="503"):
-        outage_limit.check(refused, is_stopping=False, now_s=22)
-    outage_limit.check(well, is_stopping=True, now_s=30)
-    with pytest.raises(UnavailableError, match="stopped before"):
-        outage_limit.check(well, is_stopping=True, now_s=35)

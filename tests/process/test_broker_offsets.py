@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.process.broker_offsets import BrokerOffsetsClient
-from rocketmq_tiered.process.broker_side import TlsCache, address_of, tls_of
+from rocketmq_tiered.process.broker_side import address_of, tls_of
 from tests.remoting.tls_peer import Papers, answering, listening, shows
-from tests.servers.certificates import Authority
 from tiered.broker_store.bound import BoundFacts, BrokerOffsets, decide_bound
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.liveness import Liveness
@@ -92,23 +91,6 @@ def test_a_broker_whose_dispatch_lag_is_not_exact_is_not_taken_at_its_count(
     assert decide_bound(facts).phys == (1000 if is_certain else 700)
 
 
-def test_a_broker_too_busy_to_return_its_configuration_gets_the_request_again() -> None:
-    client = FakeClient({"commitLogMaxOffset": "1000"}, 1000)
-    voice = _voice(client)
-    asked: list[None] = []
-
-    def busy_once() -> dict[str, str]:
-        asked.append(None)
-        if len(asked) == 1:
-            raise UnavailableError("busy")
-        return {"enableControllerMode": "true"}
-
-    client.broker_config = busy_once  # type: ignore[method-assign]
-    assert voice.ask() is None
-    offsets = voice.ask()
-    assert offsets is not None and not offsets.is_dispatch_certain
-
-
 def test_a_silent_broker_is_none_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient({"commitLogMaxOffset": "1"}, UnavailableError("timed out"))
     voice = _voice(client)
@@ -163,19 +145,6 @@ def test_it_is_dialled_as_the_settings_say(tmp_path: Path) -> None:
         voice.close()
     assert tls is not None and tls.options.verify == "full"
     assert tls_of(load_settings().settings) is None
-
-
-def test_a_later_job_uses_what_was_loaded(tmp_path: Path) -> None:
-    ca = tmp_path / "copy.pem"
-    ca.write_bytes(Authority(tmp_path).certificate.read_bytes())
-    flags = {"broker.tls": ("flag", True), "broker.tls_ca": ("flag", str(ca))}
-    kept, settings = TlsCache(), load_settings(flags=flags).settings
-    first = kept.of(settings)
-    ca.write_text("half writ")
-    assert kept.of(settings) is first is not None
-    assert kept.of(load_settings().settings) is None
-    with pytest.raises(UsageError):
-        kept.of(settings)
 
 
 def test_a_file_for_tls_that_is_not_there_ends_the_start() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,7 @@ from rocketmq_tiered.page.html import Html
 from rocketmq_tiered.page.messages import hex_dump, text_of
 from rocketmq_tiered.page.overview import Overview, _upkeep, level_of, render_overview
 from rocketmq_tiered.page.topic_summary import TopicNumbers, summarize
-from rocketmq_tiered.page.topics import TopicChoice, render_topics
-from rocketmq_tiered.page.worker_value import Reading, WorkerValue
+from rocketmq_tiered.page.worker_value import Reading
 from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_report
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
@@ -125,34 +123,3 @@ def test_queues_are_summed_up_by_topic() -> None:
         table=np.append(state.table, state.table[-1:]),
     )
     assert summarize(more, numbers).names == ("t0", "t1", "t2"), "the same directory, extended"
-
-
-def test_ten_thousand_topics_take_a_fraction_of_a_second() -> None:
-    """The page is rendered beside an event loop, which waits for the interpreter's lock."""
-    state, numbers = made_state(10_000, 1), TopicNumbers()
-    summarize(state, numbers)
-    began_s = time.process_time()
-    found = summarize(state, numbers)
-    chosen = found.chosen("9", "bytes")
-    page = render_topics(TopicChoice(), [], len(chosen), None)
-    assert time.process_time() - began_s < 0.4
-    assert len(found.names) == 10_000 and "Page 1 of 69" in page
-
-
-def test_a_slow_value_is_kept_and_a_failure_is_shown_beside_it() -> None:
-    made: list[int] = []
-
-    def make() -> int:
-        if made:
-            raise UnavailableError("the store is away")
-        made.append(1)
-        return 7
-
-    value = WorkerValue("number", make, lambda _: 0.0)
-    assert value.get(5.0).value == 7
-    for _ in range(500):
-        reading = value.get(5.0)
-        if reading.problem:
-            break
-        time.sleep(0.01)
-    assert (reading.value, reading.problem) == (7, "the store is away")

@@ -44,12 +44,6 @@ def test_an_inner_batch_that_does_not_decode_is_null(caplog: pytest.LogCaptureFi
     assert "offset 7: body does not match its sysFlag" in caplog.text
 
 
-def test_without_a_form_there_is_no_body() -> None:
-    document = shown(b"hello", None)
-    assert "body" not in document
-    assert (document["queueOffset"], document["tags"], document["bodyLen"]) == (7, "a", 5)
-
-
 @pytest.mark.parametrize(
     ("body", "form", "expected"),
     [

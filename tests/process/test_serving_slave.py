@@ -95,17 +95,6 @@ def test_a_loopback_port_with_an_address_for_other_hosts_is_refused() -> None:
     assert service.bind == "0.0.0.0:10931"
 
 
-@pytest.mark.parametrize(
-    ("acl", "certificate", "is_warned"), [("true", "", True), ("false", "", False), ("true", "c.pem", False)]
-)
-def test_accounts_of_the_broker_without_tls_are_a_warning(
-    acl: str, certificate: str, is_warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    wanted = settings("sidecar-host:10931", serve=ServeSettings(tls_certificate=certificate))
-    services_of(wanted, broker_conf({**CONF, "aclEnable": acl}), BrokerNames(CLUSTER, BROKER))
-    assert ("set serve.tls_certificate" in caplog.text) is is_warned
-
-
 def test_an_id_without_an_address_and_an_address_without_an_id_are_contradictions() -> None:
     for slave, key in (
         (SlaveSettings(advertise="h:1"), "slave.broker_id"), (SlaveSettings(broker_id=3), "slave.advertise"),

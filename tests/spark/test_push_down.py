@@ -231,22 +231,6 @@ def test_header_only_scans_touch_no_block(scanned: Callable[..., Any]) -> None:
     assert set(reads) == tails
 
 
-def test_a_time_range_reads_little_more_than_its_messages(scanned: Callable[..., Any]) -> None:
-    everything, _, rows = scanned(Predicate(), with_records=True)
-    narrow = Predicate({"storeTimestamp": Allowed(1_795_227_671_000, 1_795_227_672_000)})
-    reads, parts, few = scanned(narrow, with_records=True)
-    assert 0 < few < rows / 10
-    assert sum(length for *_, length in reads) < sum(length for *_, length in everything) / 4
-    assert len({ref.key for part in parts for ref in part.objects}) < len({key for key, *_ in everything}) / 2
-
-
-def test_tags_select_blocks_by_hash_code(scanned: Callable[..., Any]) -> None:
-    everything, _, rows = scanned(Predicate(), with_records=True)
-    reads, _, few = scanned(Predicate(tags=frozenset({"no such tag"})), with_records=True)
-    assert few == 0 < rows
-    assert len(reads) < len(everything) / 2
-
-
 def store_of_scheduled_messages(path: Path) -> Path:
     """Messages that wait for their time, in an LMQ too, as 4.9 and 5.0 dispatch them: units of both queues have
     the time as code."""
@@ -300,12 +284,3 @@ def test_spark_pushes_filters_and_gets_the_same_rows(spark: SparkSession, small_
         assert sorted(map(tuple, frame.where(where).collect())) == found != []
     finally:
         spark.conf.set(setting, "true")
-
-
-def test_a_dataframe_used_again_is_not_filtered(spark: SparkSession, small_archive: Path) -> None:
-    """Spark keeps what was pushed for one scan and applies it to every other scan of the DataFrame."""
-    frame = read(spark, f"file://{small_archive}", columns=["queueOffset", "queueId"])
-    everything = frame.count()
-    few = frame.where("queueOffset >= 10").count()
-    assert 0 < few < everything == frame.count()
-    assert frame.where("queueOffset >= 10").unionAll(frame).count() == few + everything

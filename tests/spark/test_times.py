@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from rocketmq_tiered.spark.jobs.stats import stats
 from rocketmq_tiered.spark.options.predicate import Allowed, Predicate
 from rocketmq_tiered.spark.options.source_options import parse_options
 from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
-from tests.end_to_end.offloading import BROKER, CLUSTER
 from tiered.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,14 +58,6 @@ def test_all_ways_of_reading_select_the_same_messages(spark: SparkSession, small
     assert {topic.stored_bytes for topic in found.topics} == {0}, "objects hold messages of other times too"
 
 
-def test_a_store_directory_too(spark: SparkSession, real_store: Callable[[str], Path]) -> None:
-    options = {"source": "store", "cluster": CLUSTER, "broker": BROKER, "columns": COLUMNS}
-    every = _rows(read(spark, str(real_store("B") / "store"), **options))
-    since, until = _middle(every)
-    found = _rows(read(spark, str(real_store("B") / "store"), since=since, until=until, **options))
-    assert found == [row for row in every if since <= row[3] < until] != []
-
-
 def test_messages_outside_the_range_are_not_planned(small_archive: Path) -> None:
     before = parse_options({"path": f"file://{small_archive}", "until": "2001-01-01"})
     assert plan(before, pinned_versions(before), before.times, is_header_only=False) == []
@@ -77,19 +67,6 @@ def test_exports_and_streams_refuse_time_ranges(small_archive: Path, tmp_path: P
     dated = parse_options({"path": f"file://{small_archive}", "since": "2026-01-01"})
     with pytest.raises(UsageError, match="export does not take since"):
         export(None, dated, f"file://{tmp_path}")  # type: ignore[arg-type]
-
-
-def test_a_stream_error_names_the_option_for_a_start_time(
-    spark: SparkSession, small_archive: Path, tmp_path: Path
-) -> None:
-    stream = (
-        spark.readStream.format("rocketmq-tiered")
-        .option("since", "2026-01-01")
-        .load(f"file://{small_archive}")
-    )
-    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
-    with pytest.raises(Exception, match="startingOffsets=timestamp starts at a time"):
-        query.awaitTermination(60)
 
 
 NUMBERS = st.dictionaries(

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
-from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.file_consume_queue import FileConsumeQueues
-from tiered.broker_store.liveness import Liveness, LivenessReport
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import OffloadSettings
@@ -20,7 +18,6 @@ from uploader.bound_source import BoundSource, no_offsets
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 SMALL = OffloadSettings(batch_bytes=256 << 10, split_bytes=64 << 10, block_bytes=64 << 10)
-RUNS = LivenessReport(Liveness.ALIVE, 1, True, "it runs")
 Records = dict[tuple[str, int], tuple[int, int]]
 
 
@@ -90,16 +87,6 @@ def no_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_ends")
-def test_where_the_log_ends_in_nothing_and_all_queues_are_shown_their_ends_are_not_looked_at(
-    real_store: Callable[[str], Path],
-) -> None:
-    with open_broker_store(real_store("F") / "store") as store:
-        result = _offloader(store, Environment()).run(threading.Event(), follow=False)
-    assert result.messages == 18_004
-    assert result.hidden == 0
-
-
-@pytest.mark.usefixtures("no_ends")
 def test_before_a_queue_is_hidden_the_ends_are_looked_at(real_store: Callable[[str], Path]) -> None:
     """Units may still be missing: what follows the last one is not gone, but not yet dispatched."""
     with (
@@ -121,42 +108,3 @@ def test_unreadable_queues_end_the_backfill(real_store: Callable[[str], Path], t
             BoundSource(store, no_offsets).ask(0)
         with pytest.raises(PermissionError):
             _offloader(store, Environment()).run(threading.Event(), follow=False)
-
-
-@pytest.mark.parametrize("is_certain", [True, False])
-def test_queues_are_searched_only_where_the_broker_does_not_count_its_dispatch(
-    real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, is_certain: bool
-) -> None:
-    searches = []
-    search = FileConsumeQueues.frontier_phys
-
-    def counted(index: FileConsumeQueues, at_least: int | None = None) -> int:
-        searches.append(at_least)
-        return search(index, at_least)
-
-    monkeypatch.setattr(FileConsumeQueues, "frontier_phys", counted)
-    monkeypatch.setattr(BrokerStore, "liveness", lambda _store: RUNS)
-    with open_broker_store(real_store("A") / "store") as store:
-        end_phys = store.commit_log.max_file_end
-        offsets = BrokerOffsets(end_phys, None, 1000, is_certain)
-        bound = BoundSource(store, lambda: offsets).ask(0)
-    if is_certain:
-        assert not searches and bound.phys == end_phys - 1000
-    else:
-        assert searches == [end_phys] and 0 < bound.phys < end_phys - 1000
-
-
-def test_the_written_end_grows_without_a_new_bound(
-    real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that the lag is not that of the last bound."""
-    monkeypatch.setattr(BrokerStore, "liveness", lambda _store: RUNS)
-    offsets = BrokerOffsets(1000, None, 0)
-    with open_broker_store(real_store("A") / "store") as store:
-        source = BoundSource(store, lambda: offsets)
-        assert source.reported_end_phys() == 1000 and source.written_phys == 0
-        source.ask(0)
-        offsets = BrokerOffsets(3000, None, 0)
-        assert source.written_phys == 1000
-        assert source.reported_end_phys() == 3000
-        assert source.written_phys == 3000 and source.feed.limit_phys == 1000

@@ -34,16 +34,6 @@ def refusing(memory: MemoryStore, fault: Fault, times: int | None = None) -> Fau
     return FaultStore(memory, [FaultRule(fault, keys="*/state/*", times=times)], wait=lambda _: None)
 
 
-@pytest.mark.parametrize("fault", [Fault.THROTTLED, Fault.LOST_BEFORE, Fault.LOST_AFTER])
-def test_a_refused_table_is_sent_again_after_a_wait(real_store: RealStore, fault: Fault) -> None:
-    memory = MemoryStore("memory://tables")
-    waits: list[float] = []
-    environment = Environment(wait=waits.append)
-    backfill(real_store("B") / "store", refusing(memory, fault, times=2), environment=environment)
-    assert tables_of(memory) == set(TABLE_NAMES)
-    assert len(waits) == 2
-
-
 def test_repeated_refusals_end_it_and_the_same_command_archives_the_rest(
     real_store: RealStore,
 ) -> None:
@@ -110,18 +100,6 @@ def test_tables_that_changed_since_an_earlier_backfill_are_archived_again(
     with pytest.raises(ThrottledError):
         backfill(store, refusing(memory, Fault.THROTTLED), environment=Environment(wait=lambda _: None))
     assert not knows_what_was_consumed(memory)
-    assert backfill(store, memory).messages == 0
-    assert knows_what_was_consumed(memory)
-
-
-def test_tables_missing_after_an_interrupted_backfill_are_archived_by_the_next_one(
-    grown: tuple[Path, MemoryStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has released its epoch: nothing but the tables themselves tells."""
-    store, memory = grown
-    with monkeypatch.context() as while_interrupted:
-        while_interrupted.setattr(Offloader, "_finish_backfill", lambda _: None)
-        assert backfill(store, memory).messages > 0
     assert backfill(store, memory).messages == 0
     assert knows_what_was_consumed(memory)
 

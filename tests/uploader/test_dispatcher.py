@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.uploader.dispatch_bench import FILE_BYTES, Bench
 from uploader.dispatcher import StepResult
-from uploader.log_feed import FeedBound
-
-EVERYTHING = FeedBound(1 << 40, 1 << 40)
 
 
 def test_the_dispatch_step_never_waits_for_the_lock(tmp_path: Path) -> None:
@@ -57,16 +52,6 @@ def test_a_batch_closes_by_the_age_of_its_first_row(tmp_path: Path) -> None:
     bench.dispatcher.close_if_due()
     assert len(bench.closed) == 0
     bench.now_ms = 6000
-    bench.dispatcher.close_if_due()
-    assert len(bench.closed) == 1
-
-
-def test_a_batch_does_not_wait_for_a_clock_that_was_set_back(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, age_ms=1000)
-    bench.now_ms = 3_600_000
-    bench.write(1)
-    bench.dispatcher.dispatch_step(bench.bound())
-    bench.now_ms = 0
     bench.dispatcher.close_if_due()
     assert len(bench.closed) == 1
 
@@ -134,17 +119,4 @@ def test_an_oversized_record_is_always_admitted(tmp_path: Path) -> None:
     while bench.dispatcher.compensate(bench.bound()) != StepResult.CAUGHT_UP:
         while (batch := bench.closed.get()) is not None:
             bench.pool.release(batch)
-    assert bench.dispatcher.cursor == bench.end
-
-
-@pytest.mark.parametrize("cut", [1, 40, 100])
-def test_a_record_that_the_bound_cuts_waits_whole(tmp_path: Path, cut: int) -> None:
-    bench = Bench(tmp_path)
-    bench.write(2)
-    first_end = bench.end // 2
-    limit = FeedBound(bench.end - cut, bench.end - cut)
-    for _ in range(3):
-        bench.dispatcher.compensate(limit)
-    assert bench.dispatcher.cursor == first_end
-    bench.dispatcher.compensate(bench.bound())
     assert bench.dispatcher.cursor == bench.end

@@ -10,7 +10,6 @@ import pytest
 
 from tests.kernels.record_builder import Message, build_log, properties
 from tiered.broker_store.bound import BrokerOffsets
-from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.consume_queue_index import UNIT_DTYPE, ConsumeQueueIndex
 from tiered.broker_store.liveness import Liveness, LivenessReport
 from tiered.broker_store.store import open_broker_store
@@ -252,31 +251,6 @@ def test_the_count_that_is_ahead_is_known_in_the_next_batch_and_in_one_planned_a
         for end, log in enumerate(logs):
             offsets = references.offsets(log.columns, lambda ordinals, end=end: np.full(len(ordinals), end))  # type: ignore[misc]
             assert resolved_lmq_rows(log.columns, offsets)[1].tolist() == [end]
-
-
-@pytest.mark.parametrize(
-    ("properties", "is_off"),
-    [
-        ({}, True),
-        ({"enableLmq": "true"}, True),
-        ({"enableMultiDispatch": "true"}, False),
-        ({"enableMultiDispatch": " TRUE "}, False),
-    ],
-)
-def test_whether_the_broker_dispatches_is_its_configurations_word(
-    properties: dict[str, str], is_off: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "commitlog").mkdir()
-    with open_broker_store(tmp_path, conf=broker_conf(properties)) as store:
-        assert lmq_rules(store, {}) == LmqRules(in_rocksdb=False, is_off=is_off)
-        assert lmq_rules(store, {"enableMultiDispatch": "true"}) == FILES, "it says so itself"
-    with open_broker_store(
-        tmp_path, conf=broker_conf({**properties, "storeType": "defaultRocksDB"})
-    ) as store:
-        is_off = properties.get("enableLmq") != "true"
-        assert lmq_rules(store, {}) == LmqRules(in_rocksdb=True, is_off=is_off)
-    with open_broker_store(tmp_path) as store:
-        assert lmq_rules(store, {}) == FILES, "not known: it may"
 
 
 def test_what_the_broker_last_said_of_its_configuration_is_kept(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.record_builder import Message, blank, encode, properties
+from tests.kernels.record_builder import Message, blank, encode
 from tests.uploader.dispatch_bench import FILE_BYTES, Bench
 from tiered.broker_store.commit_log import CommitLog
 from tiered.kernels.queue_table import QueueTable
@@ -127,21 +127,6 @@ def test_records_inside_a_body_are_a_body_however_it_is_cut(tmp_path: Path) -> N
         assert (outcome, batch.damaged, feed.oversize_bytes) == (FeedOutcome.OVERSIZE, [], len(second))
 
 
-def test_records_inside_a_damaged_body_are_not_looked_for(tmp_path: Path) -> None:
-    """A producer may send what looks like records under a checksum of the record that is wrong."""
-    first = encode(Message(body=b"x"), 0)
-    body_at = len(first) + len(encode(Message(body=b""), 0)) - len(b"topic") - 3
-    wrong = properties((b"__CRC32#", b"1234567890"))
-    second = encode(Message(queue_offset=1, body=records_at(body_at, 3), properties=wrong), len(first))
-    log = first + second + encode(Message(queue_offset=2, body=b"z"), len(first + second))
-    (tmp_path / f"{0:020d}").write_bytes(log + bytes(1 << 16))
-    batch = read_all(feed_of(tmp_path), FeedBound(len(log), len(log)))
-    assert [(d.begin_phys, d.end_phys, d.detail) for d in batch.damaged] == [
-        (len(first), len(first + second), "record_crc")
-    ]
-    assert (batch.columns.rows, batch.to_phys) == (2, len(log))
-
-
 def test_a_record_that_the_bound_cuts_is_waited_for(tmp_path: Path) -> None:
     """A confirm offset is where a slave's transfer happens to be, not where a record ends."""
     record = encode(Message(body=bytes(1000)), 0)
@@ -167,41 +152,3 @@ def test_a_file_cut_to_a_few_bytes_does_not_end_the_log(left: int, tmp_path: Pat
     assert batch.to_phys == end
     assert [(d.begin_phys, d.end_phys, d.detail) for d in batch.damaged] == [(0, FILE_BYTES, "cut short")]
     assert batch.columns.rows == (end - FILE_BYTES) // RECORD_BYTES
-
-
-def test_a_file_that_is_shorter_than_it_was_listed(tmp_path: Path) -> None:
-    _, end = two_files(tmp_path)
-    feed = feed_of(tmp_path)
-    with (tmp_path / f"{0:020d}").open("r+b") as file:
-        file.truncate(10 * RECORD_BYTES + 50)
-    batch = read_all(feed, FeedBound(end, end))
-    assert batch.to_phys == end
-    assert batch.columns.rows == 10 + (end - FILE_BYTES) // RECORD_BYTES
-
-
-DAMAGES = {
-    "body": (90, b"\xff"),
-    "size": (0, struct.pack(">i", 100)),
-    "magic": (4, bytes(4)),
-    "place": (28, b"\x7f"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_record_that_the_bound_cuts_is_waited_for_behind_damage_too(damage: str, tmp_path: Path) -> None:
-    """What is damaged ends where the next record begins, not where the bound happens to be."""
-    log, positions = b"", []
-    for number in range(3):
-        positions.append(len(log))
-        log += encode(Message(queue_offset=number, body=bytes([number]) * 300), len(log))
-    data, (at, bad) = bytearray(log + bytes(1 << 16)), DAMAGES[damage]
-    data[positions[1] + at : positions[1] + at + len(bad)] = bad
-    (tmp_path / f"{0:020d}").write_bytes(data)
-    for bound in range(positions[2], len(log)):
-        feed, batch = feed_of(tmp_path), LogBatch(1 << 16)
-        for limit in (bound, len(log)):
-            while feed.advance(batch, FeedBound(limit, limit), 1 << 16) is FeedOutcome.MORE:
-                pass
-            assert batch.to_phys <= limit
-        assert batch.columns.phys[: batch.columns.rows].tolist() == [positions[0], positions[2]], bound
-        assert [(d.begin_phys, d.end_phys) for d in batch.damaged] == [(positions[1], positions[2])]

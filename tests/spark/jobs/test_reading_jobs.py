@@ -15,8 +15,8 @@ import pytest
 
 from rocketmq_tiered.spark.cli.main import main
 from rocketmq_tiered.spark.jobs.diff import DifferenceKind, diff
-from rocketmq_tiered.spark.jobs.search import Question, columns_of, search
-from rocketmq_tiered.spark.jobs.stats import Stats, bucket_width_ms, stats
+from rocketmq_tiered.spark.jobs.search import Question, search
+from rocketmq_tiered.spark.jobs.stats import Stats, stats
 from rocketmq_tiered.spark.jobs.stats_report import page
 from rocketmq_tiered.spark.jobs.verify import verify
 from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
@@ -24,7 +24,6 @@ from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.spark.conftest import archive_store
-from tests.spark.jobs.inline_tasks import InlineTasks
 from tiered.archive.verify import AnomalyKind, verify_archive
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import UsageError
@@ -77,17 +76,6 @@ def test_spark_verify_finds_the_same_as_verify(
     kinds = {anomaly.kind for anomaly in found.report.anomalies}
     assert {AnomalyKind.DAMAGED, AnomalyKind.MISSING} <= kinds
     assert any(name in anomaly.key and anomaly.range for anomaly in found.report.anomalies)
-
-
-def test_verify_reports_progress_in_bytes(small_archive: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    verify(
-        None,  # type: ignore[arg-type]
-        SourceOptions(f"file://{small_archive}"), tasks=InlineTasks(),
-        report=lambda done, total: seen.append((done, total)),
-    )  # fmt: skip
-    assert seen[-1][0] == seen[-1][1] > 0
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
 # -- diff -----------------------------------------------------------------------------------------------------
@@ -217,22 +205,6 @@ def test_queues_with_the_same_id_at_two_brokers_are_counted_apart(
     assert [(one.queues, one.messages) for one in found.topics] == [(2, 8)]
 
 
-def test_names_in_the_page_are_escaped(spark: SparkSession, small_archive: Path) -> None:
-    found = stats(spark, SourceOptions(f"file://{small_archive}", topics=("t_one",)), headers_only=True)
-    (one,) = found.topics
-    html = page(replace(found, topics=[replace(one, topic="<script>x")], buckets=[]), 1)
-    assert "<script" not in html
-    assert "&lt;script&gt;x" in html
-
-
-@pytest.mark.parametrize(
-    ("span_ms", "width_ms"),
-    [(0, 1), (96, 1), (106_000, 2_000), (3_600_000, 60_000), (400 * 86_400_000, 7 * 86_400_000)],
-)
-def test_time_buckets_have_round_widths(span_ms: int, width_ms: int) -> None:
-    assert bucket_width_ms(1000, 1000 + span_ms) == width_ms
-
-
 # -- search ---------------------------------------------------------------------------------------------------
 
 
@@ -261,14 +233,6 @@ def test_a_search_finds_by_header_body_and_time(
     found = search(spark, source, Question(body=rf"^\Q{word}\E", select=("text",))).collect()
     assert whole in {row["text"] for row in found}
     assert all(row["text"].startswith(word) for row in found)
-
-
-def test_a_search_reads_only_the_columns_it_names() -> None:
-    assert columns_of(Question(select=("topic",), where="queueOffset > 3")) == ("topic", "queueOffset")
-    assert "body" in columns_of(Question(select=("text",)))
-    assert "body" in columns_of(Question(select=("topic",), body="x"))
-    assert columns_of(Question(sql="SELECT COUNT(*) FROM messages")) == ("storeTimestamp",)
-    assert "properties" in columns_of(Question(sql="SELECT * FROM messages"))
 
 
 def test_an_invalid_query_is_wrong_usage(spark: SparkSession, small_archive: Path) -> None:
