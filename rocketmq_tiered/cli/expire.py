@@ -58,7 +58,7 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
         task = ExpiryTask(
             archive.store, settings, lambda _state: rules_of(archive, settings),
-            erase=erase, may_be_much=options.yes,
+            erase=erase, is_unlimited=options.yes,
         )  # fmt: skip
         found = task.plan(archive.state)
         share = found.plan.share

@@ -36,10 +36,10 @@ class ExpiryTask:
         *,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         erase: Erasure | None = None,
-        may_be_much: bool = False,
+        is_unlimited: bool = False,
     ) -> None:
         self._store, self._settings, self._rules_of = store, settings, rules_of
-        self._clock, self._erase, self._may_be_much = clock, erase, may_be_much or erase is not None
+        self._clock, self._erase, self._is_unlimited = clock, erase, is_unlimited or erase is not None
         self.due = Due(every_s=(settings.gc.every_ms or DAY_MS) / 1000, first_s=FIRST_AFTER_S)
         self.problem = ""
 
@@ -49,7 +49,7 @@ class ExpiryTask:
 
     def is_too_much(self, found: ExpiryPass) -> bool:
         """Whether it is more than retention.max_share of the archive, and may not be."""
-        return not self._may_be_much and found.plan.exceeds(self._settings.retention.max_share)
+        return not self._is_unlimited and found.plan.exceeds(self._settings.retention.max_share)
 
     def step(self, state: CatalogState, found: ExpiryPass) -> bool:
         """Expire it, unless it is too much."""

@@ -40,11 +40,11 @@ class ArchiveTasks:
         self._stopping = Stopping()
         self._throttle = Throttle(load)
         own = settings.compaction
-        calm = YieldingStore(
+        throttled = YieldingStore(
             store, bytes_per_s=own.bytes_per_s, requests_per_s=own.requests_per_s, share=self._share,
             is_stopped=self._stopping.stopped.is_set, sleep=self._stopping.wait,
         )  # fmt: skip
-        expiry = ExpiryTask(calm, settings, lambda state: rules_in(calm, state, settings))
+        expiry = ExpiryTask(throttled, settings, lambda state: rules_in(throttled, state, settings))
         self.expiry = TaskLoop(expiry, self._owned_state)
         self.gc: TaskLoop[Any] | None = None
         if settings.gc.every_ms:
@@ -53,7 +53,7 @@ class ArchiveTasks:
                 is_stopped=self._stopping.stopped.is_set,
                 sleep=self._stopping.wait,
             )
-            self.gc = TaskLoop(GcTask(calm, settings.gc, deletions=deletions), self._owned_state)
+            self.gc = TaskLoop(GcTask(throttled, settings.gc, deletions=deletions), self._owned_state)
         self._compaction: TaskLoop[Any] | None = None
         self._compaction_task: CompactionTask
         self._loops: list[TaskLoop[Any]] = [loop for loop in (self.expiry, self.gc) if loop is not None]
