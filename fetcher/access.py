@@ -38,7 +38,7 @@ from fetcher.walk import Walk
 from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.diverged import superseded_state
+from tiered.catalog.hidden_history import history_state
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
@@ -71,13 +71,13 @@ def open_access(
     broker: str,
     settings: Settings,
     version: int | None = None,
-    log_history: int | None = None,
+    history: int | None = None,
 ) -> ArchiveAccess:
     """The archive at ``url``, data read by threads, at an earlier ``version`` or as it grows, or what only
-    ``log_history`` has. Raises NotFoundError, UsageError or what the store raises."""
+    ``history`` has. Raises NotFoundError, UsageError or what the store raises."""
 
     reader = partial(_threads, settings=settings)
-    return _opened(url, cluster, broker, settings, reader, version=version, log_history=log_history)
+    return _opened(url, cluster, broker, settings, reader, version=version, history=history)
 
 
 def _threads(place: ArchivePlace, settings: Settings) -> RangeReader:
@@ -108,7 +108,7 @@ def _opened(
     *,
     has_loop: bool = False,
     version: int | None = None,
-    log_history: int | None = None,
+    history: int | None = None,
 ) -> ArchiveAccess:
     limit_decoding(settings.fetch.memory_bytes)
     root = open_store(url, StoreOptions(settings.object_store))
@@ -116,12 +116,12 @@ def _opened(
         names = cluster or settings.archive.cluster or None, broker or settings.archive.broker or None
         place = open_archive(root, *names)
         state = load(place.store, version=version)
-        if log_history is not None:
-            state = superseded_state(place.store, state, log_history)
+        if history is not None:
+            state = history_state(place.store, state, history)
         disk = _disk_cache(settings, place)
         return ArchiveAccess(
             url, root, place, state, make_reader(place), settings, disk,
-            has_loop=has_loop, is_snapshot=version is not None or log_history is not None,
+            has_loop=has_loop, is_snapshot=version is not None or history is not None,
         )  # fmt: skip
     except BaseException:
         root.close()

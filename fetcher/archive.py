@@ -41,11 +41,11 @@ def open_archive(
     broker: str = "",
     settings: Settings | None = None,
     version: int | None = None,
-    log_history: int | None = None,
+    history: int | None = None,
 ) -> Archive:
     """The archive at ``url``, or in the local directory at a path; names are optional if there is only one.
     ``version``: as it was then; reads raise SnapshotExpiredError once objects of that version are deleted.
-    ``log_history``: only messages of that log history that a truncated or replaced log took out of the visible offsets.
+    ``history``: only messages of that log history that a truncated or replaced log took out of the visible offsets.
 
     Raises NotFoundError if there is none, UsageError listing the names when there are several.
     """
@@ -57,7 +57,7 @@ def open_archive(
             broker=broker,
             settings=settings,
             version=version,
-            log_history=log_history,
+            history=history,
         )
     )
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from tiered.broker_store.store import BrokerStore
-from tiered.catalog.catalog_reader import history_spans, load, newest_log_check
+from tiered.catalog.catalog_reader import history_spans, load, newest_log_check, shared_version, spans_to
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.state import CatalogState
@@ -107,6 +108,12 @@ class ArchiveOwner:
         if found.decision.step is Step.CONTINUE:
             return state.cursor.phys
         self.claim()
+        if found.decision.step is Step.RETURN:
+            with suppress(CommitInvalidError):
+                return self._return_to(found.divergence)
+            found = self._compared(state, may_return=False)
+            if found.decision.step is Step.STOP:
+                raise found.error()
         return self._start_history(found.divergence)
 
     def _may_claim(self, owned: CatalogState, found: Comparison | None) -> None:
@@ -129,8 +136,9 @@ class ArchiveOwner:
                 f"another broker of this name owns the archive ({owner.instance} on {owner.host})"
             )
 
-    def _compared(self, state: CatalogState) -> Comparison:
-        """What the log shares with the archive of ``state``, and what follows from it."""
+    def _compared(self, state: CatalogState, *, may_return: bool = True) -> Comparison:
+        """What the log shares with the archive of ``state``, and what follows from it. ``may_return``: to an earlier
+        log history."""
         reported_end_phys = self._reported_end_phys()
         result = compare(self._log, state.cursor.check, reported_end_phys)
         divergence = Divergence(state.version, state.cursor.phys, result is CheckResult.SAME)
@@ -143,6 +151,10 @@ class ArchiveOwner:
             shared = Shared.EARLIER if divergence.is_compared else Shared.EARLIER_DELETED
             if not divergence.version:
                 shared = Shared.NOTHING
+        has_grown = not state.log_histories or state.cursor.phys > state.log_histories[-1].begin_phys
+        is_proven = shared is Shared.END and has_grown
+        if may_return and not is_proven and (earlier := self._earlier(state, divergence, shared)) is not None:
+            return Comparison(earlier, decide(LogFacts(Shared.EARLIER_HISTORY), self._limits), state, None)
         if shared in (Shared.EARLIER, Shared.EARLIER_DELETED):
             common = load(self._archive, version=divergence.version)
         is_deleted = shared in (Shared.END_DELETED, Shared.EARLIER_DELETED)
@@ -200,6 +212,41 @@ class ArchiveOwner:
                 generation=key.generation,
             )
 
+    def _earlier(self, state: CatalogState, present: Divergence, shared: Shared) -> Divergence | None:
+        """The end of what the log shares with a log history that is not current, if that is more than ``present``."""
+        reported_end_phys = self._reported_end_phys()
+        newest = partial(newest_log_check, self._archive)
+        is_present = shared in (Shared.END, Shared.EARLIER) and present.is_compared
+        best, phys = None, present.phys if is_present else -1
+        for history in state.log_histories:
+            end = history.version - 1
+            common = shared_version(state.log_histories, end, state.version)
+            spans = [
+                (max(first, common + 1), last)
+                for first, last in spans_to(state.log_histories, end)
+                if last > common
+            ]
+            found = find_divergence(self._log, spans, newest, reported_end_phys)
+            if found.version and found.is_compared and found.phys > phys:
+                best, phys = found, found.phys
+        return best
+
+    def _return_to(self, divergence: Divergence) -> int:
+        """Raises CommitInvalidError if messages of that history are gone."""
+        before = self.writer.state.cursor.history
+        self.writer.return_to(divergence.version)
+        logger.warning(
+            "the broker's earlier log is back: its messages are visible again up to %d, without another upload; those "
+            "of log history %d are hidden",
+            divergence.phys,
+            before,
+        )
+        self._environment.log(
+            "the broker's earlier log is back: new log history",
+            {"from_phys": divergence.phys, "common_version": divergence.version},
+        )
+        return divergence.phys
+
     def _start_history(self, divergence: Divergence) -> int:
         before = self.writer.state
         try:
@@ -210,11 +257,11 @@ class ArchiveOwner:
             raise UnavailableError(error.message, hint=error.hint) from error
         lost_bytes = max(0, before.cursor.phys - divergence.phys) if divergence.version else 0
         logger.error(
-            "the broker's log diverged from the archive at %d: %d archived bytes are superseded, and kept for "
-            "gc.diverged_grace_ms (version %d of the catalog has them)",
+            "the broker's log diverged from the archive at %d: %d archived bytes are superseded; "
+            "tiered ls --histories lists what is hidden (log history %d)",
             divergence.phys,
             lost_bytes,
-            before.version,
+            before.cursor.history,
         )
         self._environment.log(
             "the broker's log diverged from the archive: new log history",

@@ -11,6 +11,7 @@ one that the archive knows. Anything else stops, and asks for archive.replace_lo
     an earlier commit                 -               new log history there, within the limits; else stop
     an earlier one, bytes deleted     yes / no        as an earlier commit / stop
     nothing                           -               stop
+    the end of an earlier log history -               make that one current again
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Shared(Enum):
     EARLIER = "an earlier commit"
     EARLIER_DELETED = "an earlier commit, of which the broker deleted the bytes"
     NOTHING = "nothing"
+    EARLIER_HISTORY = "a log history that another one replaced"
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,13 @@ class Step(Enum):
 
     CONTINUE = "continue"
     NEW_HISTORY = "start a log history where log and archive diverge"
+    RETURN = "make an earlier log history current again"
     STOP = "stop"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """``why`` it stops; empty otherwise. ``is_foreign``: nothing shows that the log is of this broker."""
+    """``why`` it stops; empty otherwise. ``is_foreign``: nothing shows that the log is of the archive's owner."""
 
     step: Step
     why: str = ""
@@ -73,6 +76,8 @@ def decide(facts: LogFacts, limits: LogLimits) -> Decision:
     """The step for ``facts``."""
     if facts.shared is Shared.END or (facts.shared is Shared.END_DELETED and not facts.misfit):
         return Decision(Step.CONTINUE)
+    if facts.shared is Shared.EARLIER_HISTORY:
+        return Decision(Step.RETURN, is_foreign=True)
     why, is_foreign = _why_not(facts, limits)
     if limits.replace_log or not why:
         return Decision(Step.NEW_HISTORY, is_foreign=is_foreign)

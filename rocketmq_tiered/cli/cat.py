@@ -66,10 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as the archive was at catalog version N, until gc deletes it",
     )
     parser.add_argument(
-        "--log-history",
+        "--history",
         type=int,
         metavar="N",
-        help="messages of log history N that a truncated or replaced log took out (see tiered ls --diverged)",
+        help="messages of log history N that a truncated or replaced log took out (see tiered ls --histories)",
     )
     parser.add_argument("--follow", action="store_true", help="continue as the archive grows, until Ctrl-C")
 
@@ -80,7 +80,7 @@ def execute(options: argparse.Namespace) -> int:
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     with open_archive(
-        options.url, settings=settings, version=options.at_version, log_history=options.log_history
+        options.url, settings=settings, version=options.at_version, history=options.history
     ) as archive:
         printer = _Printer(archive, options, message_filter)
         chosen = _chosen(archive, options)
@@ -107,9 +107,9 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
         raise UsageError(
             "--follow and --at-version exclude each other", hint="an earlier version does not grow"
         )
-    if options.log_history is not None and (options.follow or options.at_version is not None):
+    if options.history is not None and (options.follow or options.at_version is not None):
         raise UsageError(
-            "--log-history excludes --follow and --at-version", hint="an earlier log history does not grow"
+            "--history excludes --follow and --at-version", hint="an earlier log history does not grow"
         )
     if options.follow and options.until is not None:
         raise UsageError("--follow and --until exclude each other", hint="give one of them")

@@ -11,7 +11,6 @@ from typing import Any
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
 from rocketmq_tiered.cli.repeated import repeat
 from rocketmq_tiered.doctor.bucket_rules import what_stays
-from rocketmq_tiered.maintenance.diverged_messages import keep_history
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
@@ -39,12 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", metavar="DURATION", help="collect again after each DURATION, such as 24h, until stopped"
     )
-    parser.add_argument(
-        "--keep-log-history",
-        type=int,
-        metavar="N",
-        help="delete nothing; commit that messages of log history N (see tiered ls --diverged) are never deleted",
-    )
     add_json(parser)
 
 
@@ -52,11 +45,6 @@ def execute(options: argparse.Namespace) -> int:
     """Print what is or would be deleted; 1 if some of it could not be."""
     loaded = settings_of(options)
     settings = loaded.settings
-    if options.keep_log_history is not None:
-        if options.apply or options.every is not None:
-            raise UsageError("--keep-log-history deletes nothing", hint="remove --apply and --every")
-        with open_for_reading(options.url, settings) as archive:
-            return _keep(archive, options)
     if options.every is None:
         with open_for_reading(options.url, settings) as archive:
             return _collect(archive, loaded, options)
@@ -68,18 +56,6 @@ def execute(options: argparse.Namespace) -> int:
             _collect(archive, loaded, options, stopped)
 
     return repeat(options.every, "garbage collection", collect)
-
-
-def _keep(archive: LoadedArchive, options: argparse.Namespace) -> int:
-    number = options.keep_log_history
-    count = keep_history(archive.store, archive.state, number, clock=_now_ms)
-    if options.json:
-        print_json({"logHistory": number, "kept": count})
-    else:
-        print_lines(
-            f"{archive.title}: kept of log history {number}, so that gc never deletes them: {counted(count, 'object')}"
-        )
-    return 0
 
 
 def _collect(

@@ -12,12 +12,11 @@ from typing import Any
 
 from fetcher.queries.queue_listing import QueueListing, list_queues
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
-from rocketmq_tiered.maintenance.diverged_messages import diverged_queues
 from rocketmq_tiered.maintenance.expire import plan_pass
 from rocketmq_tiered.maintenance.expire_plan import NEVER_MS
 from rocketmq_tiered.process.archive_rules import rules_of
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_all_for_reading, open_for_reading
-from tiered.catalog.deletions import KEPT_MS
+from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, print_json, print_lines, print_table, size_text, time_text
@@ -39,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hidden", action="store_true", help="also list queues of deleted topics and earlier generations"
     )
     parser.add_argument(
-        "--diverged",
+        "--histories",
         action="store_true",
-        help="list messages of truncated or replaced logs that gc has not deleted",
+        help="list log histories: one for each time the broker's log was truncated or replaced, and what it hid",
     )
     parser.add_argument("--by-topic", action="store_true", help="one line for each topic")
     parser.add_argument(
@@ -57,10 +56,10 @@ def execute(options: argparse.Namespace) -> int:
     """Print the queues in order of name."""
     loaded = settings_of(options)
     settings = loaded.settings
-    if options.topic != "*" or options.diverged or options.by_topic or options.due:
+    if options.topic != "*" or options.histories or options.by_topic or options.due:
         with open_for_reading(options.url, settings) as archive:
-            if options.diverged:
-                _print_diverged(archive, options, settings.gc.diverged_grace_ms)
+            if options.histories:
+                _print_histories(archive, options, settings.gc.diverged_grace_ms)
             else:
                 _print_queues(archive, options, loaded)
         return 0
@@ -233,37 +232,39 @@ def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespa
     )
 
 
-def _print_diverged(archive: LoadedArchive, options: argparse.Namespace, grace_ms: int) -> None:
-    found = [
-        item
-        for item in diverged_queues(archive.store, archive.state)
-        if fnmatch.fnmatchcase(item.queue.topic, options.topic)
-    ]
+def _print_histories(archive: LoadedArchive, options: argparse.Namespace, grace_ms: int) -> None:
+    found = list_histories(archive.store, archive.state)
+    kept_until = {
+        item.number: None if item.since_ms is None or item.is_kept else item.since_ms + grace_ms
+        for item in found
+    }
     if options.json:
         print_json({
             "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
-            "diverged": [
+            "histories": [
                 {
-                    "logHistory": item.log_history, "topic": item.queue.topic, "queueId": item.queue.queue_id,
-                    "generation": item.queue.generation, "minOffset": item.min_offset, "maxOffset": item.max_offset,
-                    "messages": item.messages, "bytes": item.bytes, "objects": item.objects,
-                    "deletedAfterMs": None if item.since_ms >= KEPT_MS else item.since_ms + grace_ms,
+                    "number": item.number, "beginPhys": item.begin_phys, "endPhys": item.end_phys,
+                    "current": item.is_current, "hiddenMessages": item.messages, "hiddenBytes": item.bytes,
+                    "hiddenSinceMs": item.since_ms, "keptUntilMs": kept_until[item.number],
                 }
                 for item in found
             ],
         })  # fmt: skip
         return
     print_table(
-        ["log history", "topic", "queue", "generation", "min", "max", "messages", "bytes", "objects", "gc after"],
+        ["history", "begin", "end", "hidden messages", "bytes", "hidden since", "kept until"],
         [
-            [i.log_history, i.queue.topic, i.queue.queue_id, i.queue.generation, i.min_offset, i.max_offset,
-             i.messages, size_text(i.bytes), i.objects,
-             "kept" if i.since_ms >= KEPT_MS else time_text(i.since_ms + grace_ms)]
-            for i in found
+            [f"{item.number} (current)" if item.is_current else item.number, item.begin_phys, item.end_phys,
+             item.messages, size_text(item.bytes), _time_cell(item.since_ms),
+             "retention" if item.is_kept else _time_cell(kept_until[item.number])]
+            for item in found
         ],
     )  # fmt: skip
-    total, size = sum(item.messages for item in found), size_text(sum(item.bytes for item in found))
-    print_lines(f"{archive.title}: {counted(total, 'message')}, {size}, are in no later log history")
+    total = sum(item.messages for item in found)
+    histories = f"{len(found)} log {'history' if len(found) == 1 else 'histories'}"
+    print_lines(
+        f"{archive.title}: {histories}, {counted(total, 'hidden message')}; tiered cat --history N prints them"
+    )
 
 
 def _print(title: str, rows: Sequence[Listing], columns: Columns) -> None:

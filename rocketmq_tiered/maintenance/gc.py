@@ -45,7 +45,7 @@ DELETE_BATCH = 1000
 PROBE_KEY = f"{DATA_PREFIX}00/gc-may-delete"
 """A key that no object has: deleting it shows whether the account may delete."""
 TAKEN_BACK = frozenset({Reason.DIVERGED, Reason.INTENT})
-"""Reasons of pending deletions that `gc --keep-log-history` and compactions take back."""
+"""Reasons of pending deletions that returning log histories and compactions take back."""
 
 
 @dataclass(frozen=True)

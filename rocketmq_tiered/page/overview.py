@@ -230,8 +230,7 @@ def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str,
             found.append((f"Last {task.name}", f"{date_text(task.last_ms)}, {task.problem or 'done'}"))
     counts = Counter(pending.reason for pending in state.pending_deletions.values())
     for listed in state.deletion_lists:
-        if not listed.is_kept:
-            counts[listed.reason] += listed.entries
+        counts[listed.reason] += listed.entries
     reasons = ", ".join(f"{count:,} {reason or 'others'}" for reason, count in sorted(counts.items()))
     return found + ([("To be deleted", reasons)] if reasons else [])
 

@@ -100,7 +100,7 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
             "diverged-log",
             "the broker's log was truncated or replaced; objects with messages that it lost, to be deleted: "
             f"{report.diverged_objects:,}",
-            "tiered ls ARCHIVE_URL --diverged lists them, tiered gc --keep-log-history N keeps them",
+            "tiered ls ARCHIVE_URL --histories lists them; put the broker's earlier log back, or do nothing",
         ))  # fmt: skip
     for task in report.tasks:
         if task.problem:

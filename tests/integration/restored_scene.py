@@ -13,7 +13,7 @@ from tests.integration.live_scene import CHECK_TIMEOUT_S, Load, Scene
 from tests.integration.live_stories import restore_older_copy, send
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.diverged import superseded_state
+from tiered.catalog.hidden_history import history_state
 from tiered.object_store.wrapper import StoreWrapper
 
 GRACE_MS = 72 * 3_600_000
@@ -46,7 +46,7 @@ def collected_later(sidecar: Sidecar) -> int:
 def lost_messages(sidecar: Sidecar, newer: Path, log_history: int) -> int:
     """Read all messages that only ``log_history`` has, and compare them with the log of ``newer``; how many."""
     store = sidecar.open_archive()
-    state = superseded_state(store, load(store), log_history)
+    state = history_state(store, load(store), log_history)
     count = 0
     with open_broker_store(newer) as broker:
         log = LogView(broker.commit_log)

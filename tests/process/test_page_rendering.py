@@ -18,7 +18,7 @@ from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
 from tests.process.status_report import REPORT
 from tiered.archive.task import TaskStatus
-from tiered.catalog.deletions import KEPT_MS, DeletionList, PendingDeletion, Reason
+from tiered.catalog.deletions import DeletionList, PendingDeletion, Reason
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
@@ -81,9 +81,7 @@ def test_findings_name_the_next_step() -> None:
 def test_the_archive_names_the_last_passes_and_what_is_to_be_deleted() -> None:
     pending = {"a": PendingDeletion(1, 5, Reason.EXPIRED), "b": PendingDeletion(1, 5, Reason.EXPIRED)}
     listed = DeletionList("k", Reason.COMPACTED, 1500, 1, 5, 5, 9)
-    state = CatalogState(
-        pending_deletions=pending, deletion_lists=(listed, listed._replace(oldest_ms=KEPT_MS))
-    )
+    state = CatalogState(pending_deletions=pending, deletion_lists=(listed,))
     report = replace(REPORT, tasks=(
         TaskStatus("expiry", last_ms=60_000), TaskStatus("garbage collection", last_ms=120_000, problem="denied"),
     ))  # fmt: skip

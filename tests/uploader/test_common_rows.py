@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocketmq_tiered.maintenance.diverged_messages import diverged_queues, keep_history
 from tests.archive.archive_builder import NOW_MS
 from tests.faults.crashing_store import CrashError
 from tests.maintenance.compaction_scene import QUEUES
@@ -20,7 +19,7 @@ from tests.uploader.joined_scene import SETS, STREAMS, JoinedScene, contents
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
-from tiered.catalog.diverged import superseded_state
+from tiered.catalog.hidden_history import history_state, list_histories
 from tiered.catalog.joined_objects import CommonRows, JoinedObject, WriteCommonRows, joined_objects
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
@@ -104,7 +103,7 @@ def test_a_log_may_diverge_at_the_end_of_every_commit(
 ) -> None:
     scene = scenes[limits, spill_runs].copy()
     version, phys = scene.ends[commit]
-    before, everything, superseded = load(scene.store), scene.sent(), scene.sent(phys)
+    superseded = scene.sent(phys)
     scene.diverge(version, phys)
     scene.forget(phys)
     for _ in range(6):
@@ -113,16 +112,12 @@ def test_a_log_may_diverge_at_the_end_of_every_commit(
     scene.check()
     rows = {queue: int(row["row_count"]) for queue, row in load(scene.store).queues()}
     assert rows == {queue: len(known.rows) for queue, known in scene.builder.truth.items()}
-    assert contents(scene.store, load(scene.store, version=before.version)) == everything
     if superseded:
-        assert contents(scene.store, superseded_state(scene.store, load(scene.store), 1)) == superseded
-        listed = {found.queue: found for found in diverged_queues(scene.store, load(scene.store))}
-        assert listed.keys() == superseded.keys()
-        for queue, rows in superseded.items():
-            assert listed[queue].min_offset == rows[0][0]
+        assert contents(scene.store, history_state(scene.store, load(scene.store), 1)) == superseded
+        assert list_histories(scene.store, load(scene.store))[0].messages > 0
     scene.check_no_leftovers()
     scene.check()
-    assert diverged_queues(scene.store, load(scene.store)) == []
+    assert [found.messages for found in list_histories(scene.store, load(scene.store))][:-1] == [0]
 
 
 SAMPLE = 9
@@ -205,29 +200,14 @@ def test_a_log_may_diverge_inside_what_was_copied(scenes: dict[tuple[str, int], 
             scene.grow()
     scene.collect(diverged_grace_ms=1 << 40)
     state = load(scene.store)
-    found = contents(scene.store, superseded_state(scene.store, state, 1))
+    hidden = [contents(scene.store, history_state(scene.store, state, number)) for number in (1, 2, 3)]
+    found = [(queue, row) for part in hidden for queue, rows in part.items() for row in rows]
     common = scene.sent()
-    assert found and found == {
-        queue: mine
-        for queue, rows in everything.items()
-        if (mine := [row for row in rows if row not in common.get(queue, [])])
-    }
+    gone = [
+        (queue, row) for queue, rows in everything.items() for row in rows if row not in common.get(queue, [])
+    ]
+    assert gone and set(gone) <= set(found) and len(set(found)) == len(found)
     scene.check_no_leftovers()
-
-
-def test_a_kept_log_history_stays_readable(scenes: dict[tuple[str, int], JoinedScene]) -> None:
-    scene = scenes["sets", 12].copy()
-    version, phys = scene.ends[SAMPLE]
-    superseded = scene.sent(phys)
-    scene.diverge(version, phys)
-    scene.forget(phys)
-    assert keep_history(scene.store, load(scene.store), 1, clock=lambda: NOW_MS) > 0
-    for _ in range(2):
-        scene.builder.writer = scene.owner(scene.store)
-        scene.builder.writer.claim(take_over=True)
-        scene.collect()
-    assert contents(scene.store, superseded_state(scene.store, load(scene.store), 1)) == superseded
-    scene.check()
 
 
 def test_expired_runs_do_not_come_back(scenes: dict[tuple[str, int], JoinedScene]) -> None:

@@ -24,7 +24,7 @@ from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.diverged import superseded_state
+from tiered.catalog.hidden_history import history_state
 from tiered.catalog.pages import RunIndex
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
@@ -119,7 +119,7 @@ def test_what_compaction_joined_is_cut_as_the_log_is(
     (history,) = state.log_histories
     assert 0 < history.begin_phys < KEPT * RECORD
     run_gc(archive, state, apply=True, grace_ms=0, diverged_grace_ms=1 << 40, clock=archive.clock_ms)
-    superseded = superseded_state(archive, load(archive), 1)
+    superseded = history_state(archive, load(archive), 1)
     for queue in joined.visible_queues():
         old = QueueReader(archive, superseded, queue)
         row = joined.queue(queue)

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_tiered.maintenance.gc import run_gc
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.uploader.small_broker import FILE_BYTES, SmallBroker
+from tiered.archive.verify import verify_archive
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, LogDivergedError, UnavailableError
 from tiered.formats.keys import archive_prefix
@@ -235,3 +238,83 @@ def test_a_standby_that_holds_the_archives_log_takes_over_after_a_fail_over(
     backfill(slave.path, memory, instance="standby")
     assert state_of(memory).epoch > epoch and shown(memory) == {"orders": 250}
     assert len(state_of(memory).log_histories) == 0
+
+
+def listed(memory: MemoryStore) -> list[int]:
+    """Hidden messages of each log history."""
+    own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    return [found.messages for found in list_histories(own, load(own))]
+
+
+def test_a_store_put_back_after_an_empty_one_replaced_it_is_visible_without_a_second_upload(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path
+) -> None:
+    backfill(broker.path, memory)
+    keys = uploaded(memory)
+    empty = SmallBroker(tmp_path / "empty", store_ms=broker.store_ms)
+    empty.send(3)
+    backfill(empty.path, memory, replace_log=True)
+    assert shown(memory) == {"orders": 3} and listed(memory) == [200, 0]
+    new_keys = uploaded(memory)
+    backfill(broker.path, memory)
+    assert shown(memory) == {"orders": 200} and listed(memory) == [0, 3, 0]
+    assert uploaded(memory) == new_keys > keys
+    broker.send(10)
+    backfill(broker.path, memory)
+    backfill(empty.path, memory)
+    assert shown(memory) == {"orders": 3} and listed(memory) == [0, 0, 210, 0]
+    backfill(broker.path, memory)
+    assert shown(memory) == {"orders": 210} and listed(memory) == [0, 0, 0, 3, 0]
+    own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    assert verify_archive(own, full=True).anomalies == []
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_longer_log_put_back_after_an_older_copy(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path, is_used: bool
+) -> None:
+    backfill(broker.path, memory)
+    older = broker.copy(tmp_path / "older")
+    broker.send(300)
+    backfill(broker.path, memory)
+    if is_used:
+        older.send(20, text="other")
+    backfill(older.path, memory, replace_log=True)
+    used = 20 if is_used else 0
+    assert shown(memory) == {"orders": 200 + used} and listed(memory) == [300, 0]
+    keys = uploaded(memory)
+    backfill(broker.path, memory)
+    assert shown(memory) == {"orders": 500} and listed(memory) == [0, used, 0]
+    assert uploaded(memory) == keys
+    own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    assert verify_archive(own, full=True).anomalies == []
+
+
+def test_after_its_grace_a_hidden_history_is_archived_again(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path
+) -> None:
+    backfill(broker.path, memory)
+    older = broker.copy(tmp_path / "older")
+    broker.send(300)
+    backfill(broker.path, memory)
+    backfill(older.path, memory, replace_log=True)
+    own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    run_gc(own, load(own), apply=True, grace_ms=0, diverged_grace_ms=0, clock=lambda: own.clock_ms() + 10)
+    assert listed(memory) == [0, 0]
+    backfill(broker.path, memory)
+    assert shown(memory) == {"orders": 500}
+    assert verify_archive(own, full=True).anomalies == []
+
+
+def test_a_standby_with_an_earlier_log_does_not_take_over_by_lag(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path
+) -> None:
+    backfill(broker.path, memory)
+    other = SmallBroker(tmp_path / "other", port=20911)
+    other.send(5, text="other")
+    backfill(other.path, memory, replace_log=True)
+    epoch = idle_owner(memory)
+    broker.send(5)
+    with pytest.raises(LogDivergedError, match="another broker of this name"):
+        follow(broker.path, memory, instance="standby", environment=Environment(may_take_over=always))
+    assert state_of(memory).epoch == epoch

@@ -31,7 +31,6 @@ from tiered.catalog.replace_runs import replace_runs
 from tiered.catalog.state import (
     CatalogState,
     LogCursor,
-    LogHistory,
     RunChunk,
     joined,
 )
@@ -169,11 +168,11 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
     if len(draft.runs) or len(draft.gaps) or len(draft.removed) or len(draft.floors):
         raise CommitInvalidError("a commit that starts a log history carries no data")
     root = draft.pages.root
-    history = LogHistory(draft.history, draft.to_phys, draft.common_version, commit.version, root.key)
+    history = (draft.history, draft.to_phys, draft.common_version, commit.version, root.key)
     cursor = history_state.cursor
     wanted = (commit.version, state.epoch, state.owner, history, root, draft.check, draft.created_ms)
     found = (history_state.version, history_state.epoch, history_state.owner,
-             (history_state.log_histories or (None,))[-1], history_state.root,
+             history_state.log_histories[-1][:5] if history_state.log_histories else None, history_state.root,
              cursor.check, history_state.created_ms)  # fmt: skip
     if wanted != found or (cursor.history, cursor.phys) != (draft.history, draft.to_phys):
         raise CommitInvalidError(f"root page of the new log history is {found}, expected {wanted}")

@@ -16,7 +16,7 @@ from tiered.catalog.apply import apply
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_commit
 from tiered.catalog.embedded_pages import read_commit_bytes, read_page_bytes
 from tiered.catalog.snapshot import decode_root
-from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, RootRef
+from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, LogHistory, RootRef
 from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
 from tiered.object_store.interface import ObjectStore
@@ -117,11 +117,26 @@ def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogSt
 
 def history_spans(state: CatalogState) -> list[tuple[int, int]]:
     """Versions (first, last), newest first, on the current log history; the versions between were abandoned."""
-    spans = []
-    last = state.version
-    for history in reversed(state.log_histories):
+    return spans_to(state.log_histories, state.version)
+
+
+def shared_version(histories: Sequence[LogHistory], version: int, other: int) -> int:
+    """The newest version that led to both; 0: none."""
+    overlaps = [
+        min(last, its_last)
+        for first, last in spans_to(histories, version)
+        for its_first, its_last in spans_to(histories, other)
+        if max(first, its_first) <= min(last, its_last)
+    ]
+    return max(overlaps, default=0)
+
+
+def spans_to(histories: Sequence[LogHistory], version: int) -> list[tuple[int, int]]:
+    """Versions (first, last), newest first, that led to ``version``."""
+    spans, last = list[tuple[int, int]](), version
+    for history in reversed(histories):
         if history.version > last:
-            continue  # itself abandoned by a newer history
+            continue  # begun later, or abandoned by a newer history
         spans.append((history.version + 1, last))
         last = history.common_version
     spans.append((1, last))

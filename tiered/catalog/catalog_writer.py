@@ -32,12 +32,14 @@ from tiered.catalog.commit import (
     encode_commit,
 )
 from tiered.catalog.commit_attempt import CommitAttempt
-from tiered.catalog.deletions import Reason
+from tiered.catalog.deletions import Reason, read_list
+from tiered.catalog.hidden_history import read_hidden
 from tiered.catalog.joined_objects import WriteCommonRows, refuse_joined
 from tiered.catalog.log_histories import Divergence, HistoryPages, NewHistory, begin_history
 from tiered.catalog.page_writer import PageWriter
+from tiered.catalog.returned_history import Hidden, return_to
 from tiered.catalog.snapshot import encode_root
-from tiered.catalog.state import NO_ROOT, CatalogState, Owner, RootRef
+from tiered.catalog.state import NO_ROOT, CatalogState, Owner
 from tiered.catalog.store_retry import StoreRetry
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import (
@@ -254,6 +256,18 @@ class CatalogWriter:
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
 
+    def return_to(self, version: int) -> CatalogState:
+        """Start a new log history that continues ``version`` of an earlier one, whose messages become visible again.
+        Raises CommitInvalidError if some of them are gone."""
+        with self._lock:
+            target = self._retry.call(lambda: load(self._store, version=version))
+
+            def build(state: CatalogState) -> Built:
+                return self._retry.call(lambda: self._returned(self._owned(state), target))
+
+            self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
+            return self._state
+
     def maintain(self, build: Callable[[CatalogState], CommitDraft | None]) -> CatalogState:
         """Commit what ``build`` makes of the newest state, in any epoch; None: nothing to do.
 
@@ -387,29 +401,51 @@ class CatalogWriter:
             self._pages.postpone(self._state)
         return None
 
+    def _returned(self, state: CatalogState, target: CatalogState) -> Built:
+        lists = [listed for listed in state.deletion_lists if listed.reason == Reason.DIVERGED]
+        pending = state.pending_deletions.items()
+        hidden = Hidden(
+            [(history, read_hidden(self._store, history)) for history in state.log_histories],
+            {key: entry for key, entry in pending if entry.reason == Reason.DIVERGED},
+            {listed: read_list(self._store, listed) for listed in lists},
+        )
+        start = self._start_of(state, target.cursor.phys, target)
+        pages = HistoryPages(self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max)
+        return self._begin(
+            return_to(
+                state, target, hidden, lambda version: load(self._store, version=version), start, pages
+            ),
+            start,
+        )
+
     def _history(
         self, state: CatalogState, common: CatalogState | None, phys: int, write_common: WriteCommonRows
     ) -> Built:
-        now_ms = self._clock_ms()
-        root_key = self._pages.new_key("line", state.version + 1, state.epoch)
-        history = begin_history(
-            state,
-            Divergence(phys, common, root_key, now_ms),
-            HistoryPages(
-                self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max, write_common,
-                self._pages.garbage,
-            ),
+        start = self._start_of(state, phys, common)
+        pages = HistoryPages(
+            self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max, write_common,
+            self._pages.garbage,
         )  # fmt: skip
-        self._pages.put(root_key, [encode_root(history.state)])
+        return self._begin(begin_history(state, start, pages), start)
+
+    def _start_of(self, state: CatalogState, phys: int, common: CatalogState | None) -> Divergence:
+        root_key, hidden_key = (
+            self._pages.new_key(kind, state.version + 1, state.epoch) for kind in ("line", "hidden")
+        )
+        return Divergence(phys, common, root_key, hidden_key, self._clock_ms())
+
+    def _begin(self, history: NewHistory, start: Divergence) -> Built:
+        self._pages.put(start.hidden_key, [encode_root(history.hidden)])
+        self._pages.put(start.root_key, [encode_root(history.state)])
         draft = CommitDraft(
             CommitKind.LOG_HISTORY,
             history=history.state.cursor.history,
-            from_phys=phys,
-            to_phys=phys,
+            from_phys=start.phys,
+            to_phys=start.phys,
             check=history.state.cursor.check,
-            created_ms=now_ms,
-            common_version=0 if common is None else common.version,
-            pages=PageChange(root=RootRef(root_key, state.version + 1)),
+            created_ms=start.now_ms,
+            common_version=0 if start.common is None else start.common.version,
+            pages=PageChange(root=history.state.root),
         )
         return draft, history
 

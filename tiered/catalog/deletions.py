@@ -23,8 +23,6 @@ from tiered.object_store.interface import ObjectStore
 LIST_KIND = b"RMQTDELS"
 ENTRY_DTYPE = np.dtype([("since_ms", "<i8"), ("version", "<i8")])
 LISTED_BYTES_MAX = 256 << 20
-KEPT_MS = 1 << 62
-"""``since_ms`` of entries that an operator keeps: no grace period that begins then is ever over."""
 
 
 class Reason(StrEnum):
@@ -62,11 +60,6 @@ class DeletionList(NamedTuple):
     oldest_ms: int
     newest_ms: int
     size_bytes: int
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether gc never deletes its entries."""
-        return self.oldest_ms >= KEPT_MS
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,15 @@
 """Starts a new log history after the broker's log was replaced or truncated.
 
 Records above the divergence point are superseded: they leave the visible offsets and their objects become garbage.
-They stay findable in the commits that added them, which are kept; or, if compaction joined them, in the pages of the
-joined objects, which are garbage as these are. If the archive and the new log share no record, nothing is removed:
-every queue ends hidden, and its next record starts a new generation.
+They are named by a state of their own (hidden_history.py). If the archive and the new log share no record, nothing is
+removed: every queue ends hidden, and its next record starts a new generation.
 
 Reads pages and the state at the common version. The uploader finds the divergence point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import PendingDeletion, Reason
+from tiered.catalog.hidden_history import ended_queues, hidden_runs, message_count
 from tiered.catalog.joined_objects import (
     Replacements,
     WriteCommonRows,
@@ -40,7 +40,6 @@ from tiered.catalog.state import (
     RunChunk,
     selected,
 )
-from tiered.formats.keys import is_compacted, object_of
 from tiered.model.tables import QUEUE_EXPIRED, QUEUE_FILLED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
 Ints = NDArray[Any]
@@ -53,6 +52,7 @@ class Divergence:
     phys: int
     common: CatalogState | None
     root_key: str
+    hidden_key: str
     now_ms: int
 
 
@@ -70,9 +70,10 @@ class HistoryPages:
 
 @dataclass(frozen=True)
 class NewHistory:
-    """The first state of a log history, and the keys of data objects that only it names."""
+    """The first state of a log history, what it hides, and the keys of data objects that only it names."""
 
     state: CatalogState
+    hidden: CatalogState
     object_keys: Sequence[str] = ()
 
 
@@ -87,42 +88,51 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
         raise CommitInvalidError(f"version {common_version} does not end at {start.phys}")
     if any(history.common_version < common_version < history.version for history in state.log_histories):
         raise CommitInvalidError(f"version {common_version} belongs to an abandoned log history")
-    history = LogHistory(state.cursor.history + 1, start.phys, common_version, version, start.root_key)
     check = LogCheck(start.phys, start.phys, 0) if start.common is None else start.common.cursor.check
     base = replace(
         state,
         version=version,
         put_id="",
-        cursor=LogCursor(history.number, start.phys, check),
+        cursor=LogCursor(state.cursor.history + 1, start.phys, check),
         started=True,
         advanced_ms=start.now_ms,
         created_ms=start.now_ms,
         root=RootRef(start.root_key, version),
-        log_histories=(*state.log_histories, history),
     )
     if start.common is None:
         table = state.table.copy()
         table["flags"] |= QUEUE_HIDDEN | QUEUE_SUPERSEDED
-        return NewHistory(_with_garbage(state, replace(base, table=table), start.now_ms, _Garbage()))
+        hidden = ended_queues(state)
+        after = with_history(replace(base, table=table), state, start, common_version, hidden)
+        return NewHistory(with_garbage(state, after, start.now_ms), hidden)
     walk = _Walk(state, start.common.version, start.phys, pages)
     after = _walked_back(base, state, start.common, walk)
-    return NewHistory(_with_garbage(state, after, start.now_ms, walk.garbage()), walk.replacements.keys)
+    hidden = hidden_runs(state, walk.dropped, start.common)
+    after = with_history(after, state, start, common_version, hidden)
+    return NewHistory(
+        with_garbage(state, after, start.now_ms, walk.garbage()), hidden, walk.replacements.keys
+    )
 
 
-@dataclass(frozen=True)
-class _Garbage:
-    """Data objects without a living run, and objects of pages that named joined ones of them."""
+def with_history(
+    after: CatalogState, state: CatalogState, start: Divergence, common_version: int, hidden: CatalogState
+) -> CatalogState:
+    """``after`` ``state``, with the history that hides ``hidden``."""
+    history = LogHistory(
+        after.cursor.history, start.phys, common_version, after.version, start.root_key,
+        start.hidden_key, message_count(hidden), start.now_ms,
+    )  # fmt: skip
+    return replace(after, log_histories=(*state.log_histories, history))
 
-    data: frozenset[str] = frozenset()
-    pages: frozenset[str] = frozenset()
 
-
-def _with_garbage(state: CatalogState, after: CatalogState, now_ms: int, garbage: _Garbage) -> CatalogState:
-    """``after`` with pending deletions of ``garbage``, and of pages and roots that only ``state`` names."""
+def with_garbage(
+    state: CatalogState, after: CatalogState, now_ms: int, garbage: Set[str] = frozenset()
+) -> CatalogState:
+    """``after`` with pending deletions of data objects without a living run, and of pages and roots that only ``state``
+    names."""
     replaced = state.catalog_keys() - after.catalog_keys()
-    diverged = garbage.data | (garbage.pages & replaced)
-    pending_deletions = dict(state.pending_deletions)
-    for keys, reason in ((diverged, Reason.DIVERGED), (replaced, Reason.REPLACED)):
+    pending_deletions = dict(after.pending_deletions)
+    for keys, reason in ((garbage, Reason.DIVERGED), (replaced, Reason.REPLACED)):
         for key in sorted(keys):
             pending_deletions.setdefault(key, PendingDeletion(now_ms, after.version, reason))
     return replace(after, pending_deletions=pending_deletions)
@@ -142,7 +152,8 @@ class _Walk:
         self.end_byte = np.zeros(state.queue_count, np.int64)
         self._before: set[str] = set()
         self._after: set[str] = set()
-        self._changed_pages: list[tuple[str, set[str]]] = []
+        self.dropped: list[Page] = []
+        """Runs above the begin, counted by ``pages`` and ``memory``."""
 
     def pages(self) -> list[PageRef]:
         """Refs of the new history's pages; those that change are put."""
@@ -158,11 +169,9 @@ class _Walk:
             found, _ = self._kept(page)
         return found
 
-    def garbage(self) -> _Garbage:
-        """Of ``pages`` and ``memory``, after them."""
-        gone = self._before - self._after
-        pages = {key for key, named in self._changed_pages if any(map(is_compacted, named & gone))}
-        return _Garbage(frozenset(gone), frozenset(pages))
+    def garbage(self) -> set[str]:
+        """Data objects of which ``pages`` and ``memory`` left nothing, after them."""
+        return self._before - self._after
 
     def _living_pages(self) -> Iterator[Page]:
         for ref in self._state.pages:
@@ -179,7 +188,6 @@ class _Walk:
         above = compared_runs(self._state, stored) & (stored.chunk.runs["end_phys"] > self._phys)
         if not above.any() and not is_changed:
             return [ref]
-        self._changed_pages.append((object_of(ref.key), set(_keys(page.chunk))))
         if not len(kept.runs):
             return []
         versions = (ref.from_version, ref.to_version)
@@ -187,6 +195,9 @@ class _Walk:
 
     def _kept(self, page: Page) -> tuple[RunChunk, bool]:
         """What stays of living runs, which is counted, and whether it is something else."""
+        is_above = compared_runs(self._state, page) & (page.chunk.runs["end_phys"] > self._phys)
+        if is_above.any():
+            self.dropped.append(Page(page.queues, selected(page.chunk, is_above)))
         chunk = self.replacements.applied(page.chunk)
         is_kept = ~(compared_runs(self._state, page) & (chunk.runs["end_phys"] > self._phys))
         kept = selected(chunk, is_kept)

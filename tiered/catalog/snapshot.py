@@ -97,7 +97,7 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             tombstones=container.table("tombstones", REMOVED_DTYPE),
             root=row(RootRef, header["root"]),
             kept_roots=tuple(row(RootRef, item) for item in items(header.get("kept_roots", []))),
-            log_histories=tuple(row(LogHistory, item) for item in items(header["lines"])),
+            log_histories=tuple(_log_history(item) for item in items(header["lines"])),
             state_objects=text_fields(header["state_objects"]),
             settings=fields(header["settings"]),
             pending_deletions={
@@ -116,6 +116,11 @@ def _pending_deletion(item: Any) -> PendingDeletion:
     """The pending deletion in a stored list, which has no reason before format 3.0."""
     found = items(item)
     return row(PendingDeletion, [*found, ""] if len(found) == 2 else found)
+
+
+def _log_history(item: Any) -> LogHistory:
+    found = items(item)
+    return row(LogHistory, [*found, *LogHistory._field_defaults.values()] if len(found) == 5 else found)
 
 
 def _check_chunk(chunk: RunChunk, queues: int) -> None:

@@ -116,13 +116,17 @@ NO_ROOT = RootRef("", 0)
 
 class LogHistory(NamedTuple):
     """One history of the commitlog. Commits in (common_version, version) belong to an earlier history and are
-    superseded; they are kept, so their records can be found. ``root`` is its first state."""
+    superseded. ``root`` is its first state. ``hidden`` is the state of what its begin took out of the visible offsets
+    (hidden_history.py), ``hidden_messages`` how many messages that are, since ``created_ms``."""
 
     number: int
     begin_phys: int
     common_version: int
     version: int
     root: str
+    hidden: str = ""
+    hidden_messages: int = 0
+    created_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,7 @@ class CatalogState:
     def oldest_pending_deletion_ms(self) -> int | None:
         """When the oldest pending deletion became garbage."""
         oldest = [pending.since_ms for pending in self.pending_deletions.values()]
-        listed_ms = [listed.oldest_ms for listed in self.deletion_lists if not listed.is_kept]
+        listed_ms = [listed.oldest_ms for listed in self.deletion_lists]
         return min(oldest + listed_ms, default=None)
 
     @cached_property
@@ -202,8 +206,8 @@ class CatalogState:
 
     @property
     def pending_deletion_count(self) -> int:
-        """Pending deletions, including listed ones that are not kept."""
-        listed = sum(listed.entries for listed in self.deletion_lists if not listed.is_kept)
+        """Pending deletions, including listed ones."""
+        listed = sum(listed.entries for listed in self.deletion_lists)
         return len(self.pending_deletions) + listed
 
     @cached_property
@@ -211,9 +215,7 @@ class CatalogState:
         """Objects of a truncated or replaced log that wait for their deletion."""
         recent = sum(pending.reason == Reason.DIVERGED for pending in self.pending_deletions.values())
         return recent + sum(
-            listed.entries
-            for listed in self.deletion_lists
-            if listed.reason == Reason.DIVERGED and not listed.is_kept
+            listed.entries for listed in self.deletion_lists if listed.reason == Reason.DIVERGED
         )
 
     # -- queues -----------------------------------------------------------------------------------------------
@@ -349,6 +351,7 @@ class CatalogState:
         """Objects with pages, index files and state objects that this version references, without those inside the
         pages. Commits, which may embed pages, are excluded: they are never garbage."""
         keys = {object_of(page.key) for page in self.pages} | {history.root for history in self.log_histories}
+        keys |= {history.hidden for history in self.log_histories if history.hidden}
         keys |= set(self.state_objects.values()) | {index.key for index in self.indexes}
         keys |= {listed.key for listed in self.deletion_lists}
         keys |= {object_of(root.key) for root in (self.root, *self.kept_roots) if root.key}

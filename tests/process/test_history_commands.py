@@ -1,0 +1,78 @@
+"""`tiered ls --histories` and `cat --history` after a log was truncated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.synthetic_store import StoreSpec, write_store
+from tests.end_to_end.offloading import backfill
+from tiered.object_store.file import FileStore
+
+Run = Callable[..., tuple[int, str, str]]
+SPEC = StoreSpec(topics=1, queues_per_topic=2, body_bytes=100, file_bytes=256 << 10)
+LONG, SHORT = 600, 200
+
+
+def cat(run: Run, *arguments: str) -> set[tuple[int, int, int]]:
+    code, out, error = run("cat", *arguments, "--all")
+    assert code == 0, error
+    found = [json.loads(line) for line in out.splitlines()]
+    return {(item["queueId"], item["queueOffset"], item["commitLogOffset"]) for item in found}
+
+
+@pytest.fixture(scope="module")
+def truncated(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
+    """(an archive of the whole log, one whose log was truncated, the store with the whole log)."""
+    directory = tmp_path_factory.mktemp("diverged")
+    write_store(directory / "short", SPEC, messages=SHORT)
+    write_store(directory / "long", SPEC, messages=LONG)
+    for archive, stores in (("whole", ["long"]), ("archive", ["short", "long", "short"])):
+        for store in stores:
+            backfill(directory / store, FileStore(directory / archive), replace_log=True)
+    return f"file://{directory}/whole", f"file://{directory}/archive", directory / "long"
+
+
+def test_messages_of_a_truncated_log_are_listed_read_and_brought_back(
+    run: Run, truncated: tuple[str, str, Path]
+) -> None:
+    whole, url, store = truncated
+    code, out, error = run("ls", url, "--histories", "--json")
+    assert code == 0, error
+    first, current = json.loads(out)["histories"]
+    assert (first["number"], first["hiddenMessages"], first["current"]) == (1, LONG - SHORT, False)
+    assert first["keptUntilMs"] - first["hiddenSinceMs"] == 30 * 86_400_000
+    assert (current["number"], current["hiddenMessages"], current["current"]) == (2, 0, True)
+    assert first["beginPhys"] < current["beginPhys"] <= current["endPhys"] < first["endPhys"]
+    assert f"2 log histories, {LONG - SHORT} hidden messages" in run("ls", url, "--histories")[1]
+    lost = cat(run, whole) - cat(run, url)
+    assert len(lost) == LONG - SHORT
+    assert cat(run, url, "--history", "1") == lost
+    assert cat(run, url, "--history", "2") == cat(run, url)
+    assert json.loads(run("status", url, "--json")[1])["divergedObjects"] > 0
+    assert run("verify", url)[0] == 0
+
+    before = set(Path(url.removeprefix("file://")).rglob("*.s*o"))
+    backfill(store, FileStore(Path(url.removeprefix("file://"))))
+    assert cat(run, url) == cat(run, whole)
+    assert set(Path(url.removeprefix("file://")).rglob("*.s*o")) == before
+    histories = json.loads(run("ls", url, "--histories", "--json")[1])["histories"]
+    assert [item["hiddenMessages"] for item in histories] == [0, 0, 0]
+    assert json.loads(run("status", url, "--json")[1])["divergedObjects"] == 0
+    assert run("verify", url)[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--follow", "--at-version=1"])
+def test_a_log_history_neither_grows_nor_has_versions(
+    run: Run, truncated: tuple[str, str, Path], option: str
+) -> None:
+    code, _, error = run("cat", truncated[1], "--all", "--history", "1", option)
+    assert code == 2 and "--history excludes" in error
+
+
+def test_a_log_history_that_does_not_exist_is_said(run: Run, truncated: tuple[str, str, Path]) -> None:
+    code, _, error = run("cat", truncated[1], "--all", "--history", "7")
+    assert code == 3 and "no log history 7" in error
