@@ -31,10 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--full", action="store_true", help="read all commits and data, and check every checksum and record"
     )
     parser.add_argument(
-        "--since-version", type=int, metavar="N",
-        help="without --full: follow the chain of commits from version N (default: from the newest root)",
-    )  # fmt: skip
-    parser.add_argument(
         "--progress", type=Path, metavar="FILE",
         help="without --full: keep the progress there; an interrupted verification continues, and the next one follows "
         "the chain from where the last clean one ended",
@@ -84,13 +80,8 @@ def _progress_in(path: Path | None, url: str) -> VerifyProgress:
 
 def execute(options: argparse.Namespace) -> int:
     """Print anomalies and leftovers. Exit code 1 for anomalies."""
-    if options.full and options.since_version is not None:
-        raise UsageError("--full and --since-version exclude each other", hint="--full reads every commit")
-    if options.progress is not None and (options.full or options.since_version is not None):
-        raise UsageError(
-            "--progress excludes --full and --since-version",
-            hint="--full does not continue; the file names the version from which the chain is followed",
-        )
+    if options.progress is not None and options.full:
+        raise UsageError("--full and --progress exclude each other", hint="--full does not continue")
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     with (
@@ -102,7 +93,6 @@ def execute(options: argparse.Namespace) -> int:
         else:
             report = verify_names(
                 archive.store,
-                since_version=options.since_version,
                 progress=_Listed(options.json).update,
                 saved=_progress_in(options.progress, archive.store.url),
             )
