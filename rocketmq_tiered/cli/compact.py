@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--spool",
         metavar="DIRECTORY",
         default=os.environ.get("TMPDIR") or tempfile.gettempdir(),
-        help="directory for objects in progress, up to compaction.spool_bytes (default: %(default)s)",
+        help="directory for objects in progress, up to compaction.spool_bytes (default: the temporary directory)",
     )
     parser.add_argument(
         "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
