@@ -209,7 +209,10 @@ class Examination:
         probe = open_probe(f"{url.rstrip('/')}/{below}".rstrip("/"), self._options())
         if probe is not None:
             self._opened.callback(probe.close)
-        trial = StoreTrial(store, probe, self._policy, clock_ms=now_ms)
+        trial = StoreTrial(
+            store, probe, self._policy, clock_ms=now_ms,
+            largest_put_bytes=self._settings.object_store.multipart_threshold_bytes,
+        )  # fmt: skip
         self._opened.callback(trial.remove)
         rules = (
             rule_checks(probe, self._policy.prefix) if probe is not None and self._policy is not None else []

@@ -18,12 +18,14 @@ from tiered.object_store.interface import ObjectRange, ObjectStore
 
 PART_BYTES = 5 * 1024 * 1024
 """The smallest part that S3 accepts."""
+PIECE_BYTES = 1024 * 1024
 _CONTENT = b"written by tiered doctor; may be deleted"
 _USE_ANOTHER = "use a store that implements S3 completely, such as AWS S3 or MinIO"
 
 
 class StoreTrial:
-    """One trial of ``store``. ``probe`` is None where there is no bucket; ``policy`` names missing permissions."""
+    """One trial of ``store``. ``probe`` is None where there is no bucket; ``policy`` names missing permissions.
+    ``largest_put_bytes``: of an object that is not sent in parts."""
 
     def __init__(
         self,
@@ -32,9 +34,11 @@ class StoreTrial:
         policy: PolicyLines | None,
         *,
         clock_ms: Callable[[], int],
+        largest_put_bytes: int = PART_BYTES,
     ) -> None:
         self._store, self._probe, self._policy = store, probe, policy
         self._clock_ms = clock_ms
+        self._largest_put_bytes = largest_put_bytes
         self.prefix = new_trial()
         self._left: dict[str, None] = {}
         """Keys that may exist."""
@@ -60,6 +64,7 @@ class StoreTrial:
         ]
         if self._probe is not None:
             every += [
+                Check("bucket-large", "the largest request", self._large, ("bucket-create",)),
                 Check("bucket-multipart-abort", "abort an upload", self._abort, ("bucket-create",)),
                 Check("bucket-checksum", "damaged bodies are refused", self._checksum, ("bucket-create",)),
             ]
@@ -154,6 +159,12 @@ class StoreTrial:
         if self._may_read() and self._store.get_range(key, PART_BYTES - 1, 3) != b"\0" + _CONTENT[:2]:
             return failed("an object of several parts has other bytes than were written", _USE_ANOTHER)
         return ok(f"{PART_BYTES + len(_CONTENT):,} bytes")
+
+    def _large(self) -> Finding:
+        """A proxy before the store may limit bodies."""
+        pieces = [bytes(PIECE_BYTES)] * (self._largest_put_bytes // PIECE_BYTES)
+        self._store.put_if_absent(self._key("largest"), pieces)
+        return ok(f"{PIECE_BYTES * len(pieces):,} bytes in one PUT")
 
     def _may_read(self) -> bool:
         try:

@@ -21,6 +21,7 @@ from tiered.errors import (
     ThrottledError,
     TieredError,
     UnansweredError,
+    UsageError,
 )
 from tiered.object_store.body import (
     JOINED_BYTES_MAX,
@@ -31,6 +32,7 @@ from tiered.object_store.body import (
     parts,
     size_bytes,
 )
+from tiered.object_store.open_store import parse_url
 from tiered.object_store.s3_errors import s3_error
 
 
@@ -43,6 +45,36 @@ class AnswerError(Exception):
             "Error": {"Code": code, "Message": message},
             "ResponseMetadata": {"HTTPStatusCode": status},
         }
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "operation", "hint"),
+    [
+        (
+            403,
+            "SecondLevelDomainForbidden",
+            "ListObjectsV2",
+            "object_store.addressing_style = virtual",
+        ),  # OSS
+        (403, "PathStyleDomainForbidden", "ListObjectsV2", "object_store.addressing_style = virtual"),  # COS
+        (413, "413", "PutObject", "client_max_body_size"),  # nginx, without XML
+        (400, "EntityTooLarge", "PutObject", "client_max_body_size"),
+        (403, "AccessDenied", "PutObject", "set object_store.server_side_encryption"),
+        (403, "AccessDenied", "CreateMultipartUpload", "set object_store.server_side_encryption"),
+        (403, "AccessDenied", "GetObject", "allow s3:GetObject there"),
+        (400, "KMS.DisabledException", "GetObject", "KMS key"),
+        (403, "UserDisable", "PutObject", "suspended the account"),  # OSS
+        (403, "QuotaExceeded", "PutObject", "raise the bucket's quota"),  # Ceph
+        (403, "RequestTimeTooSkewed", "PutObject", "set this machine's clock"),
+    ],
+)
+def test_an_answer_has_the_hint_of_its_cause(status: int, code: str, operation: str, hint: str) -> None:
+    answer = AnswerError(status, code)
+    answer.operation_name = operation  # type: ignore[attr-defined]
+    found = s3_error(answer, "s3://bucket/key")
+    assert hint in found.hint
+    if operation not in ("PutObject", "CreateMultipartUpload"):
+        assert "server_side_encryption" not in found.hint
 
 
 @pytest.mark.parametrize(
@@ -151,3 +183,10 @@ def test_a_denial_names_action_and_key(operation: str, action: str) -> None:
     error = s3_error(denied, "s3://bucket/prefix/k")
     assert str(error).startswith(f"s3://bucket/prefix/k: {action}: AccessDenied: Access Denied")
     assert action in error.hint
+
+
+@pytest.mark.parametrize("place", ["arn:aws:s3:us-east-1:123456789012:accesspoint", "my bucket", "a%20b"])
+def test_what_is_no_bucket_name_is_named(place: str) -> None:
+    with pytest.raises(UsageError, match="is not the name of a bucket") as raised:
+        parse_url(f"s3://{place}/x")
+    assert place in str(raised.value) and "region" not in str(raised.value)

@@ -386,6 +386,27 @@ def test_a_failed_copy_is_an_error_and_its_upload_aborted(
     store.close()
 
 
+# -- encryption ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "key"), [("AES256", ""), ("aws:kms", "key-1"), ("", "")])
+def test_every_new_object_has_the_encryption_header(server: ScriptedServer, kind: str, key: str) -> None:
+    server.script = multipart(Answer(200, COPIED), DONE)
+    made = options(server)
+    settings = replace(made.settings, server_side_encryption=kind, kms_key=key)
+    store = S3Store("bucket", replace(made, settings=settings))
+    store.put_if_absent("plain", [b"x"])
+    store.compose_if_absent("k", [ObjectRange("source", 7, 6 * MIB), b"tail"])
+    creating = [
+        asked.headers for asked in server.asked if asked.method == "POST" and "uploads" in asked.query
+    ] + [asked.headers for asked in server.asked if asked.method == "PUT" and "partNumber" not in asked.query]
+    assert len(creating) == 2
+    for headers in creating:
+        assert headers.get("x-amz-server-side-encryption", "") == kind
+        assert headers.get("x-amz-server-side-encryption-aws-kms-key-id", "") == key
+    store.close()
+
+
 # -- credentials --------------------------------------------------------------
 
 
@@ -425,7 +446,7 @@ def test_keys_that_were_replaced_in_their_file_are_used(server: ScriptedServer, 
     with pytest.raises(AccessDeniedError):
         store.get("k")
     write_keys(keys_file, "NEW")
-    with pytest.raises(ThrottledError, match="replaced"):
+    with pytest.raises(ThrottledError, match="have changed"):
         store.put_if_absent("k", [b"x"])
     store.put_if_absent("k", [b"x"])
     server.script = only("NEXT")

@@ -13,7 +13,7 @@ from typing import Any
 from tiered.errors import TieredError
 from tiered.object_store.body import crc32c_base64
 from tiered.object_store.open_store import StoreAddress, check_addresses
-from tiered.object_store.s3_client import connect
+from tiered.object_store.s3_client import connect, encryption_of
 from tiered.object_store.s3_errors import s3_error
 from tiered.object_store.store_options import StoreOptions
 
@@ -82,7 +82,12 @@ class BucketProbe:
             sent, meant = b"damaged", crc32c_base64([memoryview(b"correct")])
             try:
                 client.put_object(
-                    **bucket, Key=self._key(key), Body=sent, ChecksumCRC32C=meant, IfNoneMatch="*"
+                    **bucket,
+                    Key=self._key(key),
+                    Body=sent,
+                    ChecksumCRC32C=meant,
+                    IfNoneMatch="*",
+                    **encryption_of(self._options.settings),
                 )
             except client.exceptions.ClientError as error:
                 if 400 <= _status(error) < 500 and _status(error) != 403:
@@ -94,7 +99,7 @@ class BucketProbe:
         """Start an upload in parts and abort it."""
         with self._request(key) as (client, bucket):
             place = bucket | {"Key": self._key(key)}
-            upload = client.create_multipart_upload(**place)
+            upload = client.create_multipart_upload(**place, **encryption_of(self._options.settings))
             client.abort_multipart_upload(**place, UploadId=upload["UploadId"])
 
     def close(self) -> None:

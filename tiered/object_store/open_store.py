@@ -6,6 +6,7 @@ Owns the syntax and the order of the wrappers: prefix → retries → metrics �
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -27,6 +28,8 @@ from tiered.object_store.throttle import ThrottledStore
 
 FORMS = "use file:///directory or s3://bucket/prefix"
 
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
+"""What the SDK accepts, without ARNs."""
 _memory_stores: WeakValueDictionary[str, MemoryStore] = WeakValueDictionary()
 """memory://name is the same store while one is open in this process."""
 
@@ -56,6 +59,11 @@ def parse_url(url: str) -> StoreAddress:
         raise UsageError(f"{url or '(empty)'} is not an archive URL", hint=FORMS)
     if split.scheme == "s3" and not split.netloc:
         raise UsageError(f"{url} names no bucket", hint=FORMS)
+    if split.scheme == "s3" and not _BUCKET.fullmatch(split.netloc):
+        raise UsageError(
+            f"{split.netloc} is not the name of a bucket",
+            hint="use letters, digits, dots and hyphens; for an access point its alias (…-s3alias), not its ARN",
+        )
     prefix = path.strip("/")
     return StoreAddress(split.scheme, split.netloc, check_key(prefix) if prefix else "")
 

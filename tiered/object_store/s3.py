@@ -42,7 +42,7 @@ from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.local_range import read_file_range
 from tiered.object_store.part_plan import copied_range, joined, piece_bytes, plan_parts
 from tiered.object_store.response_length import PIECE_BYTES, ResponseLimit
-from tiered.object_store.s3_client import connect, has_outdated_keys
+from tiered.object_store.s3_client import connect, encryption_of, has_outdated_keys
 from tiered.object_store.s3_errors import is_denied, release_frames, s3_error, with_new_keys
 from tiered.object_store.s3_transport import S3Transport, deadline
 from tiered.object_store.store_options import StoreOptions
@@ -66,6 +66,7 @@ class S3Store:
         self._bucket = bucket
         self._options = options
         self._settings = options.settings
+        self._encryption = encryption_of(options.settings)
         self._lock = threading.Lock()
         self._client: Any = None
         self._transport: S3Transport | None = None
@@ -136,6 +137,7 @@ class S3Store:
                 Body=PieceReader(views),
                 ChecksumCRC32C=checksum,
                 IfNoneMatch="*",
+                **self._encryption,
             )
             _require_stored(answer, checksum)
             if is_single_put(key) and not self._has_refused:
@@ -154,6 +156,7 @@ class S3Store:
                 Body=PieceReader(views),
                 ChecksumCRC32C=checksum,
                 IfNoneMatch="*",
+                **self._encryption,
             )
         except Exception as error:
             translated = s3_error(error, f"{self.url}/{key}")
@@ -172,7 +175,7 @@ class S3Store:
         client = self._connected()
         target = {"Bucket": self._bucket, "Key": key}
         algorithm = {} if copies else {"ChecksumAlgorithm": "CRC32C"}
-        upload = client.create_multipart_upload(**target, **algorithm)
+        upload = client.create_multipart_upload(**target, **algorithm, **self._encryption)
         target["UploadId"] = upload["UploadId"]
         try:
             sent = []

@@ -49,6 +49,14 @@ def client_arguments(options: StoreOptions) -> dict[str, Any]:
     return arguments
 
 
+def encryption_of(settings: ObjectStoreSettings) -> dict[str, str]:
+    """Arguments of requests that create an object."""
+    if not settings.server_side_encryption:
+        return {}
+    key = {"SSEKMSKeyId": settings.kms_key} if settings.kms_key else {}
+    return {"ServerSideEncryption": settings.server_side_encryption} | key
+
+
 def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
     """Arguments of Config: no retries, no SDK checksums, addressing, payload signing."""
     style = settings.addressing_style

@@ -23,6 +23,14 @@ _REGION = (
     "set object_store.region (--region) and object_store.endpoint_url (--endpoint-url) to those of the bucket"
 )
 _KEYS = "check the credentials of the SDK's chain and the bucket policy"
+_VIRTUAL = (
+    "set object_store.addressing_style = virtual: the store accepts the bucket's name only in the host name"
+)
+_KMS_KEY = "check the bucket's KMS key: it must be enabled, and the account needs kms:GenerateDataKey and kms:Decrypt"
+_BODY_LIMIT = (
+    "raise the limit of the proxy before the object store (nginx: client_max_body_size) to 64 MiB or more"
+)
+_ENCRYPTION = "if the bucket demands encryption, set object_store.server_side_encryption to AES256 or aws:kms"
 
 _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "NoSuchBucket": (NotFoundError, "create the bucket first"),
@@ -52,6 +60,20 @@ _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "PermanentRedirect": (RefusedRequestError, _REGION),
     "IllegalLocationConstraintException": (RefusedRequestError, _REGION),
     "InvalidBucketName": (RefusedRequestError, "check the bucket's name"),
+    # OSS; COS; TOS.
+    "SecondLevelDomainForbidden": (RefusedRequestError, _VIRTUAL),
+    "PathStyleDomainForbidden": (RefusedRequestError, _VIRTUAL),
+    "InvalidPathAccess": (RefusedRequestError, _VIRTUAL),
+    "EntityTooLarge": (RefusedRequestError, _BODY_LIMIT),
+    "MaxMessageLengthExceeded": (RefusedRequestError, _BODY_LIMIT),
+    "KMS.DisabledException": (AccessDeniedError, _KMS_KEY),
+    "KMS.KMSInvalidStateException": (AccessDeniedError, _KMS_KEY),
+    "KMS.NotFoundException": (AccessDeniedError, _KMS_KEY),
+    "InvalidEncryptionAlgorithmError": (RefusedRequestError, _ENCRYPTION),
+    "ServerSideEncryptionConfigurationNotFoundError": (RefusedRequestError, _ENCRYPTION),
+    "AllAccessDisabled": (AccessDeniedError, "the provider has disabled the bucket: ask its support"),
+    "AccountProblem": (AccessDeniedError, "the provider has suspended the account: ask its support"),
+    "UserDisable": (AccessDeniedError, "the provider has suspended the account: check its balance"),
     "ExpiredToken": (AccessDeniedError, "renew the credentials"),
     "InvalidAccessKeyId": (AccessDeniedError, _KEYS),
     "SignatureDoesNotMatch": (AccessDeniedError, _KEYS),
@@ -77,6 +99,7 @@ _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
     408: (UnansweredError, ""),
     409: (ThrottledError, ""),
     412: (AlreadyExistsError, ""),
+    413: (RefusedRequestError, _BODY_LIMIT),
     416: (CorruptionError, ""),
     429: (ThrottledError, ""),
     501: (RefusedRequestError, "object store lacks an operation that archives need"),
@@ -101,6 +124,8 @@ _ACTIONS = {
     "GetObjectLockConfiguration": "s3:GetBucketObjectLockConfiguration",
 }
 """What a policy calls the SDK's operations; the others have the same name."""
+_CREATING = frozenset({"PutObject", "CreateMultipartUpload"})
+"""A policy that demands an encryption header gives them the same answer as one that does not allow them."""
 
 
 def s3_error(error: Exception, where: str) -> TieredError:
@@ -118,6 +143,10 @@ def s3_error(error: Exception, where: str) -> TieredError:
         return ThrottledError(f"{where}: credential provider does not respond", hint=_KEYS)
     if any(word in name for word in _CREDENTIALS):
         return AccessDeniedError(f"{where}: no usable credentials ({name})", hint=_KEYS)
+    if name == "ParamValidationError" and "bucket" in str(error).lower():
+        return RefusedRequestError(
+            f"{where}: invalid bucket name", hint="check the bucket's name in the archive URL"
+        )
     if name in ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidProxiesConfigError"):
         return RefusedRequestError(f"{where}: request refused by the SDK ({name})", hint=_REGION)
     if isinstance(error, ValueError):  # the SDK's "Invalid endpoint: ..."
@@ -152,6 +181,8 @@ def _answered(response: dict[str, Any], where: str, operation: str) -> TieredErr
         action = _ACTIONS.get(operation, f"s3:{operation}")
         described = f"{where}: {action}: {code}"
         hint = f"allow {action} there in the account's policy and the bucket's"
+        if operation in _CREATING:
+            hint += f"; {_ENCRYPTION}"
     if said and said not in ("Forbidden", "Not Found", "Bad Request"):
         described += f": {said}"
     return kind(described, hint=hint)

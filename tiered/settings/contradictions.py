@@ -24,7 +24,9 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
     found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]
-    for section in (settings.serve, settings.broker, settings.read, settings.retention, settings.slave):
+    for section in (
+        settings.serve, settings.broker, settings.read, settings.retention, settings.slave, settings.object_store,
+    ):  # fmt: skip
         found += section.complaints()
     return found
 

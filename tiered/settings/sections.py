@@ -178,6 +178,14 @@ class ObjectStoreSettings:
     endpoint_url: str = setting("", "S3 endpoint other than AWS, such as http://127.0.0.1:9000")
     region: str = setting("", "region; empty: from the SDK's configuration")
     addressing_style: str = setting("auto", "bucket addressing", choices=("auto", "path", "virtual"))
+    server_side_encryption: str = setting(
+        "",
+        "encryption header of new objects, which some buckets demand; empty: none, the bucket's default applies",
+        choices=("", "AES256", "aws:kms"),
+    )
+    kms_key: str = setting(
+        "", "id or ARN of the key for aws:kms; empty: the bucket's, or the account's default key"
+    )
     multipart_threshold_bytes: int = 64 * MIB
     """Larger objects are uploaded in parts: a failure costs a part."""
     connect_timeout_ms: int = 5_000
@@ -196,6 +204,12 @@ class ObjectStoreSettings:
     )
     multipart_part_bytes: int = 16 * MIB
     """A part of a multipart upload; larger where an object would have more than 10,000 parts."""
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """A key without its kind of encryption."""
+        if self.kms_key and self.server_side_encryption != "aws:kms":
+            return [("object_store.kms_key", 'requires object_store.server_side_encryption = "aws:kms"')]
+        return []
 
 
 @dataclass(frozen=True)
