@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.archive.queue_reader import Batch, QueueReader
 from tests.sweeps import examples
-from tiered.archive.segment_reader import SegmentCache
-from tiered.errors import CorruptionError, NotFoundError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 
@@ -102,121 +98,6 @@ def test_a_read_may_begin_anywhere() -> None:
     builder = _small(10)
     reader = QueueReader(builder.store, builder.state, ONE)
     assert reader.read(4, max_rows=3, max_bytes=1 << 20).queue_offsets.tolist() == [4, 5, 6]
-
-
-def test_at_and_beyond_the_end_there_is_nothing() -> None:
-    builder = _small(3)
-    reader = QueueReader(builder.store, builder.state, ONE)
-    for offset in (3, 99):
-        batch = reader.read(offset, max_rows=3, max_bytes=100)
-        assert (len(batch), batch.next_offset, batch.gap) == (0, offset, None)
-
-
-def test_below_the_minimum_the_missing_offsets_are_said() -> None:
-    builder = ArchiveBuilder(MemoryStore())
-    builder.commit([Sent(ONE, b"x", offset=600), Sent(ONE, b"y")])
-    batch = QueueReader(builder.store, builder.state, ONE).read(5, max_rows=9, max_bytes=1000)
-    assert (batch.gap, batch.queue_offsets.tolist()) == ((5, 600), [600, 601])
-
-
-def test_a_read_ends_before_a_gap_and_the_next_one_says_it() -> None:
-    builder = ArchiveBuilder(MemoryStore())
-    builder.commit([Sent(ONE, b"a"), Sent(ONE, b"b", offset=5), Sent(ONE, b"c")])
-    reader = QueueReader(builder.store, builder.state, ONE)
-    first = reader.read(0, max_rows=9, max_bytes=1 << 20)
-    assert (first.queue_offsets.tolist(), first.next_offset, first.gap) == ([0], 1, None)
-    second = reader.read(1, max_rows=9, max_bytes=1 << 20)
-    assert (second.queue_offsets.tolist(), second.next_offset, second.gap) == ([5, 6], 7, (1, 5))
-    assert reader.read(3, max_rows=9, max_bytes=1 << 20).gap == (3, 5)
-
-
-def test_an_offset_inside_an_inner_batch_gives_the_whole_record() -> None:
-    builder = ArchiveBuilder(MemoryStore())
-    builder.commit([Sent(BATCHED, b"abc", inner_num=10), Sent(BATCHED, b"def", inner_num=4)])
-    batch = QueueReader(builder.store, builder.state, BATCHED).read(7, max_rows=9, max_bytes=1 << 20)
-    assert (batch.queue_offsets.tolist(), batch.inner_num.tolist(), batch.next_offset) == (
-        [0, 10],
-        [10, 4],
-        14,
-    )
-
-
-def test_a_record_above_the_limit_is_read_alone() -> None:
-    builder = ArchiveBuilder(MemoryStore())
-    builder.commit([Sent(ONE, bytes(5000)), Sent(ONE, bytes(5000))])
-    reader = QueueReader(builder.store, builder.state, ONE)
-    assert len(reader.read(0, max_rows=9, max_bytes=1)) == 1
-
-
-def test_a_queue_that_is_not_there_is_not_found() -> None:
-    builder = _small()
-    with pytest.raises(NotFoundError, match="nothing"):
-        QueueReader(builder.store, builder.state, QueueKey("nothing", 0, 0))
-
-
-def test_consecutive_blocks_are_one_request_and_segments_are_opened_once() -> None:
-    class Counting(MemoryStore):
-        def __init__(self) -> None:
-            super().__init__()
-            self.requests: list[str] = []
-
-        def get_range(self, key: str, offset: int, length: int) -> bytes:
-            self.requests.append(key)
-            return super().get_range(key, offset, length)
-
-    store = Counting()
-    builder = ArchiveBuilder(store)
-    builder.commit([Sent(ONE, bytes(500)) for _ in range(40)])
-    segments = SegmentCache(store)
-    reader = QueueReader(store, builder.state, ONE, segments=segments)
-    assert len(reader.read(0, max_rows=40, max_bytes=1 << 20)) == 40
-    assert len(store.requests) == 2
-    reader.read(3, max_rows=4, max_bytes=1 << 20)
-    assert len(store.requests) == 3
-    assert segments.held_bytes > 0
-
-
-def test_a_missing_object_is_looked_up_once_more_and_then_a_corruption() -> None:
-    builder = _small()
-    reader = QueueReader(builder.store, builder.state, ONE)
-    builder.store.delete([builder.keys[0]])
-    with pytest.raises(CorruptionError, match="is missing"):
-        reader.read(0, max_rows=1, max_bytes=100)
-
-
-def test_a_reader_of_an_old_version_finds_what_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maintenance replaced the object and removed the old one: the newest catalog knows where the bytes are now."""
-    builder = _small()
-    reader = QueueReader(builder.store, builder.state, ONE)
-    builder.rewrite(ONE)
-    builder.store.delete([builder.keys[0]])
-    batch = reader.read(0, max_rows=9, max_bytes=1 << 20)
-    assert _records(batch) == [row.record for row in builder.truth[ONE].rows]
-    assert reader.state.version == builder.state.version
-
-
-def test_a_damaged_block_is_a_corruption_never_a_short_answer() -> None:
-    builder = ArchiveBuilder(MemoryStore())
-    builder.commit([Sent(ONE, np.random.default_rng(1).bytes(300)) for _ in range(9)])
-    (key,) = builder.keys
-    data = bytearray(builder.store.get(key))
-    data[40] ^= 4
-    builder.store.delete([key])
-    builder.store.put_if_absent(key, [bytes(data)])
-    reader = QueueReader(builder.store, builder.state, ONE)
-    with pytest.raises(CorruptionError, match=key):
-        reader.read(0, max_rows=9, max_bytes=1 << 20)
-
-
-def test_a_segment_that_is_not_the_one_the_catalog_means_is_a_corruption() -> None:
-    builder = _small()
-    other = ArchiveBuilder(MemoryStore())
-    other.commit([Sent(TWO, b"%d" % number) for number in range(5)])
-    builder.store.delete(builder.keys)
-    builder.store.put_if_absent(builder.keys[0], [other.store.get(other.keys[0])])
-    reader = QueueReader(builder.store, builder.state, ONE)
-    with pytest.raises(CorruptionError):
-        reader.read(0, max_rows=9, max_bytes=1 << 20)
 
 
 def test_an_lmq_lives_no_longer_than_its_parent() -> None:

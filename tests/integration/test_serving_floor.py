@@ -4,7 +4,6 @@ nothing else skipped."""
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,23 +13,13 @@ import pytest
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tests.end_to_end.offloading import backfill
-from tests.integration import client_scene
 from tests.integration.client_scene import (
-    QUEUES,
     ask,
-    begins_and_ends,
-    delete_old_files,
-    everything,
     need_clients,
     until,
 )
-from tests.integration.proxy_scene import proxy_beside_broker
 from tests.integration.served_scene import Job, Served
-from tests.servers.running_store import RunningStore
 from tests.servers.tiered_serve import tiered_serve
-from tiered.catalog.catalog_reader import load
-from tiered.catalog.state import CatalogState
-from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import OffloadSettings
 
@@ -88,72 +77,3 @@ def shown_minimum(served: Served) -> int:
     """The smallest of the topic's minimum offsets, as mqadmin shows them."""
     (printed,) = served.mqadmin("5.5.0", "topicStatus -t t_keys")
     return min(int(line.split()[2]) for line in printed.splitlines() if line.startswith("fx-a"))
-
-
-def test_groups_of_the_proxy_cross_the_floor(tmp_path: Path, minio_url: RunningStore) -> None:
-    """Beside a broker that has deleted its oldest files: groups that are behind continue at the first message that the
-    archive or the broker still has."""
-    need_clients(*VERSIONS)
-    with proxy_beside_broker(tmp_path, minio_url, {"cleanResourceInterval": 1000}, {}) as proxy:
-        proxy.fill(4000, 500)
-        proxy.wait_until_serving()
-        delete_old_files(proxy)
-        at_broker = settled(lambda: begins_and_ends(proxy, "live0")[0])
-        begun = {version: f"G-begun-{version[0]}" for version in VERSIONS}
-        before = {
-            version: places(proxy.consume_all(version, [client_scene.Job("push", group, BEGUN)]))
-            for version, group in begun.items()
-        }
-        rules = 'topics.rules=[{"pattern": "live0", "max_bytes": "1400KiB"}]'
-        limits = ("--set", rules, "--set", "retention.min_archived=1ms", "--yes", "--apply")
-        done = proxy.sidecar.tiered("expire", proxy.sidecar.url, *limits)
-        assert done.returncode == 0, done.stderr
-        state = load(proxy.sidecar.open_archive())
-        floors = [min(bounds_of(state, queue)[0], first) for queue, first in enumerate(at_broker)]
-        assert min(floors) > BEGUN and any(
-            floor < first for floor, first in zip(floors, at_broker, strict=True)
-        )
-        left = everything(begins_and_ends(proxy, "live0")[1], floors)
-        until(lambda: shown_floors(proxy.address) == floors, "the proxy does not follow the archive", 30)
-        for version, group in begun.items():
-            jobs = [
-                client_scene.Job("push", group, 10**6, idle_s=10),
-                client_scene.Job("lite", f"G-new-{version[0]}", len(left)),
-                client_scene.Job("pull", f"G-pull-{version[0]}", len(left)),
-            ]
-            rest, new, pulled = proxy.consume_all(version, jobs)
-            assert set(places([rest])) | (set(before[version]) & left) == left, version
-            assert Counter(places([new])) == Counter(places([pulled])) == Counter(left), version
-        assert proxy.sidecar.stop() == 0, proxy.sidecar.log.read_text()[-2000:]
-        verified = proxy.sidecar.tiered("verify", proxy.sidecar.url, "--full")
-        assert verified.returncode == 0, verified.stdout
-
-
-def places(found: list[list[list[str]]]) -> list[client_scene.Line]:
-    """Queue id and offset of each message."""
-    return [(int(fields[0]), int(fields[1])) for lines in found for fields in lines]
-
-
-def bounds_of(state: CatalogState, queue_id: int) -> tuple[int, int]:
-    """[minimum, maximum) of a queue of live0."""
-    row = state.queue(QueueKey("live0", queue_id, 0))
-    assert row is not None
-    return int(row["min_queue_offset"]), int(row["end_queue_offset"])
-
-
-def shown_floors(address: str) -> list[int]:
-    """The minima of the queues of live0, as a server reports them."""
-    answers = [
-        ask(address, RequestCode.GET_MIN_OFFSET, topic="live0", queueId=queue) for queue in range(QUEUES)
-    ]
-    return [int(answer.ext_fields["offset"]) for answer in answers]
-
-
-def settled(read: Callable[[], list[int]]) -> list[int]:
-    """What ``read`` returns once it has not changed for a while: the broker deletes one file after the other."""
-    found, since_s = read(), time.monotonic()
-    while time.monotonic() - since_s < 5:
-        time.sleep(0.5)
-        if (now := read()) != found:
-            found, since_s = now, time.monotonic()
-    return found

@@ -116,11 +116,6 @@ def test_another_brokers_store_under_the_same_names_is_refused_unless_it_is_mean
     assert all(path.exists() for path in before if path.suffix in (".so", ".sso"))
 
 
-def test_names_come_from_the_store_itself(run: Run, killed: Path, tmp_path: Path) -> None:
-    code, out, _ = run("backfill", killed / "store", f"file://{tmp_path}/archive")
-    assert code == 0 and out.startswith("FxCluster/fx-a")
-
-
 def test_ls_lists_every_queue(run: Run, archive: str) -> None:
     code, out, _ = run("ls", archive)
     assert code == 0
@@ -232,13 +227,6 @@ def test_cat_all_is_the_truth(run: Run, archive: str, killed: Path) -> None:
     assert len(out.splitlines()) == len(read) == MESSAGES
     assert read.keys() == expected.keys()
     assert all(read[place]["recCrc32"] == expected[place]["recCrc32"] for place in read)
-
-
-def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, capsysbinary: Any) -> None:
-    assert main(["cat", archive, "t_k_one", "--limit", "1", "--format", "raw"]) == 0
-    record = capsysbinary.readouterr().out
-    with (killed / "store" / "commitlog" / f"{0:020d}").open("rb") as log:
-        assert record in log.read(1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -440,16 +428,6 @@ def test_an_archive_whose_newest_root_is_damaged_is_read_named_and_healed(
     assert run(*command)[0] == 0
     code, out, _ = run("verify", url, "--full")
     assert code == 0 and ": clean" in out and "rows 18,004" in out, out
-
-
-def test_leftovers_are_not_anomalies_unless_strict(run: Run, own_archive: tuple[str, Path]) -> None:
-    url, directory = own_archive
-    (used,) = _data_files(url)
-    shutil.copy(used, used.with_name(used.name.replace("-1.sso", "-999.sso")))
-    code, out, _ = run("verify", url)
-    assert code == 0 and "leftover: sets/" in out
-    assert run("verify", url, "--strict")[0] == 1
-    assert directory.is_dir()
 
 
 def test_a_missing_object_is_an_anomaly_not_an_empty_answer(run: Run, own_archive: tuple[str, Path]) -> None:

@@ -7,15 +7,12 @@ import json
 import logging
 import unicodedata
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.cli.rendering import jsonl_line
-from rocketmq_tiered.cli.status import _print
 from rocketmq_tiered.process.logs import JsonFormatter
-from rocketmq_tiered.process.report import QueueReport, StatusReport
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.console import PlainFormatter
@@ -50,28 +47,6 @@ def archive(store: WrittenStore, tmp_path_factory: pytest.TempPathFactory) -> st
     return url
 
 
-def test_ls_escapes_topics_and_keeps_one_line_each(run: Run, archive: str) -> None:
-    code, out, _ = run("ls", archive)
-    assert code == 0 and is_clean(out) and SHOWN in out
-    assert len(out.splitlines()) == 3, "header, queue, sum"
-
-
-def test_json_is_escaped_and_has_the_name_itself(run: Run, archive: str) -> None:
-    for arguments in (("ls", archive, "--json"), ("cat", archive, NAME)):
-        code, out, _ = run(*arguments)
-        assert code == 0 and is_clean(out)
-        document = json.loads(out.splitlines()[0] if arguments[0] == "cat" else out)
-        topic = document["topic"] if arguments[0] == "cat" else document["queues"][0]["topic"]
-        assert topic == NAME
-
-
-def test_raw_records_are_the_brokers_bytes(
-    archive: str, store: WrittenStore, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    assert main(["cat", archive, NAME, "--format", "raw"]) == 0
-    assert capfdbinary.readouterr().out == b"".join(store.records[NAME, 0].values())
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -86,15 +61,6 @@ def test_an_error_is_one_clean_line(run: Run, archive: str, arguments: tuple[obj
     code, out, error = run(*(str(one).replace("{url}", archive) for one in arguments))
     assert (code != 0, out) == (True, "")
     assert is_clean(error) and error.count("\n") == 1, error
-
-
-def test_verify_and_gc_escape_keys(run: Run, archive: str) -> None:
-    root = Path(archive.removeprefix("file://")) / "c" / "b"
-    (root / "data").mkdir(exist_ok=True)
-    (root / "data" / "x\x1b[2J\u202e").write_bytes(b"x")
-    for verb in ("verify", "gc"):
-        _, out, error = run(verb, archive)
-        assert is_clean(out + error)
 
 
 @pytest.mark.parametrize(
@@ -114,15 +80,6 @@ def test_what_lists_topics_is_clean_as_text_and_as_json(
     assert is_clean(out + error) and (SHOWN in out) is (arguments[0] in ("ls", "cost", "expire"))
     _, out, error = run(*words, "--json")
     assert is_clean(out + error) and json.loads(out) is not None
-
-
-def test_status_escapes_everything_that_others_chose(capsys: pytest.CaptureFixture[str]) -> None:
-    _print(StatusReport(
-        state=NAME, cluster=NAME, broker=NAME, archive_url=NAME, writer=NAME, last_error=NAME, errors=1,
-        pin_note=NAME, queues=(QueueReport(NAME, 0, 1, 1, 1.0),),
-    ))  # fmt: skip
-    out = capsys.readouterr().out
-    assert is_clean(out) and out.count(SHOWN) == 8
 
 
 def test_a_body_as_text_is_one_clean_line_with_the_same_value() -> None:
