@@ -60,7 +60,6 @@ EXTENDED = {
     "spark/test_stream.py": r"test_a_replaced_log.*\[steps[02]",
     "server/proxy/test_pull_real_stores.py": r".*\[D",
     "process/test_s3_commands.py": r"test_a_whole_cycle_on_(localstack|moto)",
-    "upgrade/test_golden_archives.py": r".*\[2",
 }
 """File below tests/ to a regular expression of its tests."""
 

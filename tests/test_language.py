@@ -120,13 +120,8 @@ def retired() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 @functools.cache
 def exempt_names() -> frozenset[str]:
-    """Names in stored objects and on the wire, which keep their old words."""
-    table = re.findall(
-        r"^\| (`.*?) \|", section("FORMATS.md", "Field names kept from earlier versions"), re.MULTILINE
-    )
-    stored = re.findall(r"`(\w+)`", " ".join(table))
-    settings = [setting.name for section_type in SECTIONS.values() for setting in fields(section_type)]
-    return frozenset([*stored, *settings])
+    """Names of settings."""
+    return frozenset(setting.name for section_type in SECTIONS.values() for setting in fields(section_type))
 
 
 @functools.cache
@@ -248,7 +243,7 @@ def test_no_retired_words(package: str) -> None:
 
 
 def test_text_and_names_are_searched() -> None:
-    assert [word for _, word in found_in("The Light\nqueues were read anew; `index_left_out` stays")] == [
+    assert [word for _, word in found_in("The Light\nqueues were read anew; `max_share` stays")] == [
         "light\nqueues", "anew",
     ]  # fmt: skip
     assert found_in_name("BeyondHand") == "beyond hand"

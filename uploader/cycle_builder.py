@@ -99,7 +99,7 @@ class CycleBuilder:
             broker=context.broker,
             epoch=state.epoch,
             attempt=self._attempt,
-            line=state.cursor.history,
+            log_history=state.cursor.history,
             catalog_version=state.version,
             from_phys=batch.from_phys,
             to_phys=batch.to_phys,

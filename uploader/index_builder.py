@@ -235,24 +235,16 @@ class IndexBuilder:
     # -- a merge ------------------------------------------------------------------------------------------------
 
     def _merge_or_rebuild(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
-        """Merge, or rebuild the files that prevent merging: damaged ones, and those of version 1, whose records would
-        have no places in the merged file."""
+        """Merge, or rebuild the damaged files that prevent merging."""
         self._input.stale = stale_entries(state, self._run_index)
         try:
-            footers = [self._footer(shape_of(ref)) for ref in refs]
-            older = [ref for ref, footer in zip(refs, footers, strict=True) if not footer.names_queues]
-            if not older:
-                self._merge(state, refs, footers)
-                return
+            self._merge(state, refs, [self._footer(shape_of(ref)) for ref in refs])
         except (CorruptionError, NotFoundError):
             damaged = [(ref, why) for ref in refs if (why := self._damage_of(ref)) is not None]
             if not damaged:
                 raise  # bytes were damaged in transit, or a file was removed
             for ref, why in damaged:
                 self.counters.rebuilt += self._try_to_rebuild(ref, "damaged index file", str(why))
-        else:
-            for ref in older:
-                self._try_to_rebuild(ref, "index file of version 1", "does not name the queues of records")
 
     def _try_to_rebuild(self, ref: IndexRef, what: str, why: str) -> bool:
         """Whether the file was rebuilt; if it cannot be, it stays, and is never merged by this process."""

@@ -88,14 +88,14 @@ class IndexInput:
         self, items: GatheredItems, segment: Segment, index: SegmentIndex, keys: KeySection
     ) -> Places:
         """Add the items of ``segment``, which may exceed the memory; returns its places."""
-        pieces = pieces_of_segment(index, keys, segment.ordinals, self.items_max)
+        pieces = pieces_of_segment(index, keys, segment.runs, self.items_max)
         with work_disk(self._settings.work_dir, "a temporary index file"):
             if len(keys.hashes) > self.items_max:
                 items.add_all_or_none(pieces)
             else:
                 for piece in list(pieces):
                     items.add(piece)
-        return places_of_segment(index, segment.ordinals)
+        return places_of_segment(index, segment.runs)
 
     def _gather_if_few(
         self, items: GatheredItems, segments: Sequence[Segment]
@@ -142,7 +142,7 @@ class IndexInput:
             tail_bytes=int(place["tail_bytes"]),
             rows=int(place["rows"]),
         )
-        if max(segment.ordinals) >= len(index.runs):
+        if not all(map(index.has_rows_of, segment.runs)):
             raise CorruptionError(f"{segment.key}: the catalog names runs that are not in it")
         return use(index, keys)
 
@@ -152,4 +152,4 @@ def _items_if_few(
 ) -> tuple[Table, Places] | None:
     if len(keys.hashes) > room:
         return None
-    return items_of_segment(index, keys, segment.ordinals), places_of_segment(index, segment.ordinals)
+    return items_of_segment(index, keys, segment.runs), places_of_segment(index, segment.runs)

@@ -19,6 +19,7 @@ from tiered.archive.index.layout import COVERED_DTYPE
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
+from tiered.formats.run_part import CatalogRun
 from tiered.model.tables import Table
 
 DAY_MS = 86_400_000
@@ -35,7 +36,7 @@ class Segment:
 
     key: str
     place: np.void
-    ordinals: tuple[int, ...]
+    runs: tuple[CatalogRun, ...]
     version: int
     begin_ms: int
     end_ms: int
@@ -126,7 +127,7 @@ class Backlog:
 def _union(one: Segment, other: Segment) -> Segment:
     return replace(
         one,
-        ordinals=(*one.ordinals, *other.ordinals),
+        runs=(*one.runs, *other.runs),
         begin_ms=min(one.begin_ms, other.begin_ms),
         end_ms=max(one.end_ms, other.end_ms),
     )
@@ -137,7 +138,7 @@ def _segment(page: Page, runs: Table) -> Segment:
     return Segment(
         page.chunk.object_keys[int(place["key"])],
         place,
-        tuple(runs["ordinal"].tolist()),
+        tuple(map(CatalogRun.of, runs)),
         int(runs["version"][0]),
         int(runs["min_store_timestamp"].min()),
         int(runs["max_store_timestamp"].max()),

@@ -1,5 +1,5 @@
-"""Finds stale entries of ``index_left_out``: runs of damaged segments that expired or were replaced. The setting is
-bounded, so they are removed.
+"""Finds stale entries of the setting ``unindexed``: runs of damaged segments that expired or were replaced. The setting
+is bounded, so they are removed.
 
 Reads only pages that may still hold such runs.
 """

@@ -103,7 +103,7 @@ class RangeFetcher:
         """Blocks of one run, without waiting for other tails."""
         (index,) = await BlockFetch(self._source, Priority.PREFETCH, BufferedRows()).indexes([place])
         first, last = max(0, begin - place.base), min(place.rows, end - place.base)
-        span = index.block_span(place.ordinal, first, last)
+        span = index.block_span(place, first, last)
         numbers = range(span.first_block, span.end_block)
         await self._source.blocks_at(index, place.ordinal, numbers, Priority.PREFETCH)
         return span

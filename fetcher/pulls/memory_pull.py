@@ -211,7 +211,7 @@ class MemoryPulls:
         try:
             place.check(index)
             row = at - place.base
-            block_id = index.key, index.block_span(place.ordinal, row, row + 1).first_block
+            block_id = index.key, index.block_span(place, row, row + 1).first_block
             block = buffered.get(block_id)
             if block is None:
                 block = self._source.block_in_memory(*block_id)

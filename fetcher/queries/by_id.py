@@ -27,6 +27,7 @@ from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Bounds
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import CorruptionError, NotFoundError, UsageError
+from tiered.formats.run_part import CatalogRun
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import LMQ_PREFIX, QueueKey
 from tiered.model.tables import RunKind
@@ -64,10 +65,15 @@ class OffsetMsgId:
 
 
 class _Candidate(NamedTuple):
-    """An object that may hold the record. ``ordinals``: runs the catalog names in it; None: named by an index file."""
+    """An object that may hold the record. ``runs``: those that the catalog names in it; None: named by an index
+    file."""
 
     place: Place
-    ordinals: frozenset[int] | None
+    runs: tuple[CatalogRun, ...] | None
+
+    def names(self, run: int, row: int) -> bool:
+        """Whether the catalog names this row of a run of the object."""
+        return self.runs is None or any(_has(part, run, row) for part in self.runs)
 
 
 async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsgId) -> FoundMessage | None:
@@ -167,7 +173,7 @@ def _living(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:
     return [
         _Candidate(
             Place.of(chunk.object_keys[int(objects["key"][number])], objects[number]),
-            frozenset(runs["ordinal"][hits & (runs["object"] == number)].tolist()),
+            tuple(map(CatalogRun.of, runs[hits & (runs["object"] == number)])),
         )
         for number in numbers.tolist()
     ]
@@ -193,12 +199,14 @@ async def _look(
     source: QuerySource, state: CatalogState, candidate: _Candidate, wanted: OffsetMsgId
 ) -> FoundMessage | None:
     index = await source.segment(candidate.place)
-    for run, row in _rows_at(index, wanted.phys, candidate.ordinals):
+    for run, row in _rows_at(index, wanted.phys, candidate.runs):
         queue = index.queue_of(run)
         columns = index.row_columns(run)
         offset, stamp = int(columns.queue_offset[row]), int(columns.store_timestamp[row])
-        if not is_shown(state, queue, with_hidden=True) or not await _is_living(
-            source, state, candidate, run, Entry(queue, offset, stamp)
+        if (
+            not candidate.names(run, row)
+            or not is_shown(state, queue, with_hidden=True)
+            or not await _is_living(source, state, candidate, (run, row), Entry(queue, offset, stamp))
         ):
             continue
         data = await source.record(index, run, row)
@@ -209,9 +217,13 @@ async def _look(
     return None
 
 
-def _rows_at(index: SegmentIndex, phys: int, ordinals: frozenset[int] | None) -> list[tuple[int, int]]:
-    """(run, row) of records that begin at ``phys``, of ``ordinals`` if given; an LMQ's own copy last."""
-    runs = index.runs
+def _has(part: CatalogRun, run: int, row: int) -> bool:
+    return part.ordinal == run and part.first_row <= row < part.first_row + part.rows
+
+
+def _rows_at(index: SegmentIndex, phys: int, named: tuple[CatalogRun, ...] | None) -> list[tuple[int, int]]:
+    """(run, row) of records that begin at ``phys``, of runs with ``named`` parts if given; an LMQ's own copy last."""
+    runs, ordinals = index.runs, None if named is None else {part.ordinal for part in named}
     hits = np.flatnonzero(
         (runs["min_phys"] <= phys) & (phys < runs["end_phys"]) & (runs["kind"] != RunKind.LMQ)
     )
@@ -227,20 +239,18 @@ def _rows_at(index: SegmentIndex, phys: int, ordinals: frozenset[int] | None) ->
 
 
 async def _is_living(
-    source: QuerySource, state: CatalogState, candidate: _Candidate, run: int, entry: Entry
+    source: QuerySource, state: CatalogState, candidate: _Candidate, at_row: tuple[int, int], entry: Entry
 ) -> bool:
-    """Whether the catalog still has this run. Pages are read only after a log divergence: otherwise every run
-    inside a queue's bounds, in an object not pending deletion, is live."""
+    """Whether the catalog still has this row, (run, row) of the object. Pages are read only after a log divergence:
+    otherwise every run inside a queue's bounds, in an object not pending deletion, is live."""
     row = state.queue(entry.queue)
     if row is None or not row["min_queue_offset"] <= entry.queue_offset < row["end_queue_offset"]:
         return False
-    if candidate.ordinals is not None:
-        return run in candidate.ordinals
-    if not state.log_histories:
+    if candidate.runs is not None or not state.log_histories:
         return True
     chunk = await source.runs_at(state, entry.queue, entry.queue_offset, stored_ms=entry.store_timestamp)
     at = int(np.searchsorted(chunk.runs["base_queue_offset"], entry.queue_offset, side="right")) - 1
     if at < 0:
         return False
     key = chunk.object_keys[int(chunk.objects["key"][chunk.runs["object"][at]])]
-    return key == candidate.place.key and int(chunk.runs["ordinal"][at]) == run
+    return key == candidate.place.key and _has(CatalogRun.of(chunk.runs[at]), *at_row)

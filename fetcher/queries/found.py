@@ -112,9 +112,8 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
     run = runs[at]
     place = chunk.objects[int(run["object"])]
     index = await source.segment(Place.of(chunk.object_keys[int(place["key"])], place))
-    index.check_run(run, entry.queue)
-    ordinal = int(run["ordinal"])
-    columns = index.row_columns(ordinal)
+    part = index.check_run(run, entry.queue)
+    columns = index.row_columns(part)
     number = int(np.searchsorted(columns.queue_offset, entry.queue_offset, side="right")) - 1
     if (
         int(columns.queue_offset[number]) != entry.queue_offset
@@ -122,7 +121,7 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
         or int(run["kind"]) == RunKind.LMQ
     ):
         return None
-    data = await source.record(index, ordinal, number)
+    data = await source.record(index, part.ordinal, part.first_row + number)
     is_batch, inner_num = int(run["kind"]) == RunKind.BATCH, int(columns.inner_num[number])
     return FoundMessage(entry.queue, entry.queue_offset, data, is_batch, inner_num)
 

@@ -74,10 +74,9 @@ def _records(store: ObjectStore, group: list[_Object]) -> Iterator[bytes]:
             store, item.place.key, size_bytes=item.place.size_bytes, tail_bytes=item.place.tail_bytes
         )
         for run, queue in item.runs:
-            reader.index.check_run(run, queue)
-            ordinal = int(run["ordinal"])
-            records = reader.read_blocks(ordinal, 0, int(run["rows"]))
-            physical.append(reader.row_columns(ordinal).phys)
+            part = reader.index.check_run(run, queue)
+            records = reader.read_blocks(part, 0, part.rows)
+            physical.append(reader.row_columns(part).phys)
             pieces.append(records)
     if not physical:
         return

@@ -92,7 +92,7 @@ def columns_from(times: QueueTimes, open_index: IndexOpener) -> ColumnsOf:
         place = runs.place(number)
         index = await open_index(place.object_key, place.size_bytes, place.tail_bytes)
         place.check(index)
-        rows = index.row_columns(place.ordinal)
+        rows = index.row_columns(place)
         return TimeColumns(rows.queue_offset, rows.store_timestamp)
 
     return columns_of

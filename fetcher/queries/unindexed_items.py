@@ -21,6 +21,7 @@ from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.errors import CorruptionError
+from tiered.formats.run_part import CatalogRun
 from tiered.model.tables import Table
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Segment:
 
     place: Place
     rows: int
-    ordinals: Mapping[str, tuple[int, ...]]
+    runs: Mapping[str, tuple[CatalogRun, ...]]
 
 
 async def scan_unindexed(
@@ -89,10 +90,10 @@ async def _scan(
         segment.place.key, lambda: source.keys_of(segment.place, segment.rows)
     )
     found = {}
-    for topic, ordinals in segment.ordinals.items():
-        if max(ordinals) >= len(index.runs):
+    for topic, runs in segment.runs.items():
+        if not all(map(index.has_rows_of, runs)):
             raise CorruptionError(f"{index.key}: the catalog names runs that are not in it")
-        items = rows_with_hash(index, keys, ordinals, hashes[topic])
+        items = rows_with_hash(index, keys, runs, hashes[topic])
         stamp = items["store_timestamp"]
         inside: NDArray[np.bool_] = (stamp >= times[0]) & (stamp <= times[1])
         found[topic] = items[inside]
@@ -137,20 +138,20 @@ async def unindexed_segments(
         for number, part in zip(numbers.tolist(), np.split(fresh, first[1:]), strict=bool(len(fresh))):
             row = page.chunk.objects[number]
             place = Place.of(page.chunk.object_keys[int(row["key"])], row)
-            ordinals = _ordinals(page, part)
+            of_topics = _by_topic(page, part)
             if place.key in found:  # the runs of one object may be in several pages
-                for topic, before in found[place.key].ordinals.items():
-                    ordinals[topic] = before + ordinals.get(topic, ())
-            found[place.key] = Segment(place, int(row["rows"]), ordinals)
+                for topic, before in found[place.key].runs.items():
+                    of_topics[topic] = before + of_topics.get(topic, ())
+            found[place.key] = Segment(place, int(row["rows"]), of_topics)
     return list(found.values())
 
 
-def _ordinals(page: Page, runs: NDArray[np.int64]) -> dict[str, tuple[int, ...]]:
-    """For each topic, the positions of these runs in their segment."""
-    found: dict[str, list[int]] = {}
-    for queue, ordinal in page.chunk.runs[["queue", "ordinal"]][runs].tolist():
-        found.setdefault(page.queues[queue].topic, []).append(ordinal)
-    return {topic: tuple(ordinals) for topic, ordinals in found.items()}
+def _by_topic(page: Page, which: NDArray[np.int64]) -> dict[str, tuple[CatalogRun, ...]]:
+    """These runs of one segment by topic."""
+    found: dict[str, list[CatalogRun]] = {}
+    for run in page.chunk.runs[which]:
+        found.setdefault(page.queues[int(run["queue"])].topic, []).append(CatalogRun.of(run))
+    return {topic: tuple(runs) for topic, runs in found.items()}
 
 
 def _has_topic(ref: PageRef, topics: Sequence[str]) -> bool:

@@ -56,7 +56,7 @@ class LmqReader:
         """Rows of the run ``place`` from ``at`` on that may be wanted, with their parents' records."""
         (index,) = await fetch.indexes([place])
         known = fetch.buffered.table
-        table = known[1] if known is not None and known[0] == place else index.row_columns(place.ordinal)
+        table = known[1] if known is not None and known[0] == place else index.row_columns(place)
         after.table = place, table
         first = row_at(table, at)
         end = row_at(table, min(end_offset, place.end) - 1) + 1

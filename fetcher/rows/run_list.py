@@ -18,7 +18,6 @@ import numpy as np
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex
-from tiered.formats.segment_layout import SEGMENT_RUN_DTYPE
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE
 
@@ -27,6 +26,7 @@ _PLACE_FIELDS = (
     "kind",
     "base_queue_offset",
     "end_queue_offset",
+    "first_row",
     "rows",
     "base_byte",
     "byte_count",
@@ -34,11 +34,10 @@ _PLACE_FIELDS = (
 # A row as one tuple, indexed by position: reading its fields one by one costs as much as a small read.
 _names = RUN_DTYPE.names or ()
 _OBJECT_AT, _PLACE_AT = _names.index("object"), operator.itemgetter(*map(_names.index, _PLACE_FIELDS))
-_CHECKED_AT = operator.itemgetter(*map((SEGMENT_RUN_DTYPE.names or ()).index, _PLACE_FIELDS[1:]))
 
 
 class RunPlace(NamedTuple):
-    """A run as the catalog describes it. Offsets [base, end) are the queue's."""
+    """A run as the catalog describes it, which is a RunPart. Offsets [base, end) are the queue's."""
 
     queue: QueueKey
     object_key: str
@@ -48,6 +47,7 @@ class RunPlace(NamedTuple):
     kind: int
     base: int
     end: int
+    first_row: int
     rows: int
     base_byte: int
     byte_count: int
@@ -59,13 +59,7 @@ class RunPlace(NamedTuple):
 
     def check(self, index: SegmentIndex) -> None:
         """Raises CorruptionError unless the object holds this very run."""
-        ordinal = self.ordinal
-        is_there = ordinal < len(index.runs) and index.queue_of(ordinal) == self.queue
-        if is_there and _CHECKED_AT(index.runs[ordinal].item()) == self[5:]:
-            return
-        raise CorruptionError(
-            f"{self.object_key}: run {ordinal} differs from the catalog's entry for {self.queue} at {self.base}"
-        )
+        index.check_part(self, self.kind, self.queue)
 
 
 class _Part:

@@ -41,7 +41,7 @@ class RunRows:
         """``columns``: the rows of ``span`` (position is ignored)."""
         self.object_key = index.key
         self.first_block, self.end_block = span.first_block, span.end_block
-        self.block_rows, self.block_bytes = index.bounds_of_blocks(place.ordinal, span)
+        self.block_rows, self.block_bytes = index.bounds_of_blocks(place, span)
         """Where each block begins, and the last one ends: in these rows, and in bytes of all blocks."""
         self.is_plain = place.kind == RunKind.PLAIN
         self.sizes = columns.size
@@ -184,9 +184,9 @@ def rows_of_run(
     if place.kind == RunKind.PLAIN:
         row = offset - place.base
     else:
-        table = table or index.row_columns(place.ordinal)
+        table = table or index.row_columns(place)
         row = row_at(table, offset)
-    span = index.block_span(place.ordinal, row, min(row + count, place.rows), raw_bytes_max=max_bytes)
+    span = index.block_span(place, row, min(row + count, place.rows), raw_bytes_max=max_bytes)
     if table is None:
         columns = _plain_columns(index, place, span)
     else:
@@ -198,7 +198,7 @@ def blocks_of_rows(
     index: SegmentIndex, place: RunPlace, offsets: NDArray[np.int64]
 ) -> Iterator[tuple[RunRows, NDArray[np.intp]]]:
     """The blocks that hold the rows at ``offsets`` (ascending, all in the run), each with its own of these rows."""
-    table = None if place.kind == RunKind.PLAIN else index.row_columns(place.ordinal)
+    table = None if place.kind == RunKind.PLAIN else index.row_columns(place)
     at = 0
     while at < len(offsets):
         rows = rows_of_run(index, place, int(offsets[at]), table)
@@ -212,7 +212,7 @@ def blocks_of_rows(
 
 
 def _plain_columns(index: SegmentIndex, place: RunPlace, span: BlockSpan) -> RowTable:
-    first = int(index.first_row[place.ordinal])
+    first = int(index.first_row[place.ordinal]) + place.first_row
     found = index.stored_columns(first + span.first_row, first + span.end_row)
     # Copies: a view would keep whole column pages in memory. Rows of several pages are copies already. Not ``copy``,
     # which gives the interpreter's lock to other threads.

@@ -90,7 +90,8 @@ def plan_join(candidates: Candidates, limits: CompactionLimits) -> RewritePlan |
     is_in = np.ones(len(candidates.runs), bool)
     runs_of_object = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
     alone = ~candidates.is_set & ~candidates.is_pending & (runs_of_object == 1) & (candidates.share == 1)
-    movable = np.flatnonzero(_live(candidates) & alone[candidates.runs["object"]])
+    whole = candidates.runs["rows"] == candidates.objects["rows"][candidates.runs["object"]]
+    movable = np.flatnonzero(_live(candidates) & alone[candidates.runs["object"]] & whole)
     sequences = _sequences(candidates, movable)
     groups: list[NDArray[Any]] = []
     for number in range(len(sequences)):

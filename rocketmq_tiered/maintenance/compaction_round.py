@@ -34,8 +34,7 @@ from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
 from tiered.catalog.requirements import Floors, IndexBegins, Requirements, histories_of
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
-from tiered.errors import CorruptionError, UsageError
-from tiered.formats.container import CATALOG_MAJOR
+from tiered.errors import CorruptionError
 from tiered.formats.keys import SETS_PREFIX, compaction_attempts_from, page_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated, copied, picked
@@ -103,13 +102,8 @@ def plan_rounds(
     """Rounds that are wanted, oldest versions first; only the first one of a large sequence of pages, which says what
     share of it that is. Reads pages, and no data.
 
-    Only versions below ``before_version`` take part. ``counter``: the same one for all rounds. Raises UsageError when
-    the archive's owner writes an older format.
+    Only versions below ``before_version`` take part. ``counter``: the same one for all rounds.
     """
-    if state.major < CATALOG_MAJOR:
-        raise UsageError(
-            "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
-        )
     index = RunIndex(store)
     counter = counter or ObjectRunCounter()
     for ranges in ranges_of(state, before_version, limits.runs_max):

@@ -34,8 +34,8 @@ from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.requirements import LOG_HISTORY, Floors, Requirements, histories_of
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import UsageError
-from tiered.formats.container import CATALOG_MAJOR
 from tiered.formats.keys import catalog_key
+from tiered.formats.run_part import CatalogRun
 from tiered.model.tables import OBJECT_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.topic_rules import TopicRule
@@ -82,12 +82,8 @@ def plan_pass(
     """What expires now. Reads every page of the catalog, again if something expires, and tails of objects with LMQ runs
     that may expire.
 
-    Raises UsageError when the owner writes an older format, the clock is off, or the topic of ``erase`` is unknown.
+    Raises UsageError when the clock is off, or the topic of ``erase`` is unknown.
     """
-    if state.major < CATALOG_MAJOR:
-        raise UsageError(
-            "the archive's owner writes an older format", hint="restart `tiered run` with this version first"
-        )
     now_ms = require_same_clock(store, clock())
     queues = _queues(state, rule_of, erase)
     planner = ExpiryPlanner(queues, _commit_times(store, state, queues, now_ms), now_ms)
@@ -208,7 +204,7 @@ class _Parents:
                 size_bytes=int(place["size_bytes"]),
                 tail_bytes=int(place["tail_bytes"]),
             )
-            rows = reader.row_columns(int(chunk.runs["ordinal"][at]))
+            rows = reader.row_columns(CatalogRun.of(chunk.runs[at]))
             for parent in np.unique(rows.parent).tolist():
                 last = int(rows.parent_queue_offset[rows.parent == parent].max())
                 row = self.state.row_of(reader.queues[parent])

@@ -11,13 +11,15 @@ import xxhash
 
 from tests.formats.segment_builder import RowSpec, RunSpec, build
 from tests.kernels.record_builder import Message, encode, properties
+from tiered.archive.segment_reader import SegmentReader
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState
+from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState, RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.record import java_hash
+from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment import BlockCodec, SegmentMeta, encode_segment
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
@@ -254,6 +256,31 @@ class ArchiveBuilder:
             object_keys=[key], pending_deletions=[keys[0]], created_ms=NOW_MS,
         )  # fmt: skip
         return self.writer.append(draft)
+
+    def cut_runs(self, rows_max: int) -> CatalogState:
+        """Maintenance: all runs are cut into parts of at most ``rows_max`` rows of the objects they are in."""
+        index = RunIndex(self.store)
+        for queue, _ in list(self.state.queues()):
+            chunk = index.runs_of(self.state, queue)
+            parts = [part for run in chunk.runs for part in self._parts(chunk, run, rows_max)]
+            draft = CommitDraft(
+                kind=CommitKind.MAINTENANCE, queues=[queue], runs=np.array(parts, RUN_DTYPE),
+                removed=_removed(chunk.runs), objects=chunk.objects, object_keys=chunk.object_keys,
+                created_ms=NOW_MS,
+            )  # fmt: skip
+            self.writer.append(draft)
+        return self.state
+
+    def _parts(self, chunk: RunChunk, run: np.void, rows_max: int) -> list[np.void]:
+        place = chunk.objects[int(run["object"])]
+        reader = SegmentReader.open(
+            self.store, chunk.object_keys[int(place["key"])],
+            size_bytes=int(place["size_bytes"]), tail_bytes=int(place["tail_bytes"]),
+        )  # fmt: skip
+        count, columns = int(run["rows"]), reader.row_columns(CatalogRun.of(run))
+        return [
+            cut_run(run, columns, first, min(first + rows_max, count)) for first in range(0, count, rows_max)
+        ]
 
     def expire_first_run(self, queue: QueueKey) -> CatalogState:
         """Maintenance: the queue's oldest run leaves."""

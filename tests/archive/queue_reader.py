@@ -20,6 +20,7 @@ from tiered.catalog.pages import RunIndex
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import CorruptionError, NotFoundError
+from tiered.formats.run_part import CatalogRun
 from tiered.formats.segment import RowTable, row_at
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
@@ -148,8 +149,8 @@ class QueueReader:
         return self._gaps.after(max(offset, min(self.min_offset, self.max_offset)))
 
     def _read_run(self, offset: int, rows_max: int, bytes_max: int, *, is_first: bool) -> _Part:
-        reader, ordinal = self._run_at(offset)
-        rows = reader.row_columns(ordinal)
+        reader, run = self._run_at(offset)
+        rows = reader.row_columns(run)
         first = row_at(rows, offset)
         count = _rows_that_fit(rows.size[first:], rows_max, bytes_max)
         if count == 0 and is_first:
@@ -159,12 +160,12 @@ class QueueReader:
             return _Part(
                 _sliced(rows, 0, 0), Records(_NO_BYTES, rows.position[:0], rows.size[:0]), offset, True
             )
-        if int(reader.runs["kind"][ordinal]) == RunKind.LMQ:
+        if int(reader.runs["kind"][run.ordinal]) == RunKind.LMQ:
             return self._read_lmq(reader.queues, _sliced(rows, first, end), end < len(rows))
-        records = reader.read_blocks(ordinal, first, end)
+        records = reader.read_blocks(run, first, end)
         return _Part(_sliced(rows, first, end), records, _end_offset(rows, end), end < len(rows))
 
-    def _run_at(self, offset: int) -> tuple[SegmentReader, int]:
+    def _run_at(self, offset: int) -> tuple[SegmentReader, CatalogRun]:
         """The open segment, and the run in it, that holds ``offset``, checked against the catalog."""
         if self._chunk is None:
             self._chunk = self._run_index.runs_of(self.state, self.queue)
@@ -178,17 +179,7 @@ class QueueReader:
         reader = self._segments.open(
             key, size_bytes=int(place["size_bytes"]), tail_bytes=int(place["tail_bytes"])
         )
-        ordinal = int(run["ordinal"])
-        same = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
-        if (
-            ordinal >= len(reader.runs)
-            or reader.index.queue_of(ordinal) != self.queue
-            or any(reader.runs[name][ordinal] != run[name] for name in same)
-        ):
-            raise CorruptionError(
-                f"{key}: run {ordinal} differs from the catalog's run of {self.queue} at {offset}"
-            )
-        return reader, ordinal
+        return reader, reader.index.check_run(run, self.queue)
 
     # -- LMQs -------------------------------------------------------------------------------------------------
 
@@ -253,11 +244,11 @@ class QueueReader:
         phys: list[NDArray[np.int64]] = []
         at = done = 0
         while at < len(offsets):
-            reader, ordinal = self._run_at(int(offsets[at]))
-            end = at + int(np.searchsorted(offsets[at:], reader.runs["end_queue_offset"][ordinal]))
-            rows = reader.row_columns(ordinal)
+            reader, run = self._run_at(int(offsets[at]))
+            end = at + int(np.searchsorted(offsets[at:], run.end))
+            rows = reader.row_columns(run)
             index = np.searchsorted(rows.queue_offset, offsets[at:end], side="right") - 1
-            read = reader.read_blocks(ordinal, int(index[0]), int(index[-1]) + 1)
+            read = reader.read_blocks(run, int(index[0]), int(index[-1]) + 1)
             wanted = index - index[0]
             records = Records(read.data, read.starts[wanted], read.sizes[wanted])
             parts.append(records._replace(starts=records.starts + done))

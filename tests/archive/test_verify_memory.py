@@ -67,7 +67,6 @@ def test_passes_change_nothing_that_is_found(monkeypatch: pytest.MonkeyPatch, da
         page_runs_max=7,
         merge_sequences=3,
         merge_spills=3,
-        embedded_bytes_max=0,
         pack_bytes_max=1,
     )
     builder = ArchiveBuilder(MemoryStore(), limits=limits)

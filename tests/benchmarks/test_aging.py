@@ -21,7 +21,6 @@ SMALL = CatalogLimits(
     merge_sequences=4,
     merge_spills=4,
     spill_deletions=32,
-    embedded_bytes_max=2_600,
     pack_bytes_max=80 << 10,
 )
 """The usual ones, about a hundredth, so that pages of level 3 occur after some thousand commits."""

@@ -78,7 +78,7 @@ def append_draft(
             gaps.append((index, GapReason.BROKER_DELETED, end, end + lost))
         base, count = end + lost, rows[key]
         runs[index] = (
-            index, index % objects, index // objects, RunKind.PLAIN, 0, base, base + count, count,
+            index, index % objects, index // objects, RunKind.PLAIN, 0, base, base + count, 0, count,
             0 if known is None else known["end_byte"], count * RECORD_BYTES, phys, phys, phys, phys + count * ROW_PHYS,
         )  # fmt: skip
         phys += count * ROW_PHYS

@@ -1,12 +1,11 @@
-"""Golden catalogs: every object that a fixed history of commits writes, of every kind and with every field in use.
+"""The golden catalog: every object that a fixed history of commits writes, of every kind and with every field in use.
 
-``python -m tests.catalog.golden_catalog`` writes ``tests/data/golden/catalog``. Run it only for a new format version.
+``python -m tests.catalog.golden_catalog`` writes ``tests/data/golden/1.0/catalog``, see golden_archive.py.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -23,18 +22,13 @@ from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, en
 from tiered.catalog.index_refs import UNINDEXED, IndexChange, IndexRef
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import REMOVED_DTYPE
-from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import index_key, state_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE, Table
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 
-DIRECTORY = GOLDEN / "catalog"
-LIMITS = {
-    "embedded_pages_3.0": small_limits(spill_deletions=4),
-    "page_objects_3.0": small_limits(embedded_bytes_max=0, pack_bytes_max=1, spill_deletions=4),
-}
+DIRECTORY = GOLDEN / "1.0" / "catalog"
 A, B, BIG, LATE = queue("a"), queue("%RETRY%b/日", 3), queue("big", 2), queue("late", 1)
 HOUR_MS = 3_600_000
 
@@ -56,9 +50,8 @@ class _Recorder(MemoryStore):
 class _History:
     """Commits of one archive, a second apart."""
 
-    def __init__(self, limits: CatalogLimits) -> None:
+    def __init__(self) -> None:
         self.store = _Recorder()
-        self._limits = limits
         self._seed = 0
         self.writer = self._claimed("w1", "run")
 
@@ -68,7 +61,7 @@ class _History:
     def _claimed(self, instance: str, kind: str, *, take_over: bool = False) -> CatalogWriter:
         self._seed += 1
         made = writer(
-            self.store, instance, kind, limits=self._limits, clock_ms=self._clock_ms,
+            self.store, instance, kind, limits=small_limits(spill_deletions=4), clock_ms=self._clock_ms,
             random=random.Random(self._seed),
         )  # fmt: skip
         made.claim(take_over=take_over)
@@ -147,8 +140,8 @@ def _index(first: int, last: int, epoch: int) -> IndexRef:
     )
 
 
-def _written(limits: CatalogLimits) -> dict[str, bytes]:
-    history = _History(limits)
+def _written() -> dict[str, bytes]:
+    history = _History()
     topics, later_topics = (state_key("topics", 1, n, f"{n:016x}") for n in (1, 2))
     history.append({A: 3, B: 2}, state_objects={"topics": topics})
     history.append({A: 1, BIG: 70_000}, gap={A: 4})
@@ -197,18 +190,17 @@ def _check(history: _History) -> None:
         and len(state.pages) > 2
     )
     kinds = {key.split("/")[1].split("-")[0] for key in history.store.written if key.startswith("pages/")}
-    assert kinds >= {"line"}
+    assert kinds >= {"history"}
     for key, _ in state.queues():
         RunIndex(history.store).runs_of(state, key)
 
 
-def write(directory: Path, names: Iterable[str] = tuple(LIMITS)) -> None:
-    """One catalog for each kind of limits, as files named by their keys."""
-    for name in names:
-        for key, content in _written(LIMITS[name]).items():
-            path = directory / name / key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+def write(directory: Path) -> None:
+    """The catalog as files named by their keys."""
+    for key, content in _written().items():
+        path = directory / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 if __name__ == "__main__":

@@ -354,7 +354,7 @@ def test_a_gap_may_be_filled_by_a_commit_that_fits_inside(
 
 
 def _page(name: str, first: int, last: int) -> PageRef:
-    return PageRef(f"pages/{name}", 0, first, last, 1, 1, A, B)
+    return PageRef(f"pages/{name}", 0, first, last, 1, 1, A, B, 0, 0, 0, 0)
 
 
 def _paged(state: CatalogState, **change: object) -> CommitDraft:

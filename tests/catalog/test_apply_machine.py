@@ -103,8 +103,8 @@ class CatalogMachine(RuleBasedStateMachine):
                 life.gaps |= set(range(life.end, life.end + lost))
                 life.end += lost
             runs.append((
-                index, len(runs) % objects, 0, 0, 0, life.end, life.end + rows, rows, life.bytes, rows * RECORD_BYTES,
-                NOW_MS, NOW_MS, phys, phys + rows * ROW_PHYS,
+                index, len(runs) % objects, 0, 0, 0, life.end, life.end + rows, 0, rows, life.bytes,
+                rows * RECORD_BYTES, NOW_MS, NOW_MS, phys, phys + rows * ROW_PHYS,
             ))  # fmt: skip
             life.offsets += range(life.end, life.end + rows)
             life.end += rows

@@ -9,6 +9,7 @@ from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writ
 from tiered.catalog.catalog_reader import head_version, load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.deletions import Reason
 from tiered.catalog.garbage import Grace, KeySet, plan_gc, referenced_by, settled_version
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, PendingDeletion
@@ -149,9 +150,8 @@ def test_attempts_of_a_fenced_epoch_go(memory: Bucket) -> None:
     assert {key for key in needed if key.startswith(("catalog/", "sets/"))} <= everything(memory)
 
 
-@pytest.mark.parametrize("embedded_bytes_max", [4 << 20, 0])
-def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: Bucket, embedded_bytes_max: int) -> None:
-    made = filled(memory, 60, embedded_bytes_max=embedded_bytes_max)
+def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: Bucket) -> None:
+    made = filled(memory, 60)
     catalog = {key for key in everything(memory) if key.startswith("catalog/")}
     gone = collect(memory, grace_ms=0)
     assert any(key.startswith("pages/root-") for key in gone)
@@ -167,7 +167,9 @@ def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: Bucket, embed
 
 
 def test_a_pending_deletion_that_is_still_named_is_kept() -> None:
-    state = CatalogState(epoch=3, pending_deletions={"sets/00/a-1-1.sso": PendingDeletion(0, 2)})
+    state = CatalogState(
+        epoch=3, pending_deletions={"sets/00/a-1-1.sso": PendingDeletion(0, 2, Reason.EXPIRED)}
+    )
     listing = [ObjectInfo("sets/00/a-1-1.sso", 10, 0), ObjectInfo("sets/00/b-2-1.sso", 20, 0)]
     plan = plan_gc(
         listing, state, KeySet(["sets/00/a-1-1.sso"]), now_ms=GRACE_MS, grace=Grace(0, 0),

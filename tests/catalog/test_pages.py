@@ -164,7 +164,7 @@ def test_a_merge_of_a_corrupt_page_ends() -> None:
 def test_nothing_is_merged_before_a_level_is_full() -> None:
     def ref(level: int, version: int) -> PageRef:
         name = QueueKey("t", 0, 0)
-        return PageRef(f"{level}/{version}", level, version, version, 1, 1, name, name)
+        return PageRef(f"{level}/{version}", level, version, version, 1, 1, name, name, 0, 0, 0, 0)
 
     pages = [ref(0, 9), ref(0, 8), ref(1, 1), ref(1, 2), ref(1, 3)]
     assert not sequence_to_merge(pages, merging(4, 4))
@@ -176,7 +176,7 @@ def test_nothing_is_merged_before_a_level_is_full() -> None:
 def test_the_last_merge_takes_fewer_spills_and_as_many_as_memory_allows() -> None:
     def ref(version: int) -> PageRef:
         name = QueueKey("t", 0, 0)
-        return PageRef(str(version), 0, version, version, 1, 1, name, name)
+        return PageRef(str(version), 0, version, version, 1, 1, name, name, 0, 0, 0, 0)
 
     pages = [ref(version) for version in range(1, 6)]
     assert not sequence_to_merge(pages, merging(2, 6))
@@ -196,7 +196,7 @@ def test_the_page_cache_is_bounded() -> None:
         data = encode_page(sorted_page(*chunk_of(random_facts(number, 1, 50))))
         store.put_if_absent(f"pages/{number}", [data])
         name = QueueKey("t", 0, 0)
-        refs.append(PageRef(f"pages/{number}", 0, 1, 1, 50, len(data), name, name))
+        refs.append(PageRef(f"pages/{number}", 0, 1, 1, 50, len(data), name, name, 0, 0, 0, 0))
     index = RunIndex(store, cache_bytes=30_000)
     for ref in refs * 2:
         index.page(ref)
@@ -210,7 +210,7 @@ def test_a_page_that_disagrees_with_the_catalog_is_refused() -> None:
     store.put_if_absent("pages/x", [encode_page(page)])
     name = QueueKey("t", 0, 0)
     with pytest.raises(CorruptionError, match="5 runs, expected 6"):
-        RunIndex(store).page(PageRef("pages/x", 0, 1, 1, 6, 1, name, name))
+        RunIndex(store).page(PageRef("pages/x", 0, 1, 1, 6, 1, name, name, 0, 0, 0, 0))
     page.chunk.runs["object"][2] = 99
     with pytest.raises(CorruptionError, match="is outside"):
         decode_page(encode_page(page), source="pages/x")

@@ -12,11 +12,10 @@ import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, log_checks, queue, small_limits, writer
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
-from tiered.catalog import embedded_pages as embedded
 from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import ADVANCING_MS, refusal
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, PageChange
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.deletions import Reason
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.snapshot import describe
@@ -37,7 +36,7 @@ from tiered.object_store.wrapper import StoreWrapper
 A, B = queue("a"), queue("b")
 CATALOG = "catalog/*"
 READS = frozenset({"get", "get_range", "get_tail"})
-IN_OBJECTS = {"embedded_bytes_max": 0, "pack_bytes_max": 3000}
+IN_OBJECTS = {"pack_bytes_max": 3000}
 """Pages are put besides the commits, some of them as parts of one object."""
 
 
@@ -100,7 +99,7 @@ def test_an_unanswered_commit_is_resolved_before_other_content_is_tried(
     assert state.version == 2
     assert describe(load(memory)) == describe(state)
     # The version is read back after each lost answer, and only ever the same bytes are put.
-    assert requests(store, "get_tail")
+    assert requests(store, "get")
     state = first.append(append_draft(state, {A: 2}))
     assert state.version == head_version(memory) == 3
 
@@ -134,7 +133,7 @@ def test_a_refusal_repeats_the_same_bytes(memory: MemoryStore, fault: Fault) -> 
     first.append(append_draft(first.state, {A: 2}))
     assert len(bodies) == 5
     assert len(set(bodies[1:])) == 1
-    assert not requests(store, "get_tail", catalog_key(2))  # a refusal is an answer: nothing to ask
+    assert not requests(store, "get", catalog_key(2))  # a refusal is an answer: nothing to ask
 
 
 @pytest.mark.parametrize("fault", [Fault.THROTTLED, Fault.LOST_BEFORE, Fault.LOST_AFTER])
@@ -482,12 +481,12 @@ def test_every_kth_commit_names_a_fresh_root_and_a_reader_starts_there(
     state = load(store)
     assert describe(state) == describe(first.state)
     assert len(requests(store, "list")) == 1
-    assert len(requests(store, "get_tail")) <= 2 * small_limits().root_every
-    assert len(requests(store, "get", "")) == 1
+    assert len(requests(store, "get")) <= 2 * small_limits().root_every
+    assert len(requests(store, "get", "pages/")) == 1
     assert not requests(store, "get_range", "")
 
 
-@pytest.mark.parametrize("in_objects", [{}, IN_OBJECTS, {"embedded_bytes_max": 2000}])
+@pytest.mark.parametrize("in_objects", [{}, IN_OBJECTS])
 def test_old_runs_spill_into_pages_and_stay_findable(
     memory: MemoryStore, in_objects: dict[str, float]
 ) -> None:
@@ -509,7 +508,7 @@ def test_old_runs_spill_into_pages_and_stay_findable(
 
 
 def test_any_version_can_be_read_even_when_its_root_is_gone(memory: MemoryStore) -> None:
-    first = grown(memory, embedded_bytes_max=0)
+    first = grown(memory)
     wanted = load(memory, version=30)
     assert wanted.version == 30
     roots = {wanted.root.key} - {first.state.root.key}
@@ -590,24 +589,23 @@ def test_an_older_page_that_is_damaged_or_gone_does_not_hold_up_commits(
     assert any("not merged" in message and object_of(key) in message for message in caplog.messages)
 
 
-def test_a_cycle_is_one_catalog_put_but_for_roots_and_merges(memory: MemoryStore) -> None:
-    """Spilled pages travel in the commits that name them."""
+def test_a_cycle_is_one_catalog_put_but_for_roots_and_pages(memory: MemoryStore) -> None:
     store = faulty(memory)
     first = grown(store, 80)
     assert max(page.level for page in first.state.pages) >= 2
     assert first.state.root.version > 60
     others = [info.key for info in memory.list("pages/")]
     assert len(requests(store, "put", "")) == first.state.version + len(others)
-    assert first.state.version == 81 and len(others) < 81 / 3
+    assert first.state.version == 81 and len(others) < 81 / 2
     assert {key.split("-")[0] for key in others} == {"pages/root", "pages/runs"}
     assert not first.state.catalog_keys() & {info.key for info in memory.list("catalog/")}
     assert not any(key.startswith("catalog/") for key in first.state.pending_deletions)
     assert describe(load(memory)) == describe(first.state)
 
 
-def test_pages_too_large_for_a_commit_are_one_object_for_a_change(memory: MemoryStore) -> None:
+def test_pages_of_a_change_are_one_object(memory: MemoryStore) -> None:
     store = faulty(memory)
-    first = grown(store, 60, embedded_bytes_max=0)
+    first = grown(store, 60)
     objects = {object_of(page.key) for page in first.state.pages}
     assert len(objects) < len(first.state.pages)
     assert all(key.startswith("pages/runs-") for key in objects)
@@ -616,27 +614,6 @@ def test_pages_too_large_for_a_commit_are_one_object_for_a_change(memory: Memory
     existing = {info.key for info in memory.list("pages/")}
     assert existing == (first.state.catalog_keys() | first.state.pending_deletions.keys()) & existing
     assert objects <= existing - first.state.pending_deletions.keys()
-
-
-def test_a_commit_larger_than_its_first_request_is_read_whole(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = grown(memory)
-    wanted = describe(first.state)
-    monkeypatch.setattr(embedded, "COMMIT_TAIL_BYTES", 300)
-    store = faulty(memory)
-    assert describe(load(store)) == wanted
-    assert len(requests(store, "get_tail")) + len(requests(store, "get")) > 3
-    monkeypatch.setattr(embedded, "COMMIT_TAIL_BYTES", 30)
-    assert describe(load(memory)) == wanted
-
-
-def test_a_commit_names_no_page_of_another_commit(memory: MemoryStore) -> None:
-    first = grown(memory, 16)
-    (page, *_) = [page for page in first.state.pages if page.key.startswith("catalog/")]
-    change = PageChange(added=[page._replace(level=1)], removed=[page.key], resolved_version=1)
-    with pytest.raises(CommitInvalidError, match="which it does not embed"):
-        first.append(replace(append_draft(first.state, {A: 1}), pages=change))
 
 
 def test_a_reader_of_many_maintenance_commits_starts_at_a_root(memory: MemoryStore) -> None:
@@ -652,7 +629,7 @@ def test_a_reader_of_many_maintenance_commits_starts_at_a_root(memory: MemorySto
     limits = small_limits()
     store = faulty(memory)
     assert describe(load(store)) == describe(first.state)
-    assert len(requests(store, "get_tail")) <= 2 * limits.root_every + 2
+    assert len(requests(store, "get")) <= 2 * limits.root_every + 2
 
 
 def unnamed_objects(store: MemoryStore, made: CatalogWriter) -> set[str]:
@@ -663,7 +640,7 @@ def unnamed_objects(store: MemoryStore, made: CatalogWriter) -> set[str]:
 
 def test_a_merge_that_no_commit_named_is_garbage_of_the_release(memory: MemoryStore) -> None:
     """The writer left between putting merged pages and naming them; the next epoch's are its own."""
-    first = grown(memory, 20, embedded_bytes_max=0)
+    first = grown(memory, 20)
     for _ in range(100):
         if unnamed_objects(memory, first):
             break
@@ -729,7 +706,7 @@ def test_commits_proceed_during_a_merge_and_one_of_them_names_its_result(memory:
 
 def test_a_release_ends_a_merge_in_progress(memory: MemoryStore) -> None:
     store = BlockedReads(memory)
-    first = writer(store, limits=small_limits(embedded_bytes_max=0), background=InThread(store))
+    first = writer(store, limits=small_limits(), background=InThread(store))
     first.claim()
     while not store.has_begun.is_set():
         first.append(append_draft(first.state, {A: 1, B: 1}))
@@ -761,7 +738,7 @@ def test_merges_are_finished_at_the_end(memory: MemoryStore) -> None:
 
 
 def test_a_failed_last_merge_leaves_the_pages(memory: MemoryStore) -> None:
-    first = writer(memory, limits=small_limits(merge_sequences=2, merge_spills=9, embedded_bytes_max=0))
+    first = writer(memory, limits=small_limits(merge_sequences=2, merge_spills=9))
     first.claim()
     while len({page.from_version for page in first.state.pages}) < 3:
         first.append(append_draft(first.state, {A: 1, B: 1}))

@@ -20,7 +20,7 @@ from tiered.formats.keys import Part, catalog_key, object_of, parse_part_key
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 
-IN_OBJECTS = {"embedded_bytes_max": 0, "pack_bytes_max": 3000}
+IN_OBJECTS = {"pack_bytes_max": 3000}
 GRACE_MS = 72 * 3_600_000
 READS = frozenset({"get", "get_range", "get_tail"})
 
@@ -141,7 +141,7 @@ def test_the_next_writer_makes_a_good_root_at_once(
     made = grown(memory, 60, **limits)
     made.release()
     damaged = made.state.root
-    if is_gone and limits.get("embedded_bytes_max") == 0:
+    if is_gone:
         memory.delete([object_of(damaged.key)])
     else:
         flip(memory, damaged.key)

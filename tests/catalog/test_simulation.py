@@ -190,8 +190,8 @@ class Uploader:
             phys = [state.cursor.phys + records.index(record) * ROW_PHYS for record in mine]
             # One run for each object of the commit that holds records of the queue.
             queues.append(key)
-            runs.append((len(queues) - 1, 0, len(runs), 0, 0, mine[0].offset, mine[-1].offset + 1, len(mine), end_byte,
-                         len(mine) * RECORD_BYTES, NOW_MS, NOW_MS, phys[0], phys[-1] + ROW_PHYS))  # fmt: skip
+            runs.append((len(queues) - 1, 0, len(runs), 0, 0, mine[0].offset, mine[-1].offset + 1, 0, len(mine),
+                         end_byte, len(mine) * RECORD_BYTES, NOW_MS, NOW_MS, phys[0], phys[-1] + ROW_PHYS))  # fmt: skip
             contents.append(mine)
         table = np.array(runs, RUN_DTYPE) if runs else np.zeros(0, RUN_DTYPE)
         alone = bool(runs) and self.world.source.random() < 0.5
@@ -320,13 +320,10 @@ class World:
         self.store = CrashingStore(self.memory, seed=seed, wait=lambda seconds: None)
         self.uploaders = [Uploader(self, "master"), Uploader(self, "slave")]
         self.compactor = Compactor(self)
-        # Pages travel in commits, or those of a merge besides, or all of them.
-        embedded_bytes_max = (4 << 20, 3_000, 0)[seed % 3]
         self.limits = small_limits(
             spill_deletions=6,
             spill_runs=25,
             page_runs_max=20,
-            embedded_bytes_max=embedded_bytes_max,
             pack_bytes_max=4_000,
         )
         self.running: list[Uploader] = []

@@ -101,9 +101,7 @@ class MergedBeside(StoreWrapper):
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__(store)
-        limits = CatalogLimits(
-            root_every=64, page_runs_max=9, merge_sequences=2, merge_spills=2, embedded_bytes_max=0
-        )
+        limits = CatalogLimits(root_every=64, page_runs_max=9, merge_sequences=2, merge_spills=2)
         self._owner = CatalogWriter(
             DyingStore(store, MERGE), cluster="cluster", broker="broker", instance="test", kind="run",
             clock_ms=lambda: NOW_MS, limits=limits,

@@ -546,11 +546,11 @@ class SwitchedStore:
         self._store = store
         self.is_down = False
 
-    def get_tail(self, key: str, length: int) -> bytes:
+    def get(self, key: str, max_bytes: int) -> bytes:
         """See ObjectStore; commits are read so."""
         if self.is_down:
             raise UnavailableError("down")
-        return self._store.get_tail(key, length)
+        return self._store.get(key, max_bytes)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)

@@ -1,4 +1,4 @@
-"""Archives written by every earlier format version are read by today's code; newer ones are refused by name."""
+"""The archive written when format 1.0 was fixed is read by today's code; newer versions are refused by name."""
 
 from __future__ import annotations
 
@@ -20,37 +20,35 @@ from tiered.archive.segment_reader import SegmentReader
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
-from tiered.catalog.embedded_pages import container_in, read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, decode_page
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import UnsupportedFormatError
-from tiered.formats.container import CATALOG_MAJOR, FORMAT_MAJOR, HEADER, decode_container
-from tiered.formats.keys import parse_part_key
+from tiered.formats.container import HEADER, decode_container
 from tiered.formats.segment_layout import FOOTER_KIND
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 
-VERSIONS = sorted(path.name for path in GOLDEN.glob("[0-9].[0-9]"))
+VERSION = GOLDEN / "1.0"
+ARCHIVE = VERSION / "archive"
 
 
-def _newer(container: bytes, major: int = 2) -> bytes:
-    """The same container, saying it is of ``major`` version; its checksum is right."""
+def _newer(container: bytes) -> bytes:
+    """The same container, saying it is of major version 2; its checksum is right."""
     fields = list(HEADER.unpack_from(container))
-    fields[1] = major
+    fields[1] = 2
     head = HEADER.pack(*fields)[:-4]
     crc: int = fastcrc.crc32.iscsi(head)
     return head + crc.to_bytes(4, "little") + container[HEADER.size :]
 
 
-def _keys(version: str, prefix: str) -> list[str]:
-    return [info.key for info in FileStore(GOLDEN / version / "archive").list(prefix)]
+def _keys(prefix: str) -> list[str]:
+    return [info.key for info in FileStore(ARCHIVE).list(prefix)]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_message_of_a_golden_archive_comes_back(version: str) -> None:
-    store = FileStore(GOLDEN / version / "archive")
-    expected: dict[str, Any] = json.loads((GOLDEN / version / "expected.json").read_text())
+def test_every_message_of_the_golden_archive_comes_back() -> None:
+    store = FileStore(ARCHIVE)
+    expected: dict[str, Any] = json.loads((VERSION / "expected.json").read_text())
     state = load(store)
     assert (state.version, state.cursor.phys) == (expected["version"], expected["phys"])
     assert len(expected["queues"]) == state.queue_count
@@ -73,53 +71,46 @@ def test_every_message_of_a_golden_archive_comes_back(version: str) -> None:
         assert (found, gaps) == (item["rows"], item["gaps"])
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_golden_archive_is_whole(version: str) -> None:
-    report = verify_archive(FileStore(GOLDEN / version / "archive"), full=True)
+def test_the_golden_archive_is_whole() -> None:
+    report = verify_archive(FileStore(ARCHIVE), full=True)
     assert (report.anomalies, report.leftovers) == ([], [])
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_golden_archive_has_every_kind_of_object(version: str) -> None:
-    store = FileStore(GOLDEN / version / "archive")
-    assert len(_keys(version, "catalog/")) > 5
-    assert any(key.startswith("pages/runs") for key in _keys(version, "pages/"))
-    state = load(store)
-    if version != "2.2":
-        assert any(key.startswith("pages/root") for key in _keys(version, "pages/"))
-    else:
-        assert parse_part_key(state.root.key)
-    if version >= "2.2":
-        assert {page.key.partition("/")[0] for page in state.pages} == {"catalog", "pages"}
+def test_the_golden_archive_has_every_kind_of_object() -> None:
+    store = FileStore(ARCHIVE)
+    assert len(_keys("catalog/")) > 5
+    assert any(key.startswith("pages/runs") for key in _keys("pages/"))
+    assert any(key.startswith("pages/root") for key in _keys("pages/"))
     for prefix in ("data/", "sets/"):
-        key = _keys(version, prefix)[0]
+        key = _keys(prefix)[0]
         assert len(open_uncataloged(store, key).runs) == (1 if prefix == "data/" else 5)
-    (state_key,) = _keys(version, "state/")
+    (state_key,) = _keys("state/")
     assert decode_container(store.get(state_key), STATE_KIND, source=state_key).header == STATE_DOCUMENT
 
 
-def test_the_newest_golden_archive_is_what_is_written_today(tmp_path: Path) -> None:
+def test_the_golden_archive_is_what_is_written_today(tmp_path: Path) -> None:
     """Commits, roots, pages, segments, index files and states have the golden bytes: a format change needs a version.
 
     Compressed bytes depend on the zstd library. It is locked; another one is skipped."""
     needs_golden_zstd()
     write(tmp_path)
-    assert_same_files(tmp_path, GOLDEN / VERSIONS[-1])
+    assert_same_files(tmp_path / "archive", ARCHIVE)
+    assert (tmp_path / "expected.json").read_bytes() == (VERSION / "expected.json").read_bytes()
 
 
 def test_a_newer_segment_is_refused_by_name() -> None:
-    store = FileStore(GOLDEN / "1.0" / "archive")
-    key = _keys("1.0", "sets/")[0]
+    store = FileStore(ARCHIVE)
+    key = _keys("sets/")[0]
     index = open_uncataloged(store, key).index
     data = bytearray(store.get(key))
     trailer = data[-48:]
-    trailer[20:22] = (3).to_bytes(2, "little")
+    trailer[20:22] = (2).to_bytes(2, "little")
     trailer[24:28] = bytes(4)
     crc: int = fastcrc.crc32.iscsi(bytes(trailer))
     trailer[24:28] = crc.to_bytes(4, "little")
     newer = MemoryStore()
     newer.put_if_absent(key, [bytes(data[:-48]) + bytes(trailer)])
-    with pytest.raises(UnsupportedFormatError, match=r"segment format 3\.0 is newer than 2\.x"):
+    with pytest.raises(UnsupportedFormatError, match=r"segment format 2\.0 is newer than 1\.x"):
         SegmentReader.open(newer, key, size_bytes=len(data), tail_bytes=len(data) - index.tail_offset)
 
 
@@ -128,50 +119,23 @@ def test_a_newer_segment_is_refused_by_name() -> None:
     [("catalog/", COMMIT_KIND), ("pages/root", ROOT_KIND), ("pages/runs", PAGE_KIND), ("state/", STATE_KIND)],
 )
 def test_a_newer_container_is_refused_by_name(prefix: str, kind: bytes) -> None:
-    store = FileStore(GOLDEN / "1.0" / "archive")
-    key = _keys("1.0", prefix)[0]
-    major = FORMAT_MAJOR if kind == STATE_KIND else CATALOG_MAJOR
-    newer = _newer(store.get(key), major + 1)
+    store = FileStore(ARCHIVE)
+    key = _keys(prefix)[0]
+    newer = _newer(store.get(key))
     decoders: dict[bytes, Callable[..., object]] = {
         COMMIT_KIND: decode_commit,
         ROOT_KIND: decode_root,
         PAGE_KIND: decode_page,
         STATE_KIND: partial(decode_container, kind=STATE_KIND),
     }
-    wanted = rf"{key}: format {major + 1}\.0 of {kind.decode()} is newer than {major}\.x"
+    wanted = rf"{key}: format 2\.0 of {kind.decode()} is newer than 1\.x"
     with pytest.raises(UnsupportedFormatError, match=wanted):
         decoders[kind](newer, source=key)
 
 
-def test_programs_that_know_no_parts_of_objects_refuse_what_names_some() -> None:
-    """They would take the part for a missing object. Commits that carry pages, all that name some, and their roots."""
-    version = "2.2"
-    store = FileStore(GOLDEN / version / "archive")
-    refused = 0
-    for key in _keys(version, "catalog/"):
-        data = store.get(key)
-        commit = decode_commit(data, source=key)
-        named = [commit.root.key, *(page.key for page in commit.draft.pages.added)]
-        if any(map(parse_part_key, named)):
-            refused += 1
-            for start in (data, container_in(data)):
-                with pytest.raises(
-                    UnsupportedFormatError, match=r"format 2\.0 of RMQTCMIT is newer than 1\.x"
-                ):
-                    decode_container(start, COMMIT_KIND, source=key)
-        else:
-            decode_container(data, COMMIT_KIND, source=key)
-    assert refused > 3
-    state = load(store)
-    root = read_page_bytes(store, state.root.key)
-    if any(parse_part_key(page.key) for page in decode_root(root, source="root").pages):
-        with pytest.raises(UnsupportedFormatError, match=r"format 2\.0 of RMQTROOT"):
-            decode_container(root, ROOT_KIND, source="root")
-
-
 def test_a_newer_footer_is_refused_by_name() -> None:
-    store = FileStore(GOLDEN / "1.0" / "archive")
-    data = store.get(_keys("1.0", "sets/")[0])
+    store = FileStore(ARCHIVE)
+    data = store.get(_keys("sets/")[0])
     footer = data[data.rindex(FOOTER_KIND) : -48]
     decode_container(footer, FOOTER_KIND, source="footer")
     with pytest.raises(UnsupportedFormatError, match="RMQTSEGF"):

@@ -270,9 +270,9 @@ def test_keys_must_be_as_many_as_their_counts_say() -> None:
 
 def test_a_newer_major_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(segment_layout, "SEGMENT_MAJOR", 3)
+        patched.setattr(segment_layout, "FORMAT_MAJOR", 2)
         encoded = build(QUEUES, [_plain(3)]).encode()
-    with pytest.raises(UnsupportedFormatError, match=r"segment format 3\.0 is newer than 2\.x"):
+    with pytest.raises(UnsupportedFormatError, match=r"segment format 2\.0 is newer than 1\.x"):
         opened(encoded)
 
 

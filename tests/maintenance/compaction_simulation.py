@@ -63,7 +63,6 @@ class World:
         self.limits = CatalogLimits(
             root_every=4, spill_runs=self.random.choice((8, 16, 10**6)), page_runs_max=PAGE_RUNS,
             merge_sequences=self.random.choice((3, 6)), spill_deletions=self.random.choice((6, 512)),
-            embedded_bytes_max=self.random.choice((0, 1 << 20)),
         )  # fmt: skip
         self.owner = ArchiveBuilder(self.store, limits=self.limits)
         self.readers: list[tuple[CatalogState, int]] = []

@@ -158,7 +158,7 @@ def test_a_large_sequence_that_is_not_compacted_is_merged_with_a_small_one(tmp_p
 def test_a_large_compacted_sequence_is_not_written_again_for_a_small_one() -> None:
     def sequence(version: int, runs: int) -> list[PageRef]:
         name = QueueKey("t", 0, 0)
-        return [PageRef(str(version), 0, version, version, runs, 1, name, name)]
+        return [PageRef(str(version), 0, version, version, runs, 1, name, name, 0, 0, 0, 0)]
 
     stack = [sequence(1, 1000), sequence(2, 10)]
     assert ranges.is_merged(stack, 2000, queues=1000 // ranges.SIMILAR)

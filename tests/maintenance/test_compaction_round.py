@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.deletions import Reason
-from tiered.errors import StoreFullError, UnansweredError, UsageError
+from tiered.errors import StoreFullError, UnansweredError
 from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.interface import ObjectStore, Piece
 from tiered.object_store.wrapper import StoreWrapper
@@ -181,11 +180,6 @@ def test_runs_that_are_in_no_page_yet_are_joined_too(tmp_path: Path) -> None:
     scene.check()
     scene.collect()
     scene.check()
-
-
-def test_an_older_format_is_refused(scene: Scene) -> None:
-    with pytest.raises(UsageError, match="older format"):
-        next(plan_rounds(scene.store, replace(scene.state, major=2), LIMITS, before_version=EVERYTHING))
 
 
 def test_planning_reads_pages_and_no_data(scene: Scene) -> None:

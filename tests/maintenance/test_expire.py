@@ -16,7 +16,6 @@ from rocketmq_tiered.maintenance.expire import LIST_ENTRIES_MAX, Erasure, Expiry
 from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
-from tests.formats.golden_archive import GOLDEN
 from tests.sweeps import examples
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
@@ -27,7 +26,6 @@ from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
-from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.topic_rules import TopicRule
 
@@ -218,14 +216,6 @@ def test_a_topic_is_erased_whatever_its_age(generation: int | None) -> None:
     assert readable(store, A) == bodies(made, A, 0, 2)
     with pytest.raises(UsageError, match="topic unknown is not in the archive"):
         expire(store, erase=Erasure("unknown"))
-
-
-def test_an_owner_with_an_older_format_expires_nothing() -> None:
-    golden, store = FileStore(GOLDEN / "2.2" / "archive"), Bucket()
-    for info in golden.list(""):
-        store.put_if_absent(info.key, [golden.get(info.key)])
-    with pytest.raises(UsageError, match="writes an older format"):
-        plan_pass(store, load(store), rule, clock=lambda: store.now_ms)
 
 
 def test_a_log_that_was_truncated_below_the_floor_starts_at_its_end() -> None:

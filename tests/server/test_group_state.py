@@ -17,8 +17,6 @@ from rocketmq_tiered.server.groups.group_state import (
     decode_snapshot,
     encode_snapshot,
     load_snapshot,
-    queue_number,
-    snapshot_key,
 )
 from tests.server.group_clock import LEASE_MS, Clock, writing
 from tests.sweeps import examples
@@ -246,17 +244,6 @@ def test_a_new_generation_is_begun_at_its_first_message_and_not_where_the_old_on
         assert offsets.topics_of("g") == ["%RETRY%g", "t"]
 
     asyncio.run(scene())
-
-
-def test_offsets_of_before_lives_were_told_apart_are_those_of_the_life_that_is_served() -> None:
-    store = MemoryStore()
-    old = GroupSnapshot(1, "o", "one", 5, True, {("g", "t"): {0: 9, 1: 4}}, has_generations=False)
-    store.put_if_absent(snapshot_key(1), [encode_snapshot(old)])
-    log = GroupLog(store, "two", Clock(), generation_of=lambda topic, queue_id: 3 if queue_id == 0 else 0)
-    assert log.read() == {("g", "t"): {queue_number(0, 3): 9, 1: 4}}
-    log.claim(LEASE_MS)
-    assert load_snapshot(store).offsets == log.offsets == {("g", "t"): {queue_number(0, 3): 9, 1: 4}}
-    assert load_snapshot(store).has_generations
 
 
 def test_a_lost_answer_loses_no_offset() -> None:

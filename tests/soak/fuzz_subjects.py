@@ -30,16 +30,11 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
 from tiered.catalog.deletions import LIST_KIND, DeletionList, Reason, decode_list, read_list
-from tiered.catalog.embedded_pages import (
-    EMBEDDED_BEGIN,
-    container_in,
-    read_page_bytes,
-    with_embedded_pages,
-)
+from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import CorruptionError
-from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
+from tiered.formats.container import decode_container, encode_container
 from tiered.formats.fastjson import loads
 from tiered.formats.record import SYS_INNER_BATCH, Record, decode_record, record_to_json
 from tiered.formats.segment_index import SegmentIndex
@@ -51,8 +46,7 @@ from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
 
 TABLE_KINDS = (COMMIT_KIND, PAGE_KIND, ROOT_KIND, LIST_KIND)
-ARCHIVE = max(GOLDEN.glob("[0-9].[0-9]")) / "archive"
-CATALOG = max(GOLDEN.glob("catalog/page_objects_*"))
+ARCHIVE, CATALOG = GOLDEN / "1.0" / "archive", GOLDEN / "1.0" / "catalog"
 """Of commits of every kind, with floors, deletion lists and kept roots; without data."""
 
 
@@ -104,18 +98,17 @@ def subjects(store: Path) -> list[Subject]:
 
 @cache
 def _commit_objects(directory: Path) -> list[bytes]:
-    """Some carry pages."""
     store = FileStore(directory)
     return [store.get(info.key) for info in store.list("catalog/")]
 
 
 def _commits() -> list[bytes]:
-    return [container_in(data) for directory in (ARCHIVE, CATALOG) for data in _commit_objects(directory)]
+    return [data for directory in (ARCHIVE, CATALOG) for data in _commit_objects(directory)]
 
 
 @cache
 def _pages(kind: bytes) -> list[bytes]:
-    """All pages of a kind that commits name, objects and parts of commits."""
+    """All pages of a kind that commits name."""
     found: list[bytes] = []
     for directory in (ARCHIVE, CATALOG):
         store = FileStore(directory)
@@ -144,16 +137,14 @@ def _comparable(container: Any) -> Any:
 
 def _decode_container(_: int, data: bytes) -> Any:
     return _comparable(
-        decode_container(
-            data, data[:8] if data[:8] in TABLE_KINDS else COMMIT_KIND, source="x", major_max=CATALOG_MAJOR
-        )
+        decode_container(data, data[:8] if data[:8] in TABLE_KINDS else COMMIT_KIND, source="x")
     )
 
 
 def _resealed(samples: Sequence[bytes], number: int, mutations: Sequence[Mutation]) -> bytes:
     """Lies behind right checksums: the header's JSON or a table's bytes are changed, and sealed again."""
     sample = samples[number]
-    container = decode_container(sample, sample[:8], source="sample", major_max=CATALOG_MAJOR)
+    container = decode_container(sample, sample[:8], source="sample")
     header, tables = container.header, dict(container.tables)
     plain = [mutation for mutation in mutations if mutation.kind % 2]
     header = changed_json(header, [mutation for mutation in mutations if mutation.kind % 2 == 0])
@@ -164,17 +155,12 @@ def _resealed(samples: Sequence[bytes], number: int, mutations: Sequence[Mutatio
             bent = changed([raw], 0, [mutation])[: len(raw)].ljust(len(raw), b"\xff")
             rows = np.frombuffer(bent, tables[name].dtype)
             tables[name] = rows[: len(rows) - mutation.value % 2]
-    return encode_container(sample[:8], header, tables, major=sample[8])
+    return encode_container(sample[:8], header, tables, is_packed=bool(sample[12] & 2))
 
 
 def _resealed_commit(samples: Sequence[bytes], number: int, mutations: Sequence[Mutation]) -> bytes:
-    """The same for the commit in an object, with the pages it carries as they were."""
-    container = container_in(samples[number])
-    begin = samples[number].index(container)
-    sealed = _resealed([container], 0, mutations)
-    return b"".join(
-        with_embedded_pages(COMMIT_KIND, [samples[number][EMBEDDED_BEGIN:begin]] if begin else [], sealed)
-    )
+    """The same for a commit."""
+    return _resealed([samples[number]], 0, mutations)
 
 
 def _decode_commit(_: int, data: bytes) -> Any:

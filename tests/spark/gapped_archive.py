@@ -30,7 +30,6 @@ SOON_PAGES = CatalogLimits(
     merge_sequences=2,
     merge_spills=2,
     page_retry_commits=1,
-    embedded_bytes_max=0,
     pack_bytes_max=1,
 )
 

@@ -583,7 +583,7 @@ def test_a_damaged_segment_is_skipped_when_a_damaged_file_is_rebuilt(indexed: In
 
 def test_a_file_that_cannot_be_rebuilt_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of the catalog that tells which segments it was made of is damaged too."""
-    indexed = Indexed(CatalogLimits(root_every=3, spill_runs=6, merge_sequences=64, embedded_bytes_max=0))
+    indexed = Indexed(CatalogLimits(root_every=3, spill_runs=6, merge_sequences=64))
     state = load(indexed.store)
     victim = next(
         ref for ref in indexed.files[:2] if any(page.to_version >= ref.from_version for page in state.pages)

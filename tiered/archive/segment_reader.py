@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.formats.run_part import RunPart
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
@@ -68,11 +69,11 @@ class SegmentReader:
         """Queues, indexed by ``runs["queue"]`` and the rows' ``parent``."""
         return self.index.queues
 
-    def row_columns(self, run: int) -> RowTable:
+    def row_columns(self, run: int | RunPart) -> RowTable:
         """Consume-queue rows of ``run``, from the tail alone."""
         return self.index.row_columns(run)
 
-    def read_blocks(self, run: int, first_row: int, end_row: int) -> Records:
+    def read_blocks(self, run: int | RunPart, first_row: int, end_row: int) -> Records:
         """Records of rows [first_row, end_row) of ``run``: consecutive blocks, as few GETs as possible."""
         span = self.index.block_span(run, first_row, end_row)
         columns = self.row_columns(run)
@@ -85,7 +86,7 @@ class SegmentReader:
         offset, length = self.index.key_span
         return self.index.decode_keys(self._store.get_range(self.key, offset, length) if length else b"")
 
-    def _fetch(self, run: int, span: BlockSpan) -> NDArray[np.uint8]:
+    def _fetch(self, run: int | RunPart, span: BlockSpan) -> NDArray[np.uint8]:
         pieces = self.index.split_span(run, span, RANGE_BYTES_MAX)
         parts = [
             self.index.decode_blocks(piece, self._store.get_range(self.key, piece.offset, piece.length))

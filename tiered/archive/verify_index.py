@@ -27,6 +27,7 @@ from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.formats.run_part import CatalogRun
 from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
 
@@ -43,7 +44,7 @@ class _Segment:
 
     key: str
     place: np.void
-    ordinals: list[int] = field(default_factory=list)
+    runs: list[CatalogRun] = field(default_factory=list)
 
 
 PagesBetween = Callable[[int, int], Iterable[Page]]
@@ -82,7 +83,7 @@ def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
         for run in page.chunk.runs:
             place = page.chunk.objects[int(run["object"])]
             key = page.chunk.object_keys[int(place["key"])]
-            found.setdefault(key, _Segment(key, place)).ordinals.append(int(run["ordinal"]))
+            found.setdefault(key, _Segment(key, place)).runs.append(CatalogRun.of(run))
     return list(found.values())
 
 
@@ -141,9 +142,9 @@ def _recorded(
         try:
             size, tail = int(segment.place["size_bytes"]), int(segment.place["tail_bytes"])
             index = SegmentReader.open(store, segment.key, size_bytes=size, tail_bytes=tail).index
-            if max(segment.ordinals) >= len(index.runs):
+            if not all(map(index.has_rows_of, segment.runs)):
                 continue
-            places = places_of_segment(index, segment.ordinals)
+            places = places_of_segment(index, segment.runs)
         except (CorruptionError, NotFoundError, UnsupportedFormatError):
             continue  # an anomaly of the segment, reported there
         phys = places.rows["phys"]
@@ -216,9 +217,9 @@ def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[in
                 store, segment.key, size_bytes=int(segment.place["size_bytes"]),
                 tail_bytes=int(segment.place["tail_bytes"]), rows=int(segment.place["rows"]),
             )  # fmt: skip
-            if max(segment.ordinals) >= len(index.runs):
+            if not all(map(index.has_rows_of, segment.runs)):
                 continue
-            items = items_of_segment(index, keys, segment.ordinals)
+            items = items_of_segment(index, keys, segment.runs)
         except (CorruptionError, NotFoundError, UnsupportedFormatError):
             continue  # an anomaly of the segment, reported there
         parts.append(_between(items, hashes))

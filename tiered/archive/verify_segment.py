@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tiered.archive.segment_reader import RANGE_BYTES_MAX
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES, TRAILER_BYTES, check_header
@@ -20,7 +21,7 @@ from tiered.kernels.record_checks import RESERVED_CRC_BYTES
 from tiered.kernels.record_columns import InvalidReason, RecordColumns
 from tiered.kernels.rescan import rescan
 from tiered.model.queue import LMQ_PREFIX, SCHEDULE_TOPIC, QueueKey
-from tiered.model.tables import RunKind, Table
+from tiered.model.tables import RUN_DTYPE, RunKind, Table, picked
 from tiered.object_store.interface import ObjectStore
 
 
@@ -106,8 +107,8 @@ def check_segment(
     except (CorruptionError, UnsupportedFormatError) as error:
         result.add(AnomalyKind.DAMAGED, key, error.message)
         return result
-    _compare(index, check, result)
     columns = _columns(index, result)
+    _compare(index, check, columns, result)
     for run, rows in columns.items():
         if int(index.runs["kind"][run]) == RunKind.LMQ:
             _check_lmq(state, index, run, rows, result)
@@ -117,8 +118,11 @@ def check_segment(
     return result
 
 
-def _compare(index: SegmentIndex, check: SegmentCheck, result: SegmentResult) -> None:
-    """Catalog and footer must agree on every run of the catalog; expired runs may be in the footer alone."""
+def _compare(
+    index: SegmentIndex, check: SegmentCheck, columns: dict[int, RowTable], result: SegmentResult
+) -> None:
+    """Catalog and footer must agree on every run of the catalog, which may be a part of one; expired runs may be in the
+    footer alone."""
     place, meta = check.place, index.meta
     for name, wanted, found in (
         ("epoch", int(place["epoch"]), meta.epoch),
@@ -138,12 +142,23 @@ def _compare(index: SegmentIndex, check: SegmentCheck, result: SegmentResult) ->
         if ordinal >= len(index):
             differs = ["ordinal"]
         else:
-            differs = [name for name in names if run[name] != index.runs[name][ordinal]]
+            whole = _part_of(index, run, columns)
+            differs = [name for name in names if run[name] != whole[name]]
             if index.queue_of(ordinal) != queue:
                 differs.append("queue")
         if differs:
             detail = f"run {ordinal} of {queue} at offset {run['base_queue_offset']} differs in {', '.join(differs)}"
             result.add(AnomalyKind.CONTRADICTION, index.key, detail)
+
+
+def _part_of(index: SegmentIndex, run: np.void, columns: dict[int, RowTable]) -> np.void:
+    """The run that the catalog should name: the object's, or the same part of it."""
+    ordinal = int(run["ordinal"])
+    whole: np.void = picked(index.runs, np.array([ordinal]))[list(RUN_DTYPE.names or ())].astype(RUN_DTYPE)[0]
+    part = CatalogRun.of(run)
+    if part.rows == int(whole["rows"]) or ordinal not in columns or not index.has_rows_of(part):
+        return whole
+    return cut_run(whole, columns[ordinal], part.first_row, part.first_row + part.rows)
 
 
 def _columns(index: SegmentIndex, result: SegmentResult) -> dict[int, RowTable]:

@@ -34,7 +34,6 @@ from tiered.catalog.state import (
     RunChunk,
     joined,
 )
-from tiered.formats.container import CATALOG_MAJOR
 
 CHUNKS_MAX = 64
 """Chunks in memory are joined above this number: lookups touch few arrays at a low average cost."""
@@ -51,8 +50,6 @@ def apply(state: CatalogState, commit: Commit, history_state: CatalogState | Non
     next_state = replace(
         state,
         version=commit.version,
-        major=commit.place.major,
-        major_version=_major_version(state, commit),
         epoch=commit.place.epoch,
         put_id=commit.put_id,
         cluster=commit.place.cluster or state.cluster,
@@ -71,15 +68,8 @@ def apply(state: CatalogState, commit: Commit, history_state: CatalogState | Non
     return with_extras(state, next_state, commit)
 
 
-def _major_version(state: CatalogState, commit: Commit) -> int:
-    is_first = commit.place.major >= CATALOG_MAJOR > state.major
-    return commit.version if is_first else state.major_version
-
-
 def _check_chain(state: CatalogState, commit: Commit) -> None:
     draft, place = commit.draft, commit.place
-    if place.major < CATALOG_MAJOR <= state.major:
-        raise CommitInvalidError(f"commit {place.version} of format {place.major} after format {state.major}")
     if place.version != state.version + 1:
         raise CommitInvalidError(f"commit {place.version} does not follow version {state.version}")
     if place.predecessor_put_id != state.put_id:
@@ -176,7 +166,7 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
              cursor.check, history_state.created_ms)  # fmt: skip
     if wanted != found or (cursor.history, cursor.phys) != (draft.history, draft.to_phys):
         raise CommitInvalidError(f"root page of the new log history is {found}, expected {wanted}")
-    return replace(history_state, put_id=commit.put_id, major=commit.place.major)
+    return replace(history_state, put_id=commit.put_id)
 
 
 def _check_objects(state: CatalogState, commit: Commit) -> None:

@@ -13,8 +13,6 @@ from tiered.catalog.deletions import after_change as after_deletion_change
 from tiered.catalog.index_refs import after_change
 from tiered.catalog.kept_roots import with_root
 from tiered.catalog.state import CatalogState, RootRef, RunChunk, selected
-from tiered.formats.container import CATALOG_MAJOR
-from tiered.formats.keys import CATALOG_PREFIX, catalog_key, object_of
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
 _MOVES_NOTHING = (CommitKind.CLAIM, CommitKind.RELEASE)
@@ -65,17 +63,11 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
     if change.root.key:
         if change.root.version != state.version - 1:
             raise CommitInvalidError(f"root of version {change.root.version} named by commit {state.version}")
-        kept = state.kept_roots
-        if state.major >= CATALOG_MAJOR:
-            kept = with_root(kept, change.root)
-        state = replace(state, root=change.root, kept_roots=kept)
+        state = replace(state, root=change.root, kept_roots=with_root(state.kept_roots, change.root))
     elif commit.place.root != state.root:
         raise CommitInvalidError(f"commit points to root {commit.place.root}, the state to {state.root}")
     if change.spilled_version >= state.version:
         raise CommitInvalidError("a commit cannot spill its own runs")
-    for key in (change.root.key, *(page.key for page in change.added)):
-        if key.startswith(CATALOG_PREFIX) and object_of(key) != catalog_key(state.version):
-            raise CommitInvalidError(f"commit {state.version} adds {key}, which it does not embed")
     pages = state.pages
     if change.removed or change.added:
         gone = set(change.removed)
@@ -149,9 +141,8 @@ def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> 
     pending_deletions = {
         key: pending for key, pending in state.pending_deletions.items() if key not in taken_back
     }
-    has_reason = commit.place.major >= CATALOG_MAJOR
     for keys, reason in ((draft.pending_deletions, draft.reason), (replaced, Reason.REPLACED)):
-        pending = PendingDeletion(draft.created_ms, commit.version, str(reason) if has_reason else "")
+        pending = PendingDeletion(draft.created_ms, commit.version, str(reason))
         for key in keys:
             pending_deletions.setdefault(key, pending)
     return replace(state, pending_deletions=pending_deletions)

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from tiered.catalog.apply import apply
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_commit
-from tiered.catalog.embedded_pages import read_commit_bytes, read_page_bytes
+from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, LogHistory, RootRef
 from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
+from tiered.formats.memory_bound import stored_bytes_max
 from tiered.object_store.interface import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,11 @@ def head_version(store: ObjectStore) -> int:
 
 def read_commit(store: ObjectStore, version: int) -> Commit:
     """One commit; raises NotFoundError, CorruptionError, or what the store raises."""
-    return _decoded(store, version, read_commit_bytes(store, catalog_key(version)))
+    return _decoded(store, version, _commit_bytes(store, version))
+
+
+def _commit_bytes(store: ObjectStore, version: int) -> bytes:
+    return store.get(catalog_key(version), stored_bytes_max())
 
 
 def _decoded(store: ObjectStore, version: int, data: bytes) -> Commit:
@@ -208,16 +213,16 @@ def _commit_of(store: ObjectStore, root: RootRef, unread: TieredError | None) ->
         ) from error
 
 
-def _history_state(store: ObjectStore, line: Commit) -> CatalogState:
+def _history_state(store: ObjectStore, begin: Commit) -> CatalogState:
     """The first state of a log history. No commit contains it, but the next one has a second copy."""
     try:
-        return read_root(store, line.draft.pages.root)
+        return read_root(store, begin.draft.pages.root)
     except (NotFoundError, CorruptionError) as error:
         try:
-            copy = read_commit(store, line.version + 1).draft.pages.root
+            copy = read_commit(store, begin.version + 1).draft.pages.root
         except NotFoundError:
             raise error from None
-        if copy.version != line.version:
+        if copy.version != begin.version:
             raise
         logger.warning("first root page of a log history unreadable, reading its second copy: %s", error)
         return read_root(store, copy)
@@ -230,6 +235,6 @@ def _commits(store: ObjectStore, versions: Sequence[int]) -> Iterator[Commit]:
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="catalog") as pool:
         for first in range(0, len(versions), REPLAY_MAX):
             batch = versions[first : first + REPLAY_MAX]
-            stored = pool.map(lambda version: read_commit_bytes(store, catalog_key(version)), batch)
+            stored = pool.map(lambda version: _commit_bytes(store, version), batch)
             # One at a time: with many queues a decoded commit is a hundred times as large as it is stored.
             yield from (_decoded(store, version, data) for version, data in zip(batch, stored, strict=True))

@@ -28,7 +28,6 @@ from tiered.catalog.commit import (
     CommitKind,
     CommitPlace,
     PageChange,
-    commit_object,
     encode_commit,
 )
 from tiered.catalog.commit_attempt import CommitAttempt
@@ -46,7 +45,6 @@ from tiered.errors import (
     FencedError,
     UsageError,
 )
-from tiered.formats.container import CATALOG_MAJOR
 from tiered.object_store.interface import Body, ObjectStore
 
 INTENT_MS = 3_600_000
@@ -353,16 +351,14 @@ class CatalogWriter:
         while (built := build(self._state)) is not None:
             draft, history = built
             state = self._state
-            major = CATALOG_MAJOR if epoch_step else state.major
             place = CommitPlace(
                 state.version + 1, state.epoch + epoch_step, state.put_id, self._instance, self._cluster, self._broker,
-                state.root, state.kept_roots[-1] if state.kept_roots else NO_ROOT, major,
+                state.root, state.kept_roots[-1] if state.kept_roots else NO_ROOT,
             )  # fmt: skip
             commit, container = encode_commit(draft, place, self._nonce)
-            body = commit_object(commit, container)
             next_state = apply(state, commit, None if history is None else history.state)
             self._pending = _Pending(
-                source, commit, body, next_state, () if history is None else history.object_keys
+                source, commit, [container], next_state, () if history is None else history.object_keys
             )
             if self._settle() is not None:
                 return
@@ -430,7 +426,7 @@ class CatalogWriter:
 
     def _start_of(self, state: CatalogState, phys: int, common: CatalogState | None) -> Divergence:
         root_key, hidden_key = (
-            self._pages.new_key(kind, state.version + 1, state.epoch) for kind in ("line", "hidden")
+            self._pages.new_key(kind, state.version + 1, state.epoch) for kind in ("history", "hidden")
         )
         return Divergence(phys, common, root_key, hidden_key, self._clock_ms())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from tiered.catalog.deletions import NO_DELETION_CHANGE, DeletionChange, DeletionList, Reason
-from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, with_embedded_pages
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange, index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.state import (
@@ -29,8 +28,7 @@ from tiered.catalog.state import (
     RootRef,
 )
 from tiered.errors import CorruptionError, TieredError, UnsupportedFormatError
-from tiered.formats.container import CATALOG_MAJOR, Container, decode_container, encode_container
-from tiered.formats.keys import parse_part_key
+from tiered.formats.container import Container, decode_container, encode_container
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
@@ -42,12 +40,16 @@ from tiered.model.tables import (
     RunKind,
     Table,
 )
-from tiered.object_store.interface import Body
 
 COMMIT_KIND = b"RMQTCMIT"
 _TABLES = {"queues", "runs", "removed", "objects", "gaps", "floors"}
-_RESERVED_COLUMN = "first_row"
-"""A column of runs: the first row of the object that the run has, if it has not all. Not supported yet."""
+RESERVED_RUN_KINDS = {3: "sparse runs"}
+"""Kinds of runs that the format has, and this program does not support. Sparse: offsets of the queue are explicit."""
+RESERVED_COMMIT_KINDS = {"repair"}
+"""Kinds of commits that the format has, and this program does not support. Repair: a claim whose root is the whole
+state."""
+RESERVED_TABLES = {"timers", "quarantine"}
+"""Tables that the format has, and this program supports only when they are empty."""
 
 
 class CommitKind(StrEnum):
@@ -57,7 +59,7 @@ class CommitKind(StrEnum):
     """Starts the next epoch."""
     APPEND = "append"
     """The owner moves the cursor over a physical range."""
-    LOG_HISTORY = "line"
+    LOG_HISTORY = "log_history"
     """The owner starts a new log history; the root page is the state after it."""
     MAINTENANCE = "maintenance"
     """Any actor, in the current epoch: replaces or expires runs, merges pages, changes the index, purges garbage."""
@@ -81,8 +83,6 @@ class PageChange:
     removed: Sequence[str] = ()
     resolved_version: int = 0
     """Tombstones up to this version are already applied to ``added``."""
-    embedded: Sequence[bytes] = ()
-    """Pages inside the commit, consecutive from EMBEDDED_BEGIN. Empty when read back."""
 
 
 NO_PAGES = PageChange()
@@ -139,8 +139,6 @@ class CommitPlace:
     root: RootRef
     kept_root: RootRef = NO_ROOT
     """The newest of the roots that are kept, if ``root`` is no longer there."""
-    major: int = CATALOG_MAJOR
-    """Major format version: that of the version before, except that a claim begins the newest one."""
 
 
 @dataclass(frozen=True)
@@ -169,42 +167,21 @@ def encode_commit(draft: CommitDraft, place: CommitPlace, nonce: str) -> tuple[C
     for name, table in tables.items():
         digest.update(name.encode())
         digest.update(table.tobytes())
-    for page in draft.pages.embedded:
-        digest.update(page)
     put_id = f"{nonce}-{digest.hexdigest()}"
     header["put_id"] = put_id
-    major: int | None = CATALOG_MAJOR
-    if place.major < CATALOG_MAJOR:
-        header, tables = _older(draft, header, tables)
-        major = major_of([place.root.key])
-    container = encode_container(COMMIT_KIND, header, tables, major=major)
-    return Commit(draft, place, put_id), container
-
-
-def commit_object(commit: Commit, container: bytes) -> Body:
-    """The pieces of the object: the commit's container, with its embedded pages."""
-    return with_embedded_pages(COMMIT_KIND, commit.draft.pages.embedded, container)
-
-
-def major_of(page_keys: Iterable[str]) -> int | None:
-    """Major version of an object that refers to these pages; None if programs without embedded pages can read it."""
-    return PARTS_MAJOR if any(parse_part_key(key) for key in page_keys) else None
+    return Commit(draft, place, put_id), encode_container(COMMIT_KIND, header, tables, is_packed=True)
 
 
 def decode_commit(data: bytes, *, source: str) -> Commit:
-    """Check and parse a commit's object, or its end from the container on; raises CorruptionError naming ``source``,
-    or UnsupportedFormatError."""
-    container = decode_container(
-        container_in(data, source=source), COMMIT_KIND, source=source, major_max=CATALOG_MAJOR
-    )
+    """Check and parse a commit's object; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
+    container = decode_container(data, COMMIT_KIND, source=source)
     header = container.header
     refuse_unknown(container, header.get("kind"), source)
-    is_new = container.major >= CATALOG_MAJOR
     try:
         pages = header["pages"]
         draft = CommitDraft(
             kind=str(CommitKind(text(header["kind"]))),
-            history=whole(header["line"]),
+            history=whole(header["log_history"]),
             from_phys=whole(header["from_phys"]),
             to_phys=whole(header["to_phys"]),
             check=row(LogCheck, header["check"]),
@@ -218,19 +195,19 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
             unhide=[row(QueueKey, item) for item in items(header["unhide"])],
             state_objects=text_fields(header["state_objects"]),
             settings=fields(header["settings"]),
-            pending_deletions=texts(header["doomed"]),
-            restored=texts(header["undoomed"]),
+            pending_deletions=texts(header["pending_deletions"]),
+            restored=texts(header["restored"]),
             purged=texts(header["purged"]),
-            reason=str(Reason(text(header["reason"]))) if is_new else "",
-            floors=container.table("floors", FLOOR_DTYPE) if is_new else np.zeros(0, FLOOR_DTYPE),
-            deletions=_deletion_change(header) if is_new else NO_DELETION_CHANGE,
+            reason=str(Reason(text(header["reason"]))),
+            floors=container.table("floors", FLOOR_DTYPE),
+            deletions=_deletion_change(header),
             created_ms=whole(header["created_ms"]),
             owner=row(Owner, header["owner"]) if header["owner"] else None,
             common_version=whole(header["common_version"]),
             pages=PageChange(
                 root=row(RootRef, pages["root"]),
                 spilled_version=whole(pages["spilled_version"]),
-                added=[page_ref(item) for item in items(pages["added"])],
+                added=[row(PageRef, item) for item in items(pages["added"])],
                 removed=texts(pages["removed"]),
                 resolved_version=whole(pages["resolved_version"]),
             ),
@@ -244,8 +221,7 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
             cluster=text(header["cluster"]),
             broker=text(header["broker"]),
             root=row(RootRef, header["root"]),
-            kept_root=row(RootRef, header["kept_root"]) if is_new else NO_ROOT,
-            major=container.major,
+            kept_root=row(RootRef, header["kept_root"]),
         )
         commit = Commit(draft, place, text(header["put_id"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -271,9 +247,7 @@ def check_indexes(draft: CommitDraft, source: str) -> None:
 
 
 def refuse_unknown(container: Container, kind: object, source: str) -> None:
-    """Raises UnsupportedFormatError for what later programs may add to format 3 and no reader may ignore."""
-    if container.major < CATALOG_MAJOR:
-        return
+    """Raises UnsupportedFormatError for what a later minor version may add and no reader may ignore."""
     unknown = {name for name, table in container.tables.items() if len(table)} - _TABLES - {"tombstones"}
     if unknown:
         what = f"table {sorted(unknown)[0]}"
@@ -288,18 +262,10 @@ def refuse_unknown(container: Container, kind: object, source: str) -> None:
 
 
 def _unknown_runs(runs: Table | None) -> str:
-    names = () if runs is None else runs.dtype.names or ()
-    if runs is not None and _RESERVED_COLUMN in names and bool(runs[_RESERVED_COLUMN].any()):
-        return f"runs with {_RESERVED_COLUMN}"
-    if runs is not None and "kind" in names and bool((runs["kind"] > max(RunKind)).any()):
-        return "runs of an unknown kind"
-    return ""
-
-
-def page_ref(item: Any) -> PageRef:
-    """The reference in a stored list, which has only the first eight values before format 3.0."""
-    found = items(item)
-    return row(PageRef, [*found, *PageRef._field_defaults.values()] if len(found) == 8 else found)
+    if runs is None or "kind" not in (runs.dtype.names or ()):
+        return ""
+    unknown = runs["kind"][runs["kind"] > max(RunKind)]
+    return RESERVED_RUN_KINDS.get(int(unknown[0]), f"runs of kind {int(unknown[0])}") if len(unknown) else ""
 
 
 def queue_keys(container: Container) -> list[QueueKey]:
@@ -314,10 +280,7 @@ def queue_keys(container: Container) -> list[QueueKey]:
 
 
 def _index_change(header: Mapping[str, Any]) -> IndexChange:
-    """Absent in commits of format 1.0."""
-    index = header.get("index")
-    if index is None:
-        return NO_INDEX_CHANGE
+    index = fields(header["index"])
     return IndexChange([index_ref(item) for item in items(index["added"])], texts(index["removed"]))
 
 
@@ -330,29 +293,15 @@ def _deletion_change(header: Mapping[str, Any]) -> DeletionChange:
     )
 
 
-def _older(
-    draft: CommitDraft, header: dict[str, Any], tables: dict[str, Table]
-) -> tuple[dict[str, Any], dict[str, Table]]:
-    """Header and tables in the format of an owner that has not been upgraded."""
-    if len(draft.floors) or draft.deletions or draft.pages is not NO_PAGES:
-        raise CommitInvalidError(
-            "the archive's owner writes an older format",
-            hint="restart `tiered run` with this version first",
-        )
-    newer = {"reason", "deletions", "kept_root"}
-    header = {name: value for name, value in header.items() if name not in newer}
-    return header, {name: table for name, table in tables.items() if name != "floors"}
-
-
 def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], dict[str, Table]]:
     topics, queues = queue_table(draft.queues)
     pages = draft.pages
     header = {
-        "kind": draft.kind, "line": draft.history, "from_phys": draft.from_phys, "to_phys": draft.to_phys,
+        "kind": draft.kind, "log_history": draft.history, "from_phys": draft.from_phys, "to_phys": draft.to_phys,
         "check": draft.check, "topics": topics, "object_keys": list(draft.object_keys),
         "hide": list(draft.hide), "unhide": list(draft.unhide), "state_objects": dict(draft.state_objects),
-        "settings": dict(draft.settings), "doomed": list(draft.pending_deletions), "undoomed": list(draft.restored),
-        "purged": list(draft.purged), "reason": draft.reason,
+        "settings": dict(draft.settings), "pending_deletions": list(draft.pending_deletions),
+        "restored": list(draft.restored), "purged": list(draft.purged), "reason": draft.reason,
         "deletions": {
             "spilled": list(draft.deletions.spilled), "added": list(draft.deletions.added),
             "removed": list(draft.deletions.removed),

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiered.catalog.embedded_pages import read_page_bytes
 from tiered.catalog.json_fields import texts
+from tiered.catalog.page_bytes import read_page_bytes
 from tiered.errors import CorruptionError
-from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
+from tiered.formats.container import decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
 from tiered.object_store.interface import ObjectStore
 
@@ -43,11 +43,11 @@ class Reason(StrEnum):
 
 
 class PendingDeletion(NamedTuple):
-    """When, by which version and why an object became garbage. ``reason`` is empty in formats before 3.0."""
+    """When, by which version and why an object became garbage."""
 
     since_ms: int
     version: int
-    reason: str = ""
+    reason: str
 
 
 class DeletionList(NamedTuple):
@@ -85,7 +85,7 @@ def encode_list(entries: Mapping[str, PendingDeletion]) -> bytes:
     table = np.zeros(len(keys), ENTRY_DTYPE)
     for name in ENTRY_DTYPE.names or ():
         table[name] = [getattr(entries[key], name) for key in keys]
-    return encode_container(LIST_KIND, {"keys": keys}, {"entries": table}, major=CATALOG_MAJOR)
+    return encode_container(LIST_KIND, {"keys": keys}, {"entries": table}, is_packed=True)
 
 
 def list_of(key: str, entries: Mapping[str, PendingDeletion], size_bytes: int) -> DeletionList:
@@ -103,7 +103,7 @@ def read_list(store: ObjectStore, listed: DeletionList) -> dict[str, PendingDele
 
 def decode_list(data: bytes, listed: DeletionList, *, source: str) -> dict[str, PendingDeletion]:
     """The entries of ``listed``, whose object is ``data``. Raises CorruptionError that names ``source``."""
-    container = decode_container(data, LIST_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE)
+    container = decode_container(data, LIST_KIND, source=source, allowance=LARGE)
     try:
         keys, table = texts(container.header["keys"]), container.table("entries", ENTRY_DTYPE)
         if not len(keys) == len(table) == listed.entries:

@@ -18,7 +18,7 @@ from tiered.catalog.json_fields import fields, items, text, whole
 from tiered.errors import CorruptionError
 from tiered.formats.keys import epoch_of
 
-UNINDEXED = "index_left_out"
+UNINDEXED = "unindexed"
 """Archive-wide setting: key of an unindexed data object → versions that index files cover without it."""
 UNINDEXED_MAX = 1000
 """Maximum number of unindexed objects: they are part of every root page."""

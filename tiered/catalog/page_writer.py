@@ -1,8 +1,7 @@
 """Schedules the pages of a catalog writer: spills, roots, merges, deletion lists. A page never delays a commit.
 
-Spilled pages are embedded in the commit that names them. Roots, merged pages and deletion lists are objects, which are
-collected when newer ones replace them. Until a commit names such an object its key is recorded as garbage. A page that
-cannot be written is retried some commits later.
+Roots, pages and deletion lists are objects, which are collected when newer ones replace them. Until a commit names such
+an object its key is recorded as garbage. A page that cannot be written is retried some commits later.
 
 A merge runs beside commits: it reads immutable pages only, and the next commit names its result if the pages it
 replaces still exist.
@@ -85,7 +84,8 @@ class PageWriter:
             merged = self._valid_merge(state)
             if self.garbage:
                 draft = replace(draft, pending_deletions=(*draft.pending_deletions, *self.garbage))
-            if state.version < self._after_version or draft.pages is not NO_PAGES:
+            # A spill would bring back what the draft removes from memory.
+            if state.version < self._after_version or draft.pages is not NO_PAGES or len(draft.removed):
                 return draft
             try:
                 is_root_due = self._is_root_due(state)
@@ -236,7 +236,7 @@ class PageWriter:
         return DeletionChange(spilled=tuple(lists))
 
     def _due(self, state: CatalogState, merged: _Merged | None, is_root_due: bool) -> PageChange | None:
-        """The page change of the commit after ``state``; pages that are not embedded are put."""
+        """The page change of the commit after ``state``, whose pages are put."""
         packs = PagePacks(partial(self._put_pages, state.epoch, self.garbage), self._limits.pack_bytes_max)
         change = NO_PAGES
         # A root repeats the runs in memory, so they are spilled by the commit before it.
@@ -244,10 +244,8 @@ class PageWriter:
         is_spill_due = is_spill_due and self._spilled_version != state.version
         if is_spill_due or state.memory_runs >= self._limits.spill_runs * self._late_factor:
             added = spill(state, self._limits.page_runs_max, packs.add)
-            change = replace(change, spilled_version=state.version, added=(*change.added, *added))
+            change = packs.put(replace(change, spilled_version=state.version, added=tuple(added)))
             self._spilled_version = state.version + 1
-        if change is not NO_PAGES:
-            change = packs.placed(change, state.version + 1, self._limits.embedded_bytes_max)
         if is_root_due and not is_spill_due:
             data = encode_root(state)
             key = self.new_key("root", state.version, state.epoch)

@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.commit import queue_keys, refuse_unknown
-from tiered.catalog.embedded_pages import read_page_bytes
 from tiered.catalog.floors import is_expired
 from tiered.catalog.json_fields import texts
+from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.state import (
     EMPTY_CHUNK,
-    UNKNOWN_OFFSET,
     CatalogState,
     PageRef,
     RunChunk,
@@ -36,7 +35,7 @@ from tiered.catalog.state import (
     selected,
 )
 from tiered.errors import CorruptionError
-from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
+from tiered.formats.container import decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
@@ -105,12 +104,12 @@ def encode_page(page: Page) -> bytes:
     topics, queues = queue_table(page.queues)
     header = {"topics": topics, "object_keys": list(page.chunk.object_keys)}
     tables = {"queues": queues, "runs": page.chunk.runs, "objects": page.chunk.objects}
-    return encode_container(PAGE_KIND, header, tables, major=CATALOG_MAJOR)
+    return encode_container(PAGE_KIND, header, tables, is_packed=True)
 
 
 def decode_page(data: bytes, *, source: str) -> Page:
     """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
-    container = decode_container(data, PAGE_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE)
+    container = decode_container(data, PAGE_KIND, source=source, allowance=LARGE)
     refuse_unknown(container, None, source)
     try:
         queues = queue_keys(container)
@@ -344,13 +343,12 @@ class RunIndex:
     def _candidates(
         self, state: CatalogState, key: QueueKey, position: int, bounds: Bounds
     ) -> Iterator[PageRef]:
-        """Pages that may hold ``position``, oldest sequence first: one of each sequence if first offsets are known, and
-        it is an offset."""
+        """Pages that may hold ``position``, oldest sequence first: one of each sequence if it is an offset."""
         for sequence in self.sequences(state):
             begin = bisect_left(sequence, key, key=lambda ref: ref.last)
             end = bisect_right(sequence, key, key=lambda ref: ref.first)
             mine = sequence[begin:end]
-            if bounds is Bounds.OFFSET and mine and all(ref.first_offset != UNKNOWN_OFFSET for ref in mine):
+            if bounds is Bounds.OFFSET and mine:
                 at = bisect_right(mine, (key, position), key=lambda ref: (ref.first, ref.first_offset))
                 mine = mine[at - 1 : at] if at else []
             yield from mine

@@ -11,7 +11,6 @@ import numpy as np
 
 from tiered.catalog.commit import CommitDraft, CommitInvalidError
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, RunChunk, selected
-from tiered.formats.container import CATALOG_MAJOR
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, QUEUE_FILLED, RunKind, Table
 
@@ -44,7 +43,7 @@ def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Repla
     for row in np.union1d(runs["queue"], removed["queue"]).tolist():
         mine, gone = runs[runs["queue"] == row], removed[removed["queue"] == row]
         gaps = _replace_in_queue(state.key_of(row), row, table, gaps, mine, gone)
-        if len(mine) and not len(gone) and state.major >= CATALOG_MAJOR:
+        if len(mine) and not len(gone):
             table["flags"][row] |= QUEUE_FILLED
     added = RunChunk(runs, draft.objects, tuple(draft.object_keys))
     return Replacement(table, gaps, tombstones, chunks, added)

@@ -6,9 +6,8 @@ The put id of a state that starts a log history is not included: its commit name
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from tiered.catalog.commit import page_ref, queue_keys, refuse_unknown
+from tiered.catalog.commit import queue_keys, refuse_unknown
 from tiered.catalog.deletions import DeletionList, PendingDeletion
 from tiered.catalog.index_refs import index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
@@ -20,11 +19,12 @@ from tiered.catalog.state import (
     LogCursor,
     LogHistory,
     Owner,
+    PageRef,
     RootRef,
     RunChunk,
 )
 from tiered.errors import CorruptionError
-from tiered.formats.container import CATALOG_MAJOR, decode_container, encode_container
+from tiered.formats.container import decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
@@ -41,30 +41,29 @@ def encode_root(state: CatalogState) -> bytes:
     table["topic"] = queues["topic"]
     memory = state.memory
     header = {
-        "version": state.version, "major_version": state.major_version, "epoch": state.epoch, "put_id": state.put_id,
+        "version": state.version, "epoch": state.epoch, "put_id": state.put_id,
         "owner": state.owner, "cluster": state.cluster, "broker": state.broker,
-        "line": state.cursor.history, "phys": state.cursor.phys, "check": state.cursor.check,
+        "log_history": state.cursor.history, "phys": state.cursor.phys, "check": state.cursor.check,
         "started": state.started, "advanced_ms": state.advanced_ms, "created_ms": state.created_ms,
         "topics": topics, "object_keys": list(memory.object_keys),
         "pages": list(state.pages), "root": state.root, "kept_roots": list(state.kept_roots),
-        "lines": list(state.log_histories),
+        "log_histories": list(state.log_histories),
         "state_objects": dict(state.state_objects), "settings": dict(state.settings),
-        "doomed": dict(state.pending_deletions), "deletion_lists": list(state.deletion_lists),
+        "pending_deletions": dict(state.pending_deletions), "deletion_lists": list(state.deletion_lists),
         "indexes": list(state.indexes),
     }  # fmt: skip
     tables = {
         "queues": table, "gaps": state.gaps, "tombstones": state.tombstones,
         "runs": memory.runs, "objects": memory.objects,
     }  # fmt: skip
-    return encode_container(ROOT_KIND, header, tables, major=CATALOG_MAJOR)
+    return encode_container(ROOT_KIND, header, tables, is_packed=True)
 
 
 def decode_root(data: bytes, *, source: str) -> CatalogState:
     """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
-    container = decode_container(data, ROOT_KIND, source=source, major_max=CATALOG_MAJOR, allowance=LARGE)
+    container = decode_container(data, ROOT_KIND, source=source, allowance=LARGE)
     header = container.header
     refuse_unknown(container, None, source)
-    is_new = container.major >= CATALOG_MAJOR
     try:
         table = container.table("queues", QUEUE_STATE_DTYPE)
         keys = queue_keys(container)
@@ -75,11 +74,11 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             tuple(texts(header["object_keys"])),
         )
         _check_chunk(memory, len(keys))
-        cursor = LogCursor(whole(header["line"]), whole(header["phys"]), row(LogCheck, header["check"]))
+        cursor = LogCursor(
+            whole(header["log_history"]), whole(header["phys"]), row(LogCheck, header["check"])
+        )
         return CatalogState(
             version=whole(header["version"]),
-            major=container.major,
-            major_version=whole(header["major_version"]) if is_new else 0,
             epoch=whole(header["epoch"]),
             put_id=text(header["put_id"]),
             owner=row(Owner, header["owner"]) if header["owner"] else None,
@@ -93,34 +92,21 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             table=table,
             gaps=container.table("gaps", GAP_DTYPE),
             chunks=(memory,) if len(memory.runs) else (),
-            pages=tuple(page_ref(item) for item in items(header["pages"])),
+            pages=tuple(row(PageRef, item) for item in items(header["pages"])),
             tombstones=container.table("tombstones", REMOVED_DTYPE),
             root=row(RootRef, header["root"]),
-            kept_roots=tuple(row(RootRef, item) for item in items(header.get("kept_roots", []))),
-            log_histories=tuple(_log_history(item) for item in items(header["lines"])),
+            kept_roots=tuple(row(RootRef, item) for item in items(header["kept_roots"])),
+            log_histories=tuple(row(LogHistory, item) for item in items(header["log_histories"])),
             state_objects=text_fields(header["state_objects"]),
             settings=fields(header["settings"]),
             pending_deletions={
-                key: _pending_deletion(item) for key, item in fields(header["doomed"]).items()
+                key: row(PendingDeletion, item) for key, item in fields(header["pending_deletions"]).items()
             },
-            deletion_lists=tuple(row(DeletionList, item) for item in items(header.get("deletion_lists", []))),
-            indexes=tuple(
-                index_ref(item) for item in items(header.get("indexes", []))
-            ),  # absent in format 1.0
+            deletion_lists=tuple(row(DeletionList, item) for item in items(header["deletion_lists"])),
+            indexes=tuple(index_ref(item) for item in items(header["indexes"])),
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CorruptionError(f"{source}: root page does not parse: {error!r}") from error
-
-
-def _pending_deletion(item: Any) -> PendingDeletion:
-    """The pending deletion in a stored list, which has no reason before format 3.0."""
-    found = items(item)
-    return row(PendingDeletion, [*found, ""] if len(found) == 2 else found)
-
-
-def _log_history(item: Any) -> LogHistory:
-    found = items(item)
-    return row(LogHistory, [*found, *LogHistory._field_defaults.values()] if len(found) == 5 else found)
 
 
 def _check_chunk(chunk: RunChunk, queues: int) -> None:
@@ -146,11 +132,11 @@ def describe(state: CatalogState) -> dict[str, object]:
     gaps = sorted((*state.key_of(int(gap["queue"])), *gap.tolist()[1:]) for gap in state.gaps)
     tombstones = sorted((*state.key_of(int(run["queue"])), *run.tolist()[1:]) for run in state.tombstones)
     plain = (state.version, state.epoch, state.put_id, state.owner, state.cluster, state.broker, state.cursor,
-             state.started, state.advanced_ms, state.created_ms, state.root, state.kept_roots, state.log_histories,
-             state.major_version)  # fmt: skip
+             state.started, state.advanced_ms, state.created_ms, state.root, state.kept_roots,
+             state.log_histories)  # fmt: skip
     return {
         "plain": plain, "queues": queues, "runs": runs, "gaps": gaps, "tombstones": tombstones,
         "pages": sorted(state.pages), "state_objects": dict(state.state_objects),
-        "settings": json.loads(json.dumps(state.settings)), "doomed": dict(state.pending_deletions),
+        "settings": json.loads(json.dumps(state.settings)), "pending_deletions": dict(state.pending_deletions),
         "deletion_lists": state.deletion_lists, "indexes": state.indexes,
     }  # fmt: skip

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tiered.catalog.deletions import DeletionList, PendingDeletion, Reason
 from tiered.catalog.index_refs import IndexRef, indexed_version, unindexed
 from tiered.catalog.queue_directory import QueueDirectory
-from tiered.formats.keys import CATALOG_PREFIX, object_of
+from tiered.formats.keys import object_of
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
     GAP_DTYPE,
@@ -90,13 +90,13 @@ class PageRef(NamedTuple):
     size_bytes: int
     first: QueueKey
     last: QueueKey
-    first_offset: int = UNKNOWN_OFFSET
-    """Base offset of the first run, of queue ``first``; unknown in pages of format 1."""
-    last_offset: int = UNKNOWN_OFFSET
+    first_offset: int
+    """Base offset of the first run, of queue ``first``."""
+    last_offset: int
     """Base offset of the last run, of queue ``last``."""
-    min_ms: int = -(1 << 63)
+    min_ms: int
     """The smallest store timestamp in it."""
-    max_ms: int = (1 << 63) - 1
+    max_ms: int
     """The largest one."""
 
     def overlaps(self, first_version: int, last_version: int) -> bool:
@@ -124,9 +124,9 @@ class LogHistory(NamedTuple):
     common_version: int
     version: int
     root: str
-    hidden: str = ""
-    hidden_messages: int = 0
-    created_ms: int = 0
+    hidden: str
+    hidden_messages: int
+    created_ms: int
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,6 @@ class CatalogState:
     """
 
     version: int = 0
-    major: int = 0
-    """Major format version of the newest commit."""
-    major_version: int = 0
-    """The first version of that format."""
     epoch: int = 0
     put_id: str = ""
     owner: Owner | None = None
@@ -284,8 +280,8 @@ class CatalogState:
         return bool((self.table["flags"] & QUEUE_EXPIRED).any())
 
     def is_ordered(self, row: int) -> bool:
-        """Whether later versions added higher offsets of the queue only: no gap was filled, as far as is known."""
-        return self.major_version == 1 and not self.table["flags"][row] & QUEUE_FILLED
+        """Whether later versions added higher offsets of the queue only: no gap was filled."""
+        return not self.table["flags"][row] & QUEUE_FILLED
 
     # -- runs since the last spill ----------------------------------------------------------------------------
 
@@ -338,24 +334,23 @@ class CatalogState:
 
     @property
     def needs_root(self) -> bool:
-        """Whether the next root is due early: the newest was unreadable or is of an older format, or it starts a log
-        history, of which no commit has the state."""
+        """Whether the next root is due early: the newest was unreadable, or it starts a log history, of which no commit
+        has the state."""
         if not self.root.key:
             return False
         began_history = bool(self.log_histories) and self.log_histories[-1].root == self.root.key
-        return began_history or self.root == self.unread_root or self.root.version < self.major_version
+        return began_history or self.root == self.unread_root
 
     # -- keys -------------------------------------------------------------------------------------------------
 
     def catalog_keys(self) -> set[str]:
         """Objects with pages, index files and state objects that this version references, without those inside the
-        pages. Commits, which may embed pages, are excluded: they are never garbage."""
+        pages."""
         keys = {object_of(page.key) for page in self.pages} | {history.root for history in self.log_histories}
         keys |= {history.hidden for history in self.log_histories if history.hidden}
         keys |= set(self.state_objects.values()) | {index.key for index in self.indexes}
         keys |= {listed.key for listed in self.deletion_lists}
-        keys |= {object_of(root.key) for root in (self.root, *self.kept_roots) if root.key}
-        return {key for key in keys if not key.startswith(CATALOG_PREFIX)}
+        return keys | {root.key for root in (self.root, *self.kept_roots) if root.key}
 
 
 def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:

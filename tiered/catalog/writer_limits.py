@@ -22,9 +22,6 @@ class CatalogLimits:
     merge_sequences: int = 16
     merge_spills: int = 48
     """As ``merge_sequences``, of level 0: pages of spills name few objects, so that more of them fit in memory."""
-    embedded_bytes_max: int = 256 << 10
-    """Up to this many bytes of spilled pages are embedded in a commit; more, and merged ones, become objects, which
-    are collected when they are replaced."""
     spill_deletions: int = 512
     """As many pending deletions of one reason move from the state into a list."""
     pack_bytes_max: int = 8 << 20

@@ -10,8 +10,8 @@ checks them all, and versions are decided in one place.
              name length u16, name, dtype length u16, dtype (JSON list of [field, type]), rows u64,
              then every field's column in turn, little-endian, contiguous
 
-Containers of the catalog, of major version CATALOG_MAJOR, are smaller: the frame has the dictionary of
-catalog_dictionary.py, and tables are byte planes of differences (byte_planes.py).
+Containers of the catalog are packed (flags bit 1): the frame has the dictionary of catalog_dictionary.py, and tables
+are byte planes of differences (byte_planes.py).
 """
 
 from __future__ import annotations
@@ -30,12 +30,9 @@ from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.formats import byte_planes
 from tiered.formats.catalog_dictionary import DICTIONARY
 from tiered.formats.memory_bound import SMALL, Allowance, MemoryBound, out_of_memory
+from tiered.formats.version import FORMAT_MAJOR, FORMAT_MINOR, require_major
 from tiered.model.tables import Table
 
-FORMAT_MAJOR = 1
-FORMAT_MINOR = 1
-CATALOG_MAJOR = 3
-"""The major version of commits, roots, run pages and deletion lists."""
 HEADER = struct.Struct("<8sHHIQQII")
 _FIELDS = struct.Struct("<8sHHIQQI")
 PAYLOAD_BYTES_MAX = 1 << 31
@@ -43,7 +40,8 @@ TABLES_MAX = 64
 QUEUE_COST_BYTES = 160
 """A queue's key in memory, without its topic."""
 _FLAG_ZSTD = 1
-_CATALOG_LEVEL = 6
+_FLAG_PACKED = 2
+_PACKED_LEVEL = 6
 _DICTIONARY = zstandard.ZstdCompressionDict(DICTIONARY, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
@@ -55,7 +53,6 @@ class Container:
     header: dict[str, Any]
     tables: dict[str, Table]
     memory: MemoryBound = field(compare=False)
-    major: int = FORMAT_MAJOR
 
     def table(self, name: str, dtype: np.dtype[Any]) -> Table:
         """A table as this program's ``dtype``: columns of a newer minor format are dropped, missing ones are zero.
@@ -80,13 +77,10 @@ def encode_container(
     header: Mapping[str, Any],
     tables: Mapping[str, Table],
     *,
-    level: int | None = None,
-    major: int | None = None,
+    is_packed: bool = False,
 ) -> bytes:
     """The bytes of a container; equal input gives equal bytes, so that a CRC identifies the content."""
     assert len(kind) == 8
-    major = FORMAT_MAJOR if major is None else major
-    is_packed = major >= CATALOG_MAJOR
     head = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
     parts = [struct.pack("<I", len(head)), head, struct.pack("<I", len(tables))]
     for name, table in tables.items():
@@ -101,25 +95,18 @@ def encode_container(
         else:
             parts += [np.ascontiguousarray(table[field]).tobytes() for field in table.dtype.names or ()]
     raw = b"".join(parts)
-    if level is None:
-        level = _CATALOG_LEVEL if is_packed else 1
-    compressor = zstandard.ZstdCompressor(level=level, dict_data=_DICTIONARY if is_packed else None)
+    compressor = zstandard.ZstdCompressor(
+        level=_PACKED_LEVEL if is_packed else 1, dict_data=_DICTIONARY if is_packed else None
+    )
     stored, flags = compressor.compress(raw), _FLAG_ZSTD
     if len(stored) >= len(raw):
         stored, flags = raw, 0
-    return _envelope(kind, major, flags, len(raw), stored) + stored
-
-
-def empty_container(kind: bytes, major: int) -> bytes:
-    """A header without payload: programs before ``major`` refuse the object."""
-    return _envelope(kind, major, 0, 0, b"")
-
-
-def _envelope(kind: bytes, major: int, flags: int, raw_length: int, stored: bytes) -> bytes:
-    minor = FORMAT_MINOR if major == FORMAT_MAJOR else 0
-    fields = _FIELDS.pack(kind, major, minor, flags, raw_length, len(stored), fastcrc.crc32.iscsi(stored))
+    flags |= _FLAG_PACKED * is_packed
+    fields = _FIELDS.pack(
+        kind, FORMAT_MAJOR, FORMAT_MINOR, flags, len(raw), len(stored), fastcrc.crc32.iscsi(stored)
+    )
     own_crc: int = fastcrc.crc32.iscsi(fields)
-    return fields + own_crc.to_bytes(4, "little")
+    return fields + own_crc.to_bytes(4, "little") + stored
 
 
 def decode_container(
@@ -127,16 +114,13 @@ def decode_container(
     kind: bytes,
     *,
     source: str,
-    major_max: int | None = None,
     allowance: Allowance = SMALL,
 ) -> Container:
     """Check and parse, within the memory that ``allowance`` gives. ``source``, an object key and range, is in every
     error.
 
-    Raises CorruptionError, OutOfMemoryError, or UnsupportedFormatError for a major version above ``major_max`` (or
-    FORMAT_MAJOR).
+    Raises CorruptionError, OutOfMemoryError, or UnsupportedFormatError.
     """
-    major_max = FORMAT_MAJOR if major_max is None else major_max
     if len(data) < HEADER.size:
         raise CorruptionError(f"{source}: {len(data)} bytes are too few for a container header")
     found, major, minor, flags, raw_length, stored_length, crc, header_crc = HEADER.unpack_from(data)
@@ -144,9 +128,10 @@ def decode_container(
         raise CorruptionError(f"{source}: is a {_text(found)} container, not {_text(kind)}")
     if fastcrc.crc32.iscsi(bytes(data[: _FIELDS.size])) != header_crc:
         raise CorruptionError(f"{source}: container header fails its CRC32C")
-    if major > major_max:
+    require_major(major, minor, f"{source}: format {major}.{minor} of {_text(kind)}")
+    if flags & ~(_FLAG_ZSTD | _FLAG_PACKED):
         raise UnsupportedFormatError(
-            f"{source}: format {major}.{minor} of {_text(kind)} is newer than {major_max}.x",
+            f"{source}: has flags {flags:#x}, which this program does not support",
             hint="upgrade this program",
         )
     if len(data) - HEADER.size < stored_length or raw_length > PAYLOAD_BYTES_MAX:
@@ -157,8 +142,9 @@ def decode_container(
     try:
         memory = MemoryBound(stored_length, allowance, source)
         memory.charge(2 * raw_length, "payload")  # once inflated, once as tables
-        raw = _inflated(stored, raw_length, major) if flags & _FLAG_ZSTD else bytes(stored)
-        return _parse_payload(raw, raw_length, memory, major)
+        is_packed = bool(flags & _FLAG_PACKED)
+        raw = _inflated(stored, raw_length, is_packed=is_packed) if flags & _FLAG_ZSTD else bytes(stored)
+        return _parse_payload(raw, raw_length, memory, is_packed=is_packed)
     except MemoryError:
         raise out_of_memory(source) from None
     except (zstandard.ZstdError, struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -169,18 +155,16 @@ def _text(kind: bytes) -> str:
     return kind.decode("ascii", "backslashreplace").strip()
 
 
-def _inflated(stored: memoryview, raw_length: int, major: int) -> bytes:
+def _inflated(stored: memoryview, raw_length: int, *, is_packed: bool) -> bytes:
     """The payload. Nothing is allocated for a frame whose length differs from the header's."""
     if zstandard.frame_content_size(stored) != raw_length:
         raise ValueError("payload does not have the length recorded")
-    dictionary = _DICTIONARY if major >= CATALOG_MAJOR else None
-    raw: bytes = zstandard.ZstdDecompressor(dict_data=dictionary).decompress(
-        stored, max_output_size=raw_length
-    )
+    decompressor = zstandard.ZstdDecompressor(dict_data=_DICTIONARY if is_packed else None)
+    raw: bytes = decompressor.decompress(stored, max_output_size=raw_length)
     return raw
 
 
-def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, major: int) -> Container:
+def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, *, is_packed: bool) -> Container:
     if len(raw) != raw_length:
         raise ValueError(f"payload has {len(raw)} bytes, not {raw_length}")
     (head_length,) = struct.unpack_from("<I", raw)
@@ -201,7 +185,6 @@ def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, major: int)
         dtype = np.dtype([(field, kind) for field, kind in json.loads(descr)])
         (rows,) = struct.unpack_from("<Q", raw, position)
         position += 8
-        is_packed = major >= CATALOG_MAJOR
         stored_bytes = rows * (byte_planes.row_bytes(dtype) if is_packed else dtype.itemsize)
         if dtype.itemsize == 0 or stored_bytes > len(raw) - position:
             raise ValueError(f"table {name} claims {rows} rows")
@@ -211,7 +194,7 @@ def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, major: int)
         else:
             tables[name] = _columns(raw, position, rows, dtype)
         position += stored_bytes
-    return Container(header, tables, memory, major)
+    return Container(header, tables, memory)
 
 
 def _columns(raw: bytes, position: int, rows: int, dtype: np.dtype[Any]) -> Table:

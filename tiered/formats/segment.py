@@ -60,7 +60,7 @@ class SegmentMeta:
     broker: str
     epoch: int
     attempt: int
-    line: int
+    log_history: int
     catalog_version: int
     from_phys: int
     to_phys: int

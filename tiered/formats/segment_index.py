@@ -6,6 +6,7 @@ bytes are used, and the footer's tables must agree; a mismatch is a CorruptionEr
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tiered.formats.container import Container, decode_container
 from tiered.formats.memory_bound import memory_contained, out_of_memory
 from tiered.formats.page_cache import Columns, PageCache
 from tiered.formats.page_decoder import COLUMN_KINDS, decode_column_page
+from tiered.formats.run_part import CatalogRun, RunPart
 from tiered.formats.segment import RowTable, SegmentMeta
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
@@ -46,7 +48,12 @@ SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
 
 CATALOG_RUN_FIELDS = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
-"""Fields of a run that the catalog and its object must agree on."""
+"""Fields of a run that the catalog and its object must agree on, unless the catalog names a part of it."""
+
+_PART_AT = operator.itemgetter(
+    *map((SEGMENT_RUN_DTYPE.names or ()).index, ("kind", "base_queue_offset", "end_queue_offset", "first_row", "rows",
+                                                 "base_byte", "byte_count"))
+)  # fmt: skip
 
 _decoded = PageCache()
 
@@ -162,6 +169,7 @@ class SegmentIndex:
         rows_of_run = self.runs["rows"]
         if len(self.runs) > _RUNS_MAX or bool(((rows_of_run < 1) | (rows_of_run > _ROWS_MAX)).any()):
             raise ValueError("impossible numbers of runs or rows")
+        self._base_byte = self.runs["base_byte"]
         self._view = RunView.of(self.runs)
         self.first_row = self._view.first_row
         self.bounds = SegmentBounds.of(self.runs, self.blocks)
@@ -189,6 +197,7 @@ class SegmentIndex:
             "block count": int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
             "bytes of LMQs": bool((is_lmq & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()),
             "bytes of runs": bool((~is_lmq & (runs["byte_count"] < 1)).any()),
+            "first rows": bool(runs["first_row"].any()),
             "rows of blocks": int(self._block_row[-1]) != int(self._run_row[-1]),
             "bytes of blocks": int(self._block_raw[-1]) != int(self._run_raw[-1]),
             "codecs": bool((blocks["codec"] > CODEC_ZSTD).any() or (pages["codec"] > CODEC_ZSTD).any()),
@@ -246,31 +255,73 @@ class SegmentIndex:
         topic, *numbers = self.queue_table[int(self.runs["queue"][run])].item()
         return QueueKey(self.topics[topic], *numbers)
 
-    def check_run(self, run: np.void, queue: QueueKey) -> None:
-        """Raise CorruptionError unless the object holds ``run`` (RUN_DTYPE) of ``queue``, as the catalog says."""
-        ordinal = int(run["ordinal"])
-        if (
-            ordinal >= len(self.runs)
-            or self.queue_of(ordinal) != queue
-            or any(self.runs[name][ordinal] != run[name] for name in CATALOG_RUN_FIELDS)
-        ):
-            raise CorruptionError(f"{self.key}: run {ordinal} differs from the catalog's entry for {queue}")
+    def check_run(self, run: np.void, queue: QueueKey) -> CatalogRun:
+        """The part that ``run`` (RUN_DTYPE) of ``queue`` is. Raises CorruptionError unless the object holds it."""
+        part = CatalogRun.of(run)
+        self.check_part(part, int(run["kind"]), queue)
+        return part
 
-    def row_columns(self, run: int) -> RowTable:
-        """All rows of ``run``. ``position`` is in the run's bytes; keys are not loaded (``decode_keys``)."""
-        first, end = int(self.first_row[run]), int(self.first_row[run + 1])
-        size, tags_code, stamp, phys, inner, parent, parent_offset = self._rows(first, end)
-        row = self.runs[run]
+    def check_part(self, part: RunPart, kind: int, queue: QueueKey) -> None:
+        """Raises CorruptionError unless the object holds ``part`` of ``queue``, as the catalog says."""
+        ordinal = part.ordinal
+        if not ordinal < len(self.runs) or self.queue_of(ordinal) != queue or not self._holds(part, kind):
+            raise CorruptionError(
+                f"{self.key}: run {ordinal} differs from the catalog's entry for {queue} at {part.base}"
+            )
+
+    def _holds(self, part: RunPart, kind: int) -> bool:
+        known, base, end, _, rows, base_byte, byte_count = _PART_AT(self.runs[part.ordinal].item())
+        if part.rows == rows:
+            found = known, base, end, base_byte, byte_count
+            return part.first_row == 0 and found == (
+                kind,
+                part.base,
+                part.end,
+                part.base_byte,
+                part.byte_count,
+            )
+        is_inside = 0 <= part.first_row < part.first_row + part.rows <= rows
+        is_inside &= base <= part.base < part.end <= end
+        is_inside &= 0 <= part.base_byte - base_byte <= byte_count - part.byte_count and part.byte_count >= 0
+        if known != RunKind.BATCH:
+            is_inside &= (part.base, part.end) == (base + part.first_row, base + part.first_row + part.rows)
+        return bool(is_inside) and known == kind
+
+    def has_rows_of(self, part: RunPart) -> bool:
+        """Whether the object has the run of ``part``, with its rows."""
+        if not part.ordinal < len(self.runs):
+            return False
+        return 0 <= part.first_row <= part.first_row + part.rows <= int(self.runs["rows"][part.ordinal])
+
+    def _whole(self, run: int | RunPart) -> RunPart:
+        return run if not isinstance(run, int) else CatalogRun.of(self.runs[run])._replace(ordinal=run)
+
+    def _extent(self, run: int | RunPart) -> tuple[int, int, int]:
+        """Of a run with bytes or a part of one: rows and raw bytes of the object before it, and its rows."""
+        if isinstance(run, int):
+            row = int(self._run_row[run])
+            return row, int(self._run_raw[run]), int(self._run_row[run + 1]) - row
+        ordinal = run.ordinal
+        raw = int(self._run_raw[ordinal]) + run.base_byte - int(self._base_byte[ordinal])
+        return int(self._run_row[ordinal]) + run.first_row, raw, run.rows
+
+    def row_columns(self, run: int | RunPart) -> RowTable:
+        """All rows of ``run``, or of a part of one. ``position`` is in its bytes; keys are not loaded
+        (``decode_keys``)."""
+        part = self._whole(run)
+        number = part.ordinal
+        first = int(self.first_row[number]) + part.first_row
+        size, tags_code, stamp, phys, inner, parent, parent_offset = self._rows(first, first + part.rows)
         spans = inner.astype(np.int64)
-        offsets = int(row["base_queue_offset"]) + np.cumsum(spans) - spans
+        offsets = part.base + np.cumsum(spans) - spans
         sizes = size.astype(np.int64)
-        is_lmq = int(row["kind"]) == RunKind.LMQ
-        if int(row["base_queue_offset"]) + int(spans.sum()) != int(row["end_queue_offset"]):
-            raise CorruptionError(f"{self.key}: rows of run {run} do not reach its end offset")
-        if not is_lmq and int(sizes.sum()) != int(row["byte_count"]):
-            raise CorruptionError(f"{self.key}: sizes of run {run} do not add up to its bytes")
+        is_lmq = int(self.runs["kind"][number]) == RunKind.LMQ
+        if part.base + int(spans.sum()) != part.end:
+            raise CorruptionError(f"{self.key}: rows of run {number} do not reach its end offset")
+        if not is_lmq and int(sizes.sum()) != part.byte_count:
+            raise CorruptionError(f"{self.key}: sizes of run {number} do not add up to its bytes")
         if is_lmq and int(parent.max(initial=-1)) >= len(self.queue_table):
-            raise CorruptionError(f"{self.key}: the parent of a row of run {run} is not in the footer")
+            raise CorruptionError(f"{self.key}: the parent of a row of run {number} is not in the footer")
         position = np.full(len(size), -1, np.int64) if is_lmq else np.cumsum(sizes) - sizes
         key_count = np.zeros(len(size), np.uint16)
         return RowTable(
@@ -320,14 +371,13 @@ class SegmentIndex:
     # -- blocks -----------------------------------------------------------------------------------------------
 
     def block_span(
-        self, run: int, first_row: int, end_row: int, *, raw_bytes_max: int | None = None
+        self, run: int | RunPart, first_row: int, end_row: int, *, raw_bytes_max: int | None = None
     ) -> BlockSpan:
         """The blocks that hold rows [first_row, end_row) of ``run``, which is not empty and not of an LMQ; with
         ``raw_bytes_max`` only the first of them, up to the one that reaches so many bytes."""
-        rows = int(self._run_row[run + 1] - self._run_row[run])
+        row_base, _, rows = self._extent(run)
         if not 0 <= first_row < end_row <= rows:
             raise ValueError(f"rows [{first_row}, {end_row}) are outside a run of {rows} rows")
-        row_base = int(self._run_row[run])
         # Not numpy's searchsorted: taking the interpreter lock again costs more than the search.
         blocks = cast("Sequence[int]", self._block_row)
         first, end = bisect_right(blocks, row_base + first_row) - 1, bisect_left(blocks, row_base + end_row)
@@ -336,14 +386,14 @@ class SegmentIndex:
             end = max(first + 1, bisect_left(raw, raw[first] + raw_bytes_max, first, end))
         return self.span_of_blocks(run, first, end)
 
-    def span_of_blocks(self, run: int, first: int, end: int) -> BlockSpan:
+    def span_of_blocks(self, run: int | RunPart, first: int, end: int) -> BlockSpan:
         """Blocks [first, end) of the object, all of which hold rows of ``run``."""
         offset, raw = int(self._block_offset[first]), int(self._block_raw[first])
-        row_base, rows = int(self._run_row[run]), int(self._run_row[run + 1] - self._run_row[run])
+        row_base, raw_base, rows = self._extent(run)
         return BlockSpan(
             first, end, offset, int(self._block_offset[end]) - offset,
             max(0, int(self._block_row[first]) - row_base), min(rows, int(self._block_row[end]) - row_base),
-            raw - int(self._run_raw[run]), int(self._block_raw[end]) - raw,
+            raw - raw_base, int(self._block_raw[end]) - raw,
         )  # fmt: skip
 
     def spans_of_single_blocks(self, run: int, numbers: Sequence[int]) -> list[BlockSpan]:
@@ -369,17 +419,21 @@ class SegmentIndex:
         """Where each block begins in the object, and the end of the last."""
         return self._block_offset
 
-    def bounds_of_blocks(self, run: int, span: BlockSpan) -> tuple[list[int], list[int]]:
+    def bounds_of_blocks(self, run: int | RunPart, span: BlockSpan) -> tuple[list[int], list[int]]:
         """Begin of each block of ``span`` and end of the last: in rows from the span's first row, and in bytes."""
         first, end = span.first_block, span.end_block
         if end - first == 1:
             return [0, span.end_row - span.first_row], [0, span.raw_bytes]
-        rows = self._block_row[first : end + 1] - (int(self._run_row[run]) + span.first_row)
+        rows = self._block_row[first : end + 1] - (self._extent(run)[0] + span.first_row)
         rows[0], rows[-1] = 0, span.end_row - span.first_row  # both may hold rows of other runs too
         return rows.tolist(), (self._block_raw[first : end + 1] - self._block_raw[first]).tolist()
 
     def split_span(
-        self, run: int, span: BlockSpan, stored_bytes_max: int, raw_bytes_max: int = SPAN_RAW_BYTES_MAX
+        self,
+        run: int | RunPart,
+        span: BlockSpan,
+        stored_bytes_max: int,
+        raw_bytes_max: int = SPAN_RAW_BYTES_MAX,
     ) -> list[BlockSpan]:
         """``span`` in pieces of at most so many bytes, stored and raw; a larger block is a piece of its own."""
         pieces = []

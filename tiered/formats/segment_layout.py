@@ -10,12 +10,11 @@ import fastcrc
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.errors import CorruptionError
 from tiered.formats.memory_bound import require_stored_bytes
+from tiered.formats.version import FORMAT_MAJOR, FORMAT_MINOR, require_major
 from tiered.model.tables import RUN_DTYPE, Table, begins
 
-SEGMENT_MAJOR = 2
-SEGMENT_MINOR = 0
 MAGIC = b"RMQTSEG\n"
 FOOTER_KIND = b"RMQTSEGF"
 TRAILER_MAGIC = b"RMQTSEGE"
@@ -92,7 +91,7 @@ class Trailer:
 
 def encode_header() -> bytes:
     """The first 16 bytes of a segment: they identify the object to a person or a repair tool."""
-    return HEADER.pack(MAGIC, SEGMENT_MAJOR, SEGMENT_MINOR, 0)
+    return HEADER.pack(MAGIC, FORMAT_MAJOR, FORMAT_MINOR, 0)
 
 
 def check_header(data: bytes | memoryview, version: tuple[int, int], *, source: str) -> None:
@@ -114,7 +113,7 @@ def encode_trailer(tail_offset: int, footer_offset: int, footer: bytes) -> bytes
     """The last bytes of a segment whose footer begins at ``footer_offset``."""
     crc = fastcrc.crc32.iscsi(footer)
     total = footer_offset + len(footer) + TRAILER_BYTES
-    fields = (tail_offset, footer_offset, crc, SEGMENT_MAJOR, SEGMENT_MINOR)
+    fields = (tail_offset, footer_offset, crc, FORMAT_MAJOR, FORMAT_MINOR)
     own = fastcrc.crc32.iscsi(_TRAILER.pack(*fields, 0, TRAILER_MAGIC, total))
     return _TRAILER.pack(*fields, own, TRAILER_MAGIC, total)
 
@@ -136,11 +135,7 @@ def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) ->
         _TRAILER.pack(*fields, 0, magic, total)
     ):
         raise CorruptionError(f"{where} fails its CRC32C")
-    if major > SEGMENT_MAJOR:
-        raise UnsupportedFormatError(
-            f"{source}: segment format {major}.{minor} is newer than {SEGMENT_MAJOR}.x",
-            hint="upgrade this program",
-        )
+    require_major(major, minor, f"{source}: segment format {major}.{minor}")
     if total != size_bytes:
         raise CorruptionError(f"{source}: has {size_bytes} bytes, but its trailer says {total}")
     if not HEADER_BYTES <= tail_offset <= footer_offset <= total - TRAILER_BYTES:

@@ -39,6 +39,7 @@ RUN_DTYPE = np.dtype([
     ("version", "<i8"),              # catalog version that added it (0 in a segment's own footer)
     ("base_queue_offset", "<i8"),    # first queue offset
     ("end_queue_offset", "<i8"),     # one past the last queue offset
+    ("first_row", "<i8"),            # rows of the object's run before it: 0 unless it was cut (0 in a footer)
     ("rows", "<i8"),                 # consume-queue rows
     ("base_byte", "<i8"),            # TieredCommitLog offset of the first byte (LMQ: 0)
     ("byte_count", "<i8"),           # TieredCommitLog bytes (LMQ: 0)
@@ -47,7 +48,7 @@ RUN_DTYPE = np.dtype([
     ("min_phys", "<i8"),             # physical commitlog offset of the first record
     ("end_phys", "<i8"),             # physical end of the last record
 ])  # fmt: skip
-"""Consecutive rows of one queue inside one object."""
+"""Consecutive rows of one queue inside one object: all of one of its runs, or a part."""
 
 QUEUE_STATE_DTYPE = np.dtype([
     ("topic", "<u4"), ("queue_id", "<i4"), ("generation", "<u4"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
@@ -56,9 +56,6 @@ class GroupSnapshot:
     offsets: Offsets = field(default_factory=dict)
     first_version: int = 0
     """The owner removes later versions only: this one made it the owner, or is the last before that."""
-    has_generations: bool = True
-    """False in old snapshots without generations: their offsets count for the served generation. Stored as
-    ``has_lives``."""
 
 
 def snapshot_key(version: int) -> str:
@@ -74,7 +71,7 @@ def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
     header = {
         "version": snapshot.version, "owner": snapshot.owner, "owner_name": snapshot.owner_name,
         "renewed_ms": snapshot.renewed_ms, "released": snapshot.released, "offsets": rows,
-        "first_version": snapshot.first_version, "has_lives": snapshot.has_generations,
+        "first_version": snapshot.first_version,
     }  # fmt: skip
     return encode_container(KIND, header, {})
 
@@ -89,8 +86,7 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
         }
         return GroupSnapshot(
             int(header["version"]), str(header["owner"]), str(header["owner_name"]), int(header["renewed_ms"]),
-            bool(header["released"]), offsets, int(header.get("first_version", header["version"])),
-            bool(header.get("has_lives", False)),
+            bool(header["released"]), offsets, int(header["first_version"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: snapshot of consumer groups does not parse: {error!r}") from error
@@ -153,7 +149,7 @@ class GroupLog:
 
     def read(self) -> Offsets:
         """The newest offsets, of any owner."""
-        self._last = self._with_generations(load_snapshot(self._store))
+        self._last = load_snapshot(self._store)
         return self._last.offsets
 
     def number(self, topic: str, queue_id: int) -> int:
@@ -162,18 +158,9 @@ class GroupLog:
             queue_id, 0 if topic.startswith(_OWN_TOPICS) else self._generation_of(topic, queue_id)
         )
 
-    def _with_generations(self, found: GroupSnapshot) -> GroupSnapshot:
-        if found.has_generations:
-            return found
-        offsets = {
-            (group, topic): {self.number(topic, queue_id): offset for queue_id, offset in queues.items()}
-            for (group, topic), queues in found.offsets.items()
-        }
-        return replace(found, offsets=offsets, has_generations=True)
-
     def claim(self, lease_ms: int, *, take_over: bool = False) -> None:
         """Become the owner. Raises FencedError while another owner renewed its lease within ``lease_ms``."""
-        found = self._last = self._with_generations(load_snapshot(self._store))
+        found = self._last = load_snapshot(self._store)
         now_ms = self._clock_ms()
         if self._seen[0] != found.version:
             self._seen = found.version, now_ms

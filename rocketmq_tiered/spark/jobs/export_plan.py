@@ -55,7 +55,7 @@ def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveE
             archive = archive_store(store, one.cluster, one.broker)
             state = load(archive, version=one.version)
             ref = ArchiveRef(one.cluster, one.broker, one.version)
-            last = known.pop((one.cluster, one.broker), ArchiveEnds(one.cluster, one.broker, one.line))
+            last = known.pop((one.cluster, one.broker), ArchiveEnds(one.cluster, one.broker, one.log_history))
             _refuse_superseded(archive, state, last)
             ended = {QueueKey(*queue[:3]): queue[3] for queue in last.queues}
             wanted = _begun(state, options, ended) | wanted_queues(state, options)
@@ -111,7 +111,7 @@ def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wa
 def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveEnds) -> None:
     """Raises UsageError if a replaced log took back messages that were exported."""
     for history in state.log_histories:
-        if history.number <= last.line or history.common_version == 0:
+        if history.number <= last.log_history or history.common_version == 0:
             continue  # without common messages, queues have a new generation and old rows stay valid
         common = load(archive, version=history.common_version)
         for topic, queue_id, generation, end in last.queues:

@@ -29,12 +29,12 @@ RAW_BYTES_MAX = 1 << 31
 
 @dataclass(frozen=True)
 class ArchiveVersion:
-    """One archive at one catalog version. ``line``: number of its log history."""
+    """One archive at one catalog version. ``log_history``: its number."""
 
     cluster: str
     broker: str
     version: int
-    line: int
+    log_history: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ArchiveEnds:
 
     cluster: str
     broker: str
-    line: int
+    log_history: int
     queues: Sequence[tuple[str, int, int, int]] = ()
     gaps: Sequence[tuple[str, int, int, int, int]] = ()
 
@@ -196,7 +196,7 @@ def ends_of(document: Mapping[str, Any]) -> tuple[ArchiveEnds, ...]:
     """The ``ends`` of a record."""
     return tuple(
         ArchiveEnds(
-            one["cluster"], one["broker"], int(one["line"]),
+            one["cluster"], one["broker"], int(one["log_history"]),
             tuple(map(tuple, one["queues"])), tuple(map(tuple, one["gaps"])),
         )
         for one in document["ends"]

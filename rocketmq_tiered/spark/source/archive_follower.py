@@ -39,6 +39,7 @@ from tiered.archive.segment_reader import SegmentReader
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, SnapshotExpiredError
+from tiered.formats.run_part import CatalogRun
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_SUPERSEDED
 from tiered.object_store.interface import ObjectStore
@@ -190,7 +191,7 @@ class ArchiveFollower:
                 size_bytes=int(place["size_bytes"]),
                 tail_bytes=int(place["tail_bytes"]),
             )
-            rows = reader.row_columns(int(run["ordinal"]))
+            rows = reader.row_columns(CatalogRun.of(run))
             later = rows.queue_offset[rows.store_timestamp >= wanted_ms]
             if len(later):
                 return int(later[0])

@@ -206,10 +206,10 @@ def test_the_tail_says_what_is_covered_and_finds_objects_by_physical_offset() ->
 def test_a_newer_major_version_is_refused_by_name() -> None:
     file = build(items_of([]))
     fields = list(TRAILER.unpack(file.data[-TRAILER.size :]))
-    fields[4], fields[6] = 3, 0
+    fields[4], fields[6] = 2, 0
     fields[6] = fastcrc.crc32.iscsi(TRAILER.pack(*fields))
     tail = file.data[file.shape.footer_offset : -TRAILER.size] + TRAILER.pack(*fields)
-    with pytest.raises(UnsupportedFormatError, match=r"index format 3\.0 is newer than 2\.x"):
+    with pytest.raises(UnsupportedFormatError, match=r"index format 2\.0 is newer than 1\.x"):
         decode_tail(file.shape, tail)
 
 

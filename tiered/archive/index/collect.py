@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from tiered.archive.index.items import ITEM_DTYPE
+from tiered.formats.run_part import RunPart
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import RunKind, Table
 
 
-def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Iterable[int]) -> Table:
+def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Iterable[RunPart]) -> Table:
     """ITEM_DTYPE rows of every key of ``runs``, in row order.
 
     Rows of an LMQ have none: keys are hashed with the topic of their record, and indexed in its queue.
@@ -22,18 +23,19 @@ def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Iterable[int])
 
 
 def pieces_of_segment(
-    index: SegmentIndex, keys: KeySection, runs: Iterable[int], items_max: int
+    index: SegmentIndex, keys: KeySection, runs: Iterable[RunPart], items_max: int
 ) -> Iterator[Table]:
     """As ``items_of_segment``, at most ``items_max`` at a time; a row with more keys comes whole."""
     first_key = np.zeros(len(keys.counts) + 1, np.int64)
     np.cumsum(keys.counts, out=first_key[1:])
     for run in runs:
-        if not _has_keys(index, run):
+        if not _has_keys(index, run.ordinal):
             continue
-        first, end = int(index.first_row[run]), int(index.first_row[run + 1])
+        first = int(index.first_row[run.ordinal]) + run.first_row
+        end = first + run.rows
         if first_key[first] == first_key[end]:
             continue
-        rows, queue = index.row_columns(run), index.queue_of(run)
+        rows, queue = index.row_columns(run), index.queue_of(run.ordinal)
         row = first
         while row < end:
             fitting = int(np.searchsorted(first_key, first_key[row] + items_max, side="right")) - 1
@@ -55,7 +57,7 @@ def _has_keys(index: SegmentIndex, run: int) -> bool:
     return not is_lmq and not index.queue_of(run).topic.startswith(LMQ_PREFIX)
 
 
-def rows_with_hash(index: SegmentIndex, keys: KeySection, runs: Iterable[int], wanted: int) -> Table:
+def rows_with_hash(index: SegmentIndex, keys: KeySection, runs: Iterable[RunPart], wanted: int) -> Table:
     """Items of ``runs`` whose hash is ``wanted``, for queries of segments without an index file."""
     if not bool((keys.hashes == np.uint64(wanted)).any()):
         return np.zeros(0, ITEM_DTYPE)

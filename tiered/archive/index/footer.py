@@ -1,6 +1,6 @@
 """The footer of an index file: its coverage, and the data objects by physical offset.
 
-Read for offsetMsgId queries, verification and merging only. A footer of version 1 has no pages of places.
+Read for offsetMsgId queries, verification and merging only.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ class Covered:
     objects: Table
     keys: tuple[str, ...]
     pages: Table = field(default_factory=lambda: np.zeros(0, PAGE_DTYPE))
-    names_queues: bool = True
-    """False: the file is of version 1, without places."""
 
     def page_range(self, shape: Shape, page: int) -> tuple[int, int]:
         """Offset and length of a page of places."""
@@ -90,10 +88,9 @@ def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
         objects = container.table("objects", COVERED_DTYPE)
         if len(objects) and int(objects["key"].max()) >= len(keys):
             raise ValueError("an object points outside the table of keys")
-        names_queues = "places" in container.tables
-        pages = container.table("places", PAGE_DTYPE) if names_queues else np.zeros(0, PAGE_DTYPE)
+        pages = container.table("places", PAGE_DTYPE)
         if int(pages["stored_bytes"].sum(dtype=np.int64)) != shape.footer_offset - shape.places_offset:
             raise ValueError("the pages of places have another length than recorded")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptionError(f"{where} does not parse: {error!r}") from error
-    return meta, Covered(objects, keys, pages, names_queues)
+    return meta, Covered(objects, keys, pages)

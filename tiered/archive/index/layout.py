@@ -20,12 +20,11 @@ import numpy as np
 
 from tiered.archive.index.items import WIDTHS_MAX, Widths, decode_items
 from tiered.archive.index.key_hash import xxh64
-from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.errors import CorruptionError
 from tiered.formats.memory_bound import memory_contained
+from tiered.formats.version import FORMAT_MAJOR, FORMAT_MINOR, require_major
 from tiered.model.tables import Table
 
-INDEX_MAJOR = 2
-INDEX_MINOR = 0
 MAGIC = b"RMQTIDX\n"
 TRAILER_MAGIC = b"RMQTIDXE"
 FOOTER_KIND = b"RMQTIDXF"
@@ -134,12 +133,12 @@ def slot_bits_for(items: int) -> int:
 
 def encode_header() -> bytes:
     """The first 16 bytes: they identify the object to a person or a repair tool."""
-    return HEADER.pack(MAGIC, INDEX_MAJOR, INDEX_MINOR, 0)
+    return HEADER.pack(MAGIC, FORMAT_MAJOR, FORMAT_MINOR, 0)
 
 
 def check_header(key: str, data: bytes) -> None:
     """Raise CorruptionError unless ``data`` is the header of an index file of a version read here."""
-    if data not in [HEADER.pack(MAGIC, major, INDEX_MINOR, 0) for major in range(1, INDEX_MAJOR + 1)]:
+    if data[:10] != encode_header()[:10] or len(data) != HEADER_BYTES:
         raise CorruptionError(f"{key}: bytes [0, {HEADER_BYTES}) are not an index header")
 
 
@@ -204,7 +203,7 @@ def encode_trailer(footer_offset: int, items: int, footer: bytes, form: Form) ->
     """The last bytes of a file whose footer begins at ``footer_offset``."""
     total = footer_offset + len(footer) + TRAILER_BYTES
     crc = fastcrc.crc32.iscsi(footer)
-    first = (footer_offset, items, form.base_ms, crc, INDEX_MAJOR, INDEX_MINOR)
+    first = (footer_offset, items, form.base_ms, crc, FORMAT_MAJOR, FORMAT_MINOR)
     rest = (form.slot_bits, *form.widths, TRAILER_MAGIC, total)
     return TRAILER.pack(*first, fastcrc.crc32.iscsi(TRAILER.pack(*first, 0, *rest)), *rest)
 
@@ -223,8 +222,5 @@ def decode_trailer(key: str, data: bytes) -> tuple[Shape, int]:
         raise CorruptionError(f"{key}: the last {TRAILER_BYTES} bytes are not the trailer of an index file")
     if raw != TRAILER.pack(*fields) or own != fastcrc.crc32.iscsi(TRAILER.pack(*fields[:6], 0, *fields[7:])):
         raise CorruptionError(f"{key}: the trailer fails its CRC32C")
-    if major > INDEX_MAJOR:
-        raise UnsupportedFormatError(
-            f"{key}: index format {major}.{minor} is newer than {INDEX_MAJOR}.x", hint="upgrade this program"
-        )
+    require_major(major, minor, f"{key}: index format {major}.{minor}")
     return Shape(key, items, slot_bits, Widths(*widths), base_ms, total, total - footer_offset), footer_crc

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.queue_names import queue_table
+from tiered.formats.run_part import RunPart
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
@@ -42,15 +43,15 @@ class Places:
         return {self.queues[number] for number in found.tolist()}
 
 
-def places_of_segment(index: SegmentIndex, runs: Iterable[int]) -> Places:
+def places_of_segment(index: SegmentIndex, runs: Iterable[RunPart]) -> Places:
     """The records of ``runs``, in any order. LMQ rows are entries of others' records."""
     parts = [np.zeros(0, PLACE_DTYPE)]
     for run in runs:
-        if int(index.runs["kind"][run]) == RunKind.LMQ:
+        if int(index.runs["kind"][run.ordinal]) == RunKind.LMQ:
             continue
         phys = index.row_columns(run).phys
         part = np.zeros(len(phys), PLACE_DTYPE)
-        part["phys"], part["queue"] = phys, index.runs["queue"][run]
+        part["phys"], part["queue"] = phys, index.runs["queue"][run.ordinal]
         parts.append(part)
     return Places(index.queues, np.concatenate(parts))
 

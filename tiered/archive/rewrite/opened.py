@@ -39,9 +39,10 @@ WANTED_DTYPE = np.dtype([*RANGE_DTYPE.descr, ("iteration", "<i4"), ("ordinal", "
 PLACE_DTYPE = np.dtype([
     *WANTED_DTYPE.descr,
     ("in_sources", "<i8"),  # ordinal of the run
-    ("first_row", "<i8"), ("end_row", "<i8"),  # in the run
+    ("first_row", "<i8"), ("end_row", "<i8"),  # in the object's run
     ("first_block", "<i8"), ("end_block", "<i8"),  # in the sources; equal for an LMQ
     ("raw_begin", "<i8"), ("raw_end", "<i8"),  # in the raw bytes of the sources
+    ("begin_byte", "<i8"),  # in the catalog's run
 ])  # fmt: skip
 """Where the rows and blocks of a range are."""
 
@@ -158,8 +159,10 @@ class OpenedSources:
         ordinals, found = found, found + self._first_run[place]
         own = picked(self.runs, found)
         differs = own["queue"] != hashes[rows["queue"]]
+        is_whole = own["rows"] == rows["rows"]
         for name in CATALOG_RUN_FIELDS:
-            differs |= own[name] != rows[name]
+            differs |= is_whole & (own[name] != rows[name])
+        differs |= ~is_whole & ~_is_inside(rows, own)
         wrong = np.flatnonzero(differs).tolist()
         if wrong:
             key, queue = self._sources[place[wrong[0]]].key, candidates.queues[int(rows["queue"][wrong[0]])]
@@ -177,11 +180,15 @@ class OpenedSources:
         begin, end = wanted["begin"], wanted["end"]
         found["in_sources"] = run
         bounds = self.bounds
-        rows = self.runs["rows"][run].astype(np.int64)
-        is_lmq = self.runs["kind"][run] == RunKind.LMQ
-        run_rows, run_raw, run_end = bounds.run_rows[run], bounds.run_raw[run], bounds.run_raw[run + 1]
-        first_block, end_block = bounds.blocks_of_runs(run)
-        is_first, is_last = begin == 0, end >= self.runs["byte_count"][run]
+        named = picked(candidates.runs, wanted["run"])
+        rows, first_row = named["rows"].astype(np.int64), named["first_row"]
+        is_lmq = named["kind"] == RunKind.LMQ
+        run_rows = bounds.run_rows[run] + np.where(is_lmq, 0, first_row)
+        run_raw = bounds.run_raw[run] + named["base_byte"] - self.runs["base_byte"][run]
+        run_end = run_raw + named["byte_count"]
+        first_block = np.searchsorted(bounds.block_rows, run_rows, side="right") - 1
+        end_block = np.searchsorted(bounds.block_rows, run_rows + np.where(is_lmq, 0, rows), side="left")
+        is_first, is_last = begin == 0, end >= named["byte_count"]
         cuts = np.searchsorted(bounds.block_raw, run_raw + np.stack([begin, end]))
         first, last = np.clip(cuts, first_block, end_block)
         first, last = np.where(is_first, first_block, first), np.where(is_last, end_block, last)
@@ -191,10 +198,11 @@ class OpenedSources:
             row: NDArray[Any] = np.where(block >= end_block, rows, inside)
             return row
 
-        found["first_row"] = np.where(is_lmq, begin, np.where(is_first, 0, row_of(first)))
-        found["end_row"] = np.where(is_lmq, np.minimum(end, rows), row_of(last))
+        found["first_row"] = first_row + np.where(is_lmq, begin, np.where(is_first, 0, row_of(first)))
+        found["end_row"] = first_row + np.where(is_lmq, np.minimum(end, rows), row_of(last))
         found["first_block"], found["end_block"] = np.where(is_lmq, 0, first), np.where(is_lmq, 0, last)
         found["raw_begin"] = np.where(is_first | is_lmq, run_raw, bounds.block_raw[first])
+        found["begin_byte"] = found["raw_begin"] - run_raw
         found["raw_end"] = np.where(last >= end_block, run_end, bounds.block_raw[last])
         found = picked(found, found["end_row"] > found["first_row"])
         return picked(found, np.lexsort((found["first_row"], found["in_sources"])))
@@ -233,7 +241,7 @@ class OpenedSources:
             found[name] = places[name]
         found["rows"], found["chunks"], found["blocks"] = counts, chunks.of_range, chunks.blocks_of_range
         found["hashes"] = np.add.reduceat(rows["key_count"], np.cumsum(counts) - counts, dtype=np.int64)
-        found["begin_byte"] = places["raw_begin"] - self.bounds.run_raw[places["in_sources"]]
+        found["begin_byte"] = places["begin_byte"]
         found["base_queue_offset"] = self.runs["base_queue_offset"][places["in_sources"]]
         for at in np.flatnonzero(places["first_row"]).tolist():
             found["base_queue_offset"][at] = self._offset_at(
@@ -257,6 +265,21 @@ class OpenedSources:
             concatenated((part.table for part in parts), ROW_DTYPE),
             np.concatenate([part.hashes for part in parts]),
         )
+
+
+def _is_inside(part: Table, whole: Table) -> NDArray[np.bool_]:
+    """Whether each run of the catalog is a part of the object's."""
+    skipped = part["base_byte"] - whole["base_byte"]
+    found = (part["kind"] == whole["kind"]) & (part["first_row"] >= 0) & (part["rows"] > 0)
+    found &= part["first_row"] + part["rows"] <= whole["rows"]
+    found &= (skipped >= 0) & (skipped + part["byte_count"] <= whole["byte_count"])
+    found &= (part["base_queue_offset"] >= whole["base_queue_offset"]) & (
+        part["end_queue_offset"] <= whole["end_queue_offset"]
+    )
+    is_counted = part["kind"] != RunKind.BATCH
+    found &= ~is_counted | (part["base_queue_offset"] == whole["base_queue_offset"] + part["first_row"])
+    inside: NDArray[np.bool_] = found
+    return inside
 
 
 class Chunks(NamedTuple):

@@ -41,7 +41,7 @@ from tiered.errors import (
 )
 from tiered.formats.segment import SegmentMeta
 from tiered.formats.segment_index import SegmentIndex
-from tiered.formats.segment_layout import HEADER_BYTES, SEGMENT_MAJOR, SEGMENT_MINOR, encode_header
+from tiered.formats.segment_layout import HEADER_BYTES
 from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
 from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece
@@ -381,6 +381,4 @@ def _copied(index: SegmentIndex, *, is_first: bool) -> list[Piece]:
     end = index.key_span[0]
     if not is_first:
         return [ObjectRange(index.key, HEADER_BYTES, end - HEADER_BYTES)]
-    if index.version == (SEGMENT_MAJOR, SEGMENT_MINOR):
-        return [ObjectRange(index.key, 0, end)]
-    return [encode_header(), ObjectRange(index.key, HEADER_BYTES, end - HEADER_BYTES)]
+    return [ObjectRange(index.key, 0, end)]
