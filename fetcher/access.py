@@ -301,19 +301,16 @@ class ArchiveAccess:
 
     async def walk(self, queue: QueueKey, span: Span, message_filter: MessageFilter | None) -> Walk:
         """A walk over ``span``."""
-        start, find_start = span.start, None
-        if span.since_ms is not None:
-            start = await self._times.first_at_or_after(queue, span.since_ms)
-            if start is None:
-                # The next message may be older than that: archives lag behind, and the time may be in the future.
-                start = self.bounds(queue)[1]
-                find_start = partial(self._times.first_at_or_after, queue, span.since_ms)
+        start, find_part = span.start, None
         if start is None:
             start = self.bounds(queue)[0]
+        if span.range_ms is not None:
+            find_part = partial(self._times.next_part, queue, range_ms=span.range_ms)
+        if span.since_ms is not None:
+            part = await self._times.next_part(queue, start, span.range_ms or ALWAYS_MS)
+            start = self.bounds(queue)[1] if part is None else part[0]
         has_expired = partial(self.has_expired, queue)
-        return Walk(
-            self.fetcher, queue, start, span, message_filter, find_start, self.while_open, has_expired
-        )
+        return Walk(self.fetcher, queue, start, span, message_filter, find_part, self.while_open, has_expired)
 
     async def find_by_key(
         self,

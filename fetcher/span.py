@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fetcher.queries.found import ALWAYS_MS
 from tiered.errors import UsageError
 from tiered.timestamps import TimePoint, milliseconds
 
@@ -13,9 +14,10 @@ BATCH_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Span:
-    """From offset ``start``, or the first message stored at or after ``since_ms``, or the queue's minimum; up to the
-    first message stored at or after ``until_ms``; at most ``limit`` messages. Batches have at most ``batch_messages``
-    and ``batch_bytes``, except for a single larger record."""
+    """From offset ``start``, or the first message stored at or after ``since_ms``, or the queue's minimum; with
+    ``until_ms`` only messages stored at or after ``since_ms`` and before it, also where times do not ascend; at most
+    ``limit`` messages. Batches have at most ``batch_messages`` and ``batch_bytes``, except for a single larger
+    record."""
 
     start: int | None = None
     since_ms: int | None = None
@@ -23,6 +25,14 @@ class Span:
     batch_messages: int = BATCH_MESSAGES
     batch_bytes: int = BATCH_BYTES
     until_ms: int | None = None
+
+    @property
+    def range_ms(self) -> tuple[int, int] | None:
+        """Store times [begin, end) of messages to find; None for all."""
+        if self.since_ms is None and self.until_ms is None:
+            return None
+        begin_ms = ALWAYS_MS[0] if self.since_ms is None else self.since_ms
+        return begin_ms, ALWAYS_MS[1] if self.until_ms is None else self.until_ms
 
     def __post_init__(self) -> None:
         if self.start is not None and self.since_ms is not None:

@@ -53,12 +53,13 @@ class Walk:
         start: int,
         span: Span,
         message_filter: MessageFilter | None = None,
-        find_start: Callable[[], Coroutine[Any, Any, int | None]] | None = None,
+        find_part: Callable[[int], Coroutine[Any, Any, tuple[int, int] | None]] | None = None,
         reading: Reading | None = None,
         has_expired: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``find_start``: the first offset of a walk from a time; while it is None, nothing is read. ``reading``: wraps
-        every read of the next batch. ``has_expired``: whether messages below the minimum offset have expired."""
+        """``find_part``: offset -> the next part of the queue with messages of the span's times; None: there is none
+        yet. ``reading``: wraps every read of the next batch. ``has_expired``: whether messages
+        below the minimum offset have expired."""
         self._puller = puller
         self._reading = reading
         self._queue = queue
@@ -69,7 +70,8 @@ class Walk:
         self._group = f"walk-{next(_numbers)}"
         self.offset = start
         """The next offset to read."""
-        self._find_start = find_start
+        self._find_part = find_part
+        self._part_end = NO_END if find_part is None else start
         self._has_expired = has_expired
         self._reported_end: int | None = None
 
@@ -78,10 +80,11 @@ class Walk:
 
     @property
     def _until(self) -> int | None:
-        """Every offset below is going to be read. Unknown with a filter and a limit."""
+        """Every offset below is going to be read. Unknown with a filter or times and a limit."""
         if self._left is None:
-            return NO_END
-        return None if self._filter is not None else self.offset + self._left
+            return self._part_end
+        is_known = self._filter is None and self._span.until_ms is None
+        return self.offset + self._left if is_known else None
 
     @property
     def is_finished(self) -> bool:
@@ -97,12 +100,14 @@ class Walk:
         return await (found if self._reading is None else self._reading(found))
 
     async def _next_batch(self) -> MessageBatch | None:
-        if self._find_start is not None:
-            start = await self._find_start()
-            if start is None:
-                return None
-            self.offset, self._find_start = start, None
         while not self.is_finished:
+            if self._find_part is not None and self.offset >= self._part_end:
+                part = await self._find_part(self.offset)
+                if part is None:
+                    return None
+                self.offset, self._part_end = part
+                if self._span.until_ms is None:
+                    self._part_end = NO_END  # ``since_ms`` is where the walk begins
             try:
                 result = await self._puller.pull(self._request())
             except MemoryShortError:
@@ -120,11 +125,13 @@ class Walk:
                 begin, end = gap
                 logger.warning("%s queue %d: offsets %d to %d %s", *self._queue[:2], begin, end - 1, why)
             if result.status is PullStatus.FOUND:
-                batch = self._until_time(result.batch)
+                batch = self._of_times(result.batch)
                 self.offset = result.next_offset
                 if self._left is not None:
                     self._left -= len(batch)
-                return batch if len(batch) else None
+                if len(batch):
+                    return batch
+                continue
             if result.status is PullStatus.OFFSET_OVERFLOW_BADLY and result.max_offset != self._reported_end:
                 self._reported_end = result.max_offset
                 logger.warning(
@@ -140,17 +147,16 @@ class Walk:
             self.offset = result.next_offset
         return None
 
-    def _until_time(self, batch: MessageBatch) -> MessageBatch:
-        """The rows before the first one stored at or after ``until_ms``; with that one the walk ends."""
-        until_ms = self._span.until_ms
-        if until_ms is None or not (is_late := batch.store_timestamp >= until_ms).any():
+    def _of_times(self, batch: MessageBatch) -> MessageBatch:
+        """The rows of the span's times."""
+        if self._span.range_ms is None or self._span.until_ms is None:
             return batch
-        batch = batch.select(np.arange(int(is_late.argmax())))
-        self._left = len(batch)
-        return batch
+        begin_ms, end_ms = self._span.range_ms
+        wanted = (batch.store_timestamp >= begin_ms) & (batch.store_timestamp < end_ms)
+        return batch if wanted.all() else batch.select(np.flatnonzero(wanted))
 
     def _request(self) -> PullRequest:
-        limit = self._span.batch_messages
+        limit = max(1, min(self._span.batch_messages, self._part_end - self.offset))
         return PullRequest(
             self._queue.topic,
             self._queue.queue_id,

@@ -16,14 +16,14 @@ from fetcher.queries.time_search import (
     QueueTimes,
     columns_from,
     earliest_time,
-    first_at_or_after,
+    next_part,
     offset_by_time,
     timestamp_of,
 )
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.queue_view import QueueView
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, RunChunk
-from tiered.errors import NotFoundError, UnavailableError
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 
@@ -55,19 +55,46 @@ class TimeReader:
             queue,
             lambda times, columns_of: offset_by_time(times, timestamp_ms, boundary, columns_of),
             lambda times: times.ends_before(timestamp_ms),
-            partial(self._runs_by_time, timestamp_ms=timestamp_ms, is_lower=boundary is Boundary.LOWER),
+            partial(self._runs_across, timestamp_ms=timestamp_ms),
             is_stale_allowed=True,
         )
 
-    async def first_at_or_after(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """The first offset stored at or after ``timestamp_ms``, or None; differs from LOWER at the end of a BatchCQ
-        queue."""
-        return await self._answered(
-            queue,
-            lambda times, columns_of: first_at_or_after(times, timestamp_ms, columns_of),
-            lambda times: times.ends_before(timestamp_ms),
-            partial(self._runs_by_time, timestamp_ms=timestamp_ms, is_lower=True),
-        )
+    async def next_part(
+        self, queue: QueueKey, offset: int, range_ms: tuple[int, int]
+    ) -> tuple[int, int] | None:
+        """Offsets [begin, end) from ``offset`` on that may hold messages stored in [begin, end) of ``range_ms``; none
+        before them do. None: nor does any after them, yet."""
+
+        async def read(state: CatalogState) -> tuple[int, int] | None:
+            found = await self._next_part(self._view(state, queue), offset, range_ms)
+            if found is None and (recent := await self._catalog.recent()) is not state:
+                found = await self._next_part(self._view(recent, queue), offset, range_ms)
+            return found
+
+        self._catalog.refresh_if_due()
+        return await self._catalog.read(self._catalog.state, read, name=str(queue), queue=queue)
+
+    async def _next_part(
+        self, view: QueueView, offset: int, range_ms: tuple[int, int]
+    ) -> tuple[int, int] | None:
+        last = await self._catalog.runs_by_time(view, range_ms[1] - 1, is_lower=False)
+        ends = last.runs["end_queue_offset"][last.runs["min_store_timestamp"] < range_ms[1]]
+        if offset <= view.min_offset:
+            first = await self._catalog.runs_by_time(view, range_ms[0], is_lower=True)
+            begins = first.runs["base_queue_offset"][first.runs["max_store_timestamp"] >= range_ms[0]]
+            if not len(begins):
+                return None
+            offset = max(view.min_offset, int(begins[0]))
+        while len(ends) and (at := view.existing(offset)) < min(int(ends[-1]), view.max_offset):
+            chunk = (await self._catalog.runs_of(view, at)).around(at)
+            if not len(chunk.runs):
+                raise CorruptionError(f"{view.queue}: offset {at} is in no segment and in no recorded gap")
+            times = QueueTimes.of(view.state, view.queue, chunk)
+            found = await next_part(times, offset, range_ms, columns_from(times, self._open))
+            if found is not None:
+                return found
+            offset = int(chunk.runs["end_queue_offset"][-1])
+        return None
 
     async def timestamp_of(self, queue: QueueKey, offset: int) -> int | None:
         """When the message at ``offset`` was stored, ms since the epoch; None if the queue has none."""
@@ -114,10 +141,10 @@ class TimeReader:
                 raise
             return self._catalog.state
 
-    async def _runs_by_time(self, view: QueueView, timestamp_ms: int, is_lower: bool) -> RunChunk:
+    async def _runs_across(self, view: QueueView, timestamp_ms: int) -> RunChunk:
         if view.is_batch:
             return await self._catalog.all_runs_of(view)  # the broker's search depends on the number of rows
-        return await self._catalog.runs_by_time(view, timestamp_ms, is_lower=is_lower)
+        return await self._catalog.runs_across(view, timestamp_ms)
 
     async def _runs_at(self, view: QueueView, offset: int) -> RunChunk:
         if not view.min_offset <= offset < view.max_offset or view.existing(offset) != offset:
@@ -133,10 +160,13 @@ class TimeReader:
         queue: QueueKey,
         runs_of: Callable[[QueueView], Coroutine[Any, Any, RunChunk]],
     ) -> QueueTimes:
+        return QueueTimes.of(state, queue, await runs_of(self._view(state, queue)))
+
+    def _view(self, state: CatalogState, queue: QueueKey) -> QueueView:
         view = self._catalog.view(state, queue)
         if view is None:
             raise NotFoundError(f"{queue} is not in the archive")
-        return QueueTimes.of(state, queue, await runs_of(view))
+        return view
 
     def _open(self, key: str, size_bytes: int, tail_bytes: int) -> Awaitable[SegmentIndex]:
         return self._source.index(key, size_bytes, tail_bytes, Priority.USER)

@@ -1,9 +1,10 @@
-"""Offset by time, as a 5.x broker answers it, and the time of an offset.
+"""Offset by time, as a 5.x broker answers it, the time of an offset, and where the messages of a time range are.
 
 LOWER: the first offset stored at or after the time, the queue's maximum after the last. UPPER: the last offset stored
-at or before the time, the queue's minimum before the first (ConsumeQueue.getOffsetInQueueByTime). BatchCQ has a rule
-of its own (``_batch_row``). The catalog's time ranges choose the run; a row inside it comes from the footer of one
-object. Where timestamps ascend, as in a broker's log, no answer opens more than one object, BatchCQ two.
+at or before the time, the queue's minimum before the first. Where times do not ascend, as after a broker's clock was
+ahead, the answer is that of the broker's own search (``_PlainSearch``); BatchCQ has one of its own (``_batch_row``).
+The catalog's time ranges decide for whole runs; only a run whose range holds the time is opened. Where times ascend
+these are two at most.
 
 Does not own requests (``IndexOpener``) nor retries at a newer catalog version (time_reader.py). Awaits nothing but the
 opener.
@@ -12,7 +13,7 @@ opener.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,11 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.rows.run_list import RunList
+from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import NotFoundError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_BATCH
+from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH
+
+FILE_ROWS = 300_000
+"""Messages in a broker's consume-queue file by default (mappedFileSizeConsumeQueue)."""
 
 IndexOpener = Callable[[str, int, int], Awaitable[SegmentIndex]]
 """(object key, size in bytes, bytes of its tail) -> the decoded tail; at most one request."""
@@ -58,6 +63,7 @@ class QueueTimes:
     max_offset: int
     is_batch: bool
     chunk: RunChunk
+    gaps: QueueGaps = field(default_factory=lambda: QueueGaps(np.zeros(0, GAP_DTYPE)))
 
     @classmethod
     def of(cls, state: CatalogState, queue: QueueKey, chunk: RunChunk) -> QueueTimes:
@@ -66,11 +72,17 @@ class QueueTimes:
         if row is None:
             raise NotFoundError(f"{queue} is not in the archive")
         low, high = int(row["min_queue_offset"]), int(row["end_queue_offset"])
-        return cls(queue, min(low, high), high, bool(row["flags"] & QUEUE_BATCH), chunk)
+        gaps = QueueGaps(state.gaps_of(queue))
+        return cls(queue, min(low, high), high, bool(row["flags"] & QUEUE_BATCH), chunk, gaps)
 
     def ends_before(self, timestamp_ms: int) -> bool:
-        """Whether nothing was stored after ``timestamp_ms``: what is archived since this version may answer then."""
-        return not len(self.chunk.runs) or int(self.chunk.runs["max_store_timestamp"].max()) <= timestamp_ms
+        """Whether the last messages may be stored at or before ``timestamp_ms``: then messages archived since this
+        version may be the result."""
+        return not len(self.chunk.runs) or int(self.chunk.runs["min_store_timestamp"][-1]) <= timestamp_ms
+
+    def number_at(self, offset: int) -> int:
+        """Number of the last run that begins at or before ``offset``, or -1."""
+        return int(self.chunk.runs["base_queue_offset"].searchsorted(offset, side="right")) - 1
 
     @cached_property
     def first_row(self) -> NDArray[np.int64]:
@@ -105,44 +117,145 @@ async def offset_by_time(
     times: QueueTimes, timestamp_ms: int, boundary: Boundary, columns_of: ColumnsOf
 ) -> int:
     """The offset a 5.x broker answers for ``timestamp_ms``: always within the queue's minimum and maximum."""
-    if not len(times.chunk.runs):
+    if times.gaps.after(times.min_offset) >= times.max_offset:
         return times.min_offset
     if times.is_batch:
         found = await _batch_offset(times, timestamp_ms, boundary, columns_of)
-    elif boundary is Boundary.LOWER:
-        first = await first_at_or_after(times, timestamp_ms, columns_of)
-        found = times.max_offset if first is None else first
     else:
-        found = await _last_at_or_before(times, timestamp_ms, columns_of)
+        search = _PlainSearch(times, timestamp_ms, columns_of)
+        found = await (search.lower() if boundary is Boundary.LOWER else search.upper())
     return min(max(found, times.min_offset), times.max_offset)
 
 
-async def first_at_or_after(times: QueueTimes, timestamp_ms: int, columns_of: ColumnsOf) -> int | None:
-    """Where a walk from ``timestamp_ms`` on begins, in queues of every kind: at the first row stored then or later;
-    None where there is none."""
-    runs = times.chunk.runs
-    fitting = np.flatnonzero(runs["max_store_timestamp"] >= timestamp_ms)
-    if not len(fitting):
-        return None
-    number = int(fitting[0])
-    if int(runs["min_store_timestamp"][number]) >= timestamp_ms:
-        return max(times.min_offset, int(runs["base_queue_offset"][number]))
-    columns = await columns_of(number)
-    return max(
-        times.min_offset, int(columns.queue_offset[np.argmax(columns.store_timestamp >= timestamp_ms)])
-    )
+class _PlainSearch:
+    """A binary search over the offsets of one consume-queue file, which is chosen by the times at its ends; step for
+    step ConsumeQueue.getOffsetInQueueByTime and MappedFileQueue.getConsumeQueueMappedFileByTime. ``times`` may lack
+    runs at its begin that are all earlier, and runs before those in memory that are all later."""
+
+    def __init__(self, times: QueueTimes, timestamp_ms: int, columns_of: ColumnsOf) -> None:
+        self._times, self._time_ms, self._columns_of = times, timestamp_ms, columns_of
+        self._first = times.gaps.after(times.min_offset)
+        self._last = times.gaps.before(times.max_offset - 1)
+
+    async def lower(self) -> int:
+        first, last = self._first, self._last
+        for file in range(first // FILE_ROWS, last // FILE_ROWS + 1):
+            first, last = self._ends(file)
+            if first <= last and await self._order(last) >= 0:
+                break
+        else:
+            return self._times.max_offset
+        if await self._order(first) > 0:
+            return first
+        found, low, high = last, first, last
+        while low <= high:
+            middle = self._times.gaps.after((low + high) // 2)
+            order = await self._order(middle) if middle <= last else 1
+            if order == 0:
+                return await self._edge(middle, -1, first)
+            if order < 0:
+                low = middle + 1
+            else:
+                found, high = min(middle, last), (low + high) // 2 - 1
+        return found
+
+    async def upper(self) -> int:
+        first, last = self._first, self._last
+        for file in range(last // FILE_ROWS, first // FILE_ROWS - 1, -1):
+            first, last = self._ends(file)
+            if first <= last and await self._order(first) <= 0:
+                break
+        else:
+            return self._times.min_offset
+        if await self._order(last) < 0:
+            return last
+        found, low, high = first, first, last
+        while low <= high:
+            middle = self._times.gaps.after((low + high) // 2)
+            order = await self._order(middle) if middle <= last else 1
+            if order == 0:
+                return await self._edge(middle, 1, last)
+            if order < 0:
+                found, low = middle, middle + 1
+            else:
+                high = (low + high) // 2 - 1
+        return found
+
+    def _ends(self, file: int) -> tuple[int, int]:
+        """First and last offset with a record in a file; the first is larger for one without any."""
+        gaps = self._times.gaps
+        begin, end = file * FILE_ROWS, (file + 1) * FILE_ROWS - 1
+        return gaps.after(max(begin, self._first)), gaps.before(min(end, self._last))
+
+    async def _order(self, offset: int) -> int:
+        """-1, 0, 1 as the message at ``offset`` was stored before, at or after the time."""
+        runs, number = self._times.chunk.runs, self._times.number_at(offset)
+        if number < 0:
+            return -1
+        if int(runs["end_queue_offset"][number]) <= offset:
+            return 1
+        low, high = int(runs["min_store_timestamp"][number]), int(runs["max_store_timestamp"][number])
+        if high < self._time_ms or low > self._time_ms or low == high:
+            return _sign(low, self._time_ms)
+        columns = await self._columns_of(number)
+        return _sign(int(columns.store_timestamp[_row_of(columns, offset)]), self._time_ms)
+
+    async def _edge(self, offset: int, step: int, bound: int) -> int:
+        """The last offset from ``offset`` towards ``bound`` up to which all messages were stored at the time."""
+        runs, gaps = self._times.chunk.runs, self._times.gaps
+        while True:
+            number = self._times.number_at(offset)
+            place = "base_queue_offset" if step < 0 else "end_queue_offset"
+            edge = int(runs[place][number]) - (step > 0)
+            if runs["min_store_timestamp"][number] != runs["max_store_timestamp"][number]:
+                columns = await self._columns_of(number)
+                row = _row_of(columns, offset)
+                others = np.flatnonzero(columns.store_timestamp != self._time_ms)
+                others = others[others < row] if step < 0 else others[others > row]
+                if len(others):
+                    nearest = int(others[-1] if step < 0 else others[0]) - step
+                    edge = int(columns.queue_offset[nearest])
+                    return max(edge, bound) if step < 0 else min(edge, bound)
+            if (edge - bound) * step >= 0:
+                return bound
+            following = gaps.before(edge - 1) if step < 0 else gaps.after(edge + 1)
+            if (following - bound) * step > 0 or await self._order(following) != 0:
+                return edge
+            offset = following
 
 
-async def _last_at_or_before(times: QueueTimes, timestamp_ms: int, columns_of: ColumnsOf) -> int:
-    runs = times.chunk.runs
-    fitting = np.flatnonzero(runs["min_store_timestamp"] <= timestamp_ms)
-    if not len(fitting):
-        return times.min_offset
-    number = int(fitting[-1])
-    if int(runs["max_store_timestamp"][number]) <= timestamp_ms:
-        return int(runs["end_queue_offset"][number]) - 1
-    columns = await columns_of(number)
-    return int(columns.queue_offset[np.flatnonzero(columns.store_timestamp <= timestamp_ms)[-1]])
+def _row_of(columns: TimeColumns, offset: int) -> int:
+    """The row that holds ``offset``: of a run with holes, the first at or after it."""
+    return min(int(columns.queue_offset.searchsorted(offset)), len(columns.queue_offset) - 1)
+
+
+# -- the messages of a time range -----------------------------------------------------------------------------
+
+
+async def next_part(
+    times: QueueTimes, offset: int, range_ms: tuple[int, int], columns_of: ColumnsOf
+) -> tuple[int, int] | None:
+    """Offsets [begin, end) from ``offset`` on with messages stored in [begin, end) of ``range_ms``, by the runs of
+    ``times``; runs before them have none. None: no run has one. Others may be among them where times do not ascend."""
+    runs, (since_ms, until_ms) = times.chunk.runs, range_ms
+    is_left = runs["end_queue_offset"] > offset
+    touching = (runs["max_store_timestamp"] >= since_ms) & (runs["min_store_timestamp"] < until_ms)
+    outside = (runs["min_store_timestamp"] < since_ms) | (runs["max_store_timestamp"] >= until_ms)
+    for number in np.flatnonzero(touching & is_left).tolist():
+        base, end = int(runs["base_queue_offset"][number]), int(runs["end_queue_offset"][number])
+        if not outside[number]:
+            others = np.flatnonzero(outside[number:])
+            last = number + int(others[0]) - 1 if len(others) else len(runs) - 1
+            # A gap before the first run left is part of it, so that a reader reports it.
+            begin = offset if number == int(np.argmax(is_left)) else base
+            return begin, int(runs["end_queue_offset"][last])
+        columns = await columns_of(number)
+        ends = np.append(columns.queue_offset[1:], end)
+        wanted = (columns.store_timestamp >= since_ms) & (columns.store_timestamp < until_ms)
+        rows = np.flatnonzero(wanted & (ends > offset))
+        if len(rows):
+            return max(offset, int(columns.queue_offset[rows[0]])), int(ends[rows[-1]])
+    return None
 
 
 async def _batch_offset(

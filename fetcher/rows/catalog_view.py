@@ -228,6 +228,13 @@ class CatalogView:
             return await Wait(self._submitted(read, view.state, view.queue, timestamp_ms))
         return read(view.state, view.queue, timestamp_ms)
 
+    async def runs_across(self, view: QueueView, timestamp_ms: int) -> RunChunk:
+        """The runs of the view's queue that show which of its offsets were stored before ``timestamp_ms``, and which
+        after it; see RunIndex.runs_across."""
+        if any(ref.first <= view.queue <= ref.last for ref in view.state.pages):
+            return await Wait(self._submitted(self._index.runs_across, view.state, view.queue, timestamp_ms))
+        return self._index.runs_across(view.state, view.queue, timestamp_ms)
+
     async def all_runs_of(self, view: QueueView) -> RunChunk:
         """All runs of the view's queue, at its version."""
         if any(ref.first <= view.queue <= ref.last for ref in view.state.pages):

@@ -40,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--since", type=instant, metavar="TIME",
         help="from the first message stored at or after this time (ISO 8601, by default in UTC, ms since 1970, or -1h)",
     )  # fmt: skip
-    parser.add_argument(
-        "--until", type=instant, metavar="TIME", help="up to the first message stored at or after this time"
-    )
+    parser.add_argument("--until", type=instant, metavar="TIME", help="only messages stored before this time")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N records of each queue")
     parser.add_argument(
         "--tag", metavar="EXPRESSION", help="only messages with these tags: TagA, or 'TagA || TagB'"

@@ -363,6 +363,27 @@ def test_a_time_at_the_end_is_answered_by_what_was_archived_since_the_last_read(
         assert ask(archive.queue("t", 0)) == expected
 
 
+def test_times_that_do_not_ascend_hide_no_message() -> None:
+    """The broker's clock was ahead for a while: what is stored later has earlier times."""
+    url = f"memory://clock-{next(_numbers)}"
+    builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"))
+    queue_key = QueueKey("t", 0, 0)
+    for stamps in ([1000, 1001, 9000], [1002, 9001, 2000], [8000], [2001, 2002], [500, 501]):
+        builder.commit([Sent(queue_key, stored_ms=stamp) for stamp in stamps])
+    with rocketmq_tiered.open(url) as archive:
+        queue = archive.queue("t", 0)
+
+        def offsets(**span: int) -> list[int]:
+            return [message.queue_offset for message in queue.messages(**span)]
+
+        assert offsets(since=1001, until=2002) == [1, 3, 5, 7]
+        assert offsets(since=1001, until=2002, limit=3) == [1, 3, 5]
+        assert offsets(since=2001) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+        assert offsets(until=1002) == [0, 1, 9, 10]
+        assert offsets(start=4, until=2001) == [5, 9, 10]
+        assert offsets(since=3000, until=7000) == offsets(since=9002) == []
+
+
 def test_while_the_catalog_cannot_be_read_only_what_is_known_for_sure_is_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from itertools import dropwhile
 from typing import Any
 
 import numpy as np
@@ -405,6 +406,24 @@ class RunIndex:
         newest_first = reversed(list(self._in_order(state, key)))
         return self._runs_by_time(state, key, (ref for ref in newest_first if ref.min_ms <= timestamp_ms),
                                   lambda runs: runs["min_store_timestamp"] <= timestamp_ms)  # fmt: skip
+
+    def runs_across(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
+        """As ``runs_of``, without what pages are known to have of other times only: messages before the first run
+        returned are stored before ``timestamp_ms``, others that are in no run returned and in no gap after it."""
+        row = state.row_of(key)
+        if row is None:
+            return EMPTY_CHUNK
+        if not state.is_ordered(row):
+            return self.runs_of(state, key)
+        found: list[RunChunk] = []
+        has_begun = False
+        for ref in dropwhile(lambda ref: ref.max_ms < timestamp_ms, self._in_order(state, key)):
+            if ref.min_ms <= timestamp_ms or not has_begun:
+                found.append(self._of_page(state, ref, key))
+                has_begun = has_begun or bool(len(found[-1].runs))
+        found.append(state.memory_chunk_of(row))
+        chunk = joined(tuple(found))
+        return selected(chunk, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
 
     def _in_order(self, state: CatalogState, key: QueueKey) -> Iterator[PageRef]:
         """Pages that cover the queue, by the offsets in them."""

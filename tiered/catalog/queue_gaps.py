@@ -31,6 +31,13 @@ class QueueGaps:
         at = int(self._begins.searchsorted(offset, "right")) - 1
         return offset if at < 0 else max(offset, int(self._ends[at]))
 
+    def before(self, offset: int) -> int:
+        """The last offset up to ``offset`` that is in no gap."""
+        if self._is_empty:
+            return offset
+        at = int(self._begins.searchsorted(offset, "right")) - 1
+        return int(self._begins[at]) - 1 if at >= 0 and offset < int(self._ends[at]) else offset
+
     def hold(self, offsets: NDArray[Any]) -> NDArray[np.bool_]:
         """Which of ``offsets`` are in a gap."""
         if self._is_empty:
