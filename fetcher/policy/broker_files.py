@@ -45,6 +45,8 @@ class BrokerFiles:
         self._clock_s = clock_s
         self._residency = residency or PageResidency()
         self._lock = threading.Lock()
+        self._index: ConsumeQueueIndex | None = None
+        self._has_index = False
         self._fresh_until_s = clock_s() + refresh_s
         self._minimums: tuple[tuple[LogFile, ...], dict[tuple[str, int], int]] = (), {}
         self._warned: set[str] = set()
@@ -140,10 +142,13 @@ class BrokerFiles:
         self._store.close()
 
     def _queues(self) -> ConsumeQueueIndex | None:
-        queues = self._store.consume_queues()
         with self._lock:
             started_s = self._clock_s()
-            if started_s >= self._fresh_until_s:
+            is_due = started_s >= self._fresh_until_s
+            if is_due or not self._has_index:
+                self._index, self._has_index = self._store.consume_queues(), True
+            queues = self._index
+            if is_due:
                 self._store.commit_log.refresh()
                 if queues is not None:
                     queues.refresh()

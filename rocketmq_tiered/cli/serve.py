@@ -71,6 +71,7 @@ async def _serve(access: ArchiveAccess, loaded: LoadedSettings, *, take_over: bo
     limits = RetryLimits(memory.retries, settings.serve.dead_letter_keep_ms)
     retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, _now_ms)
     service = ArchiveService(archive, offsets, retries, settings.serve)
+    service.earliest_ms = archive.earliest_stored_ms
     source, admin = ArchiveAdminSource(access, service, lambda: archive.problem), settings.admin
     pages = _pages(access, service, source, loaded)
     port = AdminServer(admin.host, admin.port, source, host_names=admin.host_names, pages=pages)

@@ -188,7 +188,7 @@ def test_times_in_any_order_are_searched_as_the_broker_does(
 
 
 def test_a_clock_that_was_ahead_is_searched_as_a_5_5_0_broker_answers() -> None:
-    """100 messages 40 days ago, one of 2050, 100 each 38 and 30 days ago; asked for 33 days and one day ago."""
+    """100 messages 40 days ago, one of 2050, 100 each 38 and 30 days ago; searched for 33 days and one day ago."""
     day = 86_400_000
     runs = [[(number, 1) for number in range(100)], [(9_000 * day, 1)]]
     runs += [[(days * day + number, 1) for number in range(100)] for days in (2, 10)]

@@ -18,7 +18,7 @@ from fetcher.rows.pull import PullRequest, PullStatus
 from rocketmq_tiered.server.backend.backend import FOUND_BYTES_MAX, Bounds, TopicConfig
 from rocketmq_tiered.server.backend.offset_handlers import OffsetHandlers
 from rocketmq_tiered.server.backend.pull_handlers import COMMIT_OFFSET, SUSPEND, PullService
-from rocketmq_tiered.server.backend.route_handlers import RouteTable
+from rocketmq_tiered.server.backend.route_handlers import RouteTable, runtime_table
 from rocketmq_tiered.server.backend.served_archive import QUERIES_MAX, ServedArchive
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
@@ -36,6 +36,7 @@ from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import FRAME_BYTES_MAX
 from tiered.settings.sections import Settings
 from uploader.bound_source import no_offsets
+from uploader.log_rule import LogLimits
 from uploader.offload import Offloader, OffloadIdentity
 
 
@@ -52,7 +53,10 @@ def on_another_disk(store: Path, root: FileStore) -> None:
     """What the sidecar does beside a broker that came back with nothing of what is archived."""
     with open_broker_store(store) as opened:
         identity = OffloadIdentity(CLUSTER, BROKER, "second", "run")
-        offloader = Offloader(opened, root, identity, SMALL, topic_filter=FILTER, offsets_source=no_offsets)
+        offloader = Offloader(
+            opened, root, identity, SMALL, topic_filter=FILTER, offsets_source=no_offsets,
+            log_limits=LogLimits(replace_log=True),
+        )  # fmt: skip
         offloader.run(threading.Event(), follow=False)
 
 
@@ -130,6 +134,18 @@ def test_a_topic_without_messages_is_as_in_the_archived_table(tmp_path: Path) ->
         routes = RouteTable(archive, "host:9876")
         for topic, perm in (("%DLQ%g", 6), ("closed", 4)):
             assert (routes.route(topic) or {})["queueDatas"][0]["perm"] == perm
+
+    run(tmp_path, story)
+
+
+def test_the_runtime_information_names_the_time_of_the_first_message(tmp_path: Path) -> None:
+    """clusterList shows how many hours ago that was."""
+
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        first_ms = min([await archive.stored_ms("t", queue_id, 0) for queue_id in (0, 1)])
+        table = runtime_table(5, archive.earliest_stored_ms())
+        assert table["earliestMessageTimeStamp"] == str(first_ms)
+        assert runtime_table(5)["earliestMessageTimeStamp"] == "5"
 
     run(tmp_path, story)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocketmq_tiered.server.backend.backend import Backend, TopicConfig
@@ -53,6 +54,8 @@ class ArchiveService(Service):
         self._locks = LockTable(time.monotonic)
         self._expiring.append(self._locks.expire)
         self.offsets, self.retries = offsets, retries
+        self.earliest_ms: Callable[[], int] = lambda: 0
+        """See RouteTable."""
 
     async def start(self) -> str:
         """Listen and serve; returns the advertised address. Raises OSError when the port is taken, UsageError for an
@@ -77,7 +80,8 @@ class ArchiveService(Service):
                 extra={"address": address, "bound": bound_host},
             )
         assert isinstance(options.authorizer, RulesAuthorizer)
-        self._register(RouteTable(self._archive, address, made=self._created), options.authorizer)
+        routes = RouteTable(self._archive, address, earliest_ms=self.earliest_ms, made=self._created)
+        self._register(routes, options.authorizer)
         self._spawn(self.offsets.run())
         self._spawn(self.retries.run())
         return address

@@ -7,6 +7,7 @@ Source: org.apache.rocketmq.namesrv.processor.DefaultRequestProcessor.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,8 @@ class RouteTable:
     archive: Backend
     address: str
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    earliest_ms: Callable[[], int] = lambda: 0
+    """When the first archived message was stored, about; 0 without any."""
     made: dict[str, TopicConfig] = field(default_factory=dict)
     """Topics created here, in memory."""
 
@@ -196,21 +199,22 @@ class RouteHandlers:
         return Response(body=("".join(f"{name}={value}\n" for name, value in lines.items()).encode(),))
 
     async def runtime(self, request: Request) -> Response:
-        return json_response({"table": runtime_table(self._routes.started_ms)})
+        return json_response({"table": runtime_table(self._routes.started_ms, self._routes.earliest_ms())})
 
 
 def _data_version(routes: RouteTable) -> dict[str, int]:
     return {"counter": 1, "stateVersion": 0, "timestamp": routes.started_ms}
 
 
-def runtime_table(started_ms: int) -> dict[str, str]:
-    """Fields that clusterList and brokerStatus read; mostly zero, as no messages are accepted."""
+def runtime_table(started_ms: int, earliest_ms: int = 0) -> dict[str, str]:
+    """Fields that clusterList and brokerStatus read; mostly zero, as no messages are accepted. clusterList shows the
+    hours since the earliest message."""
     rates = ("putTps", "getTransferedTps", "getTransferredTps", "getFoundTps", "getMissTps", "getTotalTps")
     zeros = (
         "sendThreadPoolQueueSize", "pullThreadPoolQueueSize", "ackThreadPoolQueueSize", "queryThreadPoolQueueSize",
         "sendThreadPoolQueueHeadWaitTimeMills", "pullThreadPoolQueueHeadWaitTimeMills",
         "queryThreadPoolQueueHeadWaitTimeMills", "ackThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills",
-        "earliestMessageTimeStamp", "timerReadBehind", "timerOffsetBehind", "timerCongestNum", "timerEnqueueTps",
+        "timerReadBehind", "timerOffsetBehind", "timerCongestNum", "timerEnqueueTps",
         "timerDequeueTps", "EndTransactionQueueSize", "EndTransactionThreadPoolQueueCapacity",
         "msgPutTotalYesterdayMorning", "msgPutTotalTodayMorning", "msgPutTotalTodayNow",
         "msgGetTotalYesterdayMorning", "msgGetTotalTodayMorning", "msgGetTotalTodayNow", "commitLogMinOffset",
@@ -219,5 +223,6 @@ def runtime_table(started_ms: int) -> dict[str, str]:
     table = dict.fromkeys(rates, "0.0 0.0 0.0") | dict.fromkeys(zeros, "0")
     return table | {
         "brokerVersionDesc": VERSION_TEXT, "brokerVersion": "409", "brokerActive": "true",
+        "earliestMessageTimeStamp": str(earliest_ms or started_ms),
         "bootTimestamp": str(started_ms), "runtime": "[ 0 days ]",
     }  # fmt: skip

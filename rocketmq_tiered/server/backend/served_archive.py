@@ -221,6 +221,15 @@ class ServedArchive:
         view = self._view(topic, queue_id)
         return None if view is None else Bounds(view.min_offset, view.max_offset)
 
+    def earliest_stored_ms(self) -> int:
+        """When the first message was stored, by the catalog's pages, which may have expired ones; 0 without any."""
+        state = self._catalog.state
+        stored_ms = [page.min_ms for page in state.pages]
+        stored_ms += [
+            int(chunk.runs["min_store_timestamp"].min()) for chunk in state.chunks if len(chunk.runs)
+        ]
+        return max(0, min(stored_ms, default=0))
+
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
         """See Backend."""
         queue = self._queue(topic, queue_id)

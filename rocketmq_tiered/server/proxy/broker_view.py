@@ -227,14 +227,16 @@ def _looked_up(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earl
         return _Known(view.side, now_s, now_s, view.queue, last_phys=view.last_phys, oldest_phys=oldest)
     low, high = view.queue.min_offset, view.queue.max_offset
     first = view if low == 0 else files.local_view(topic, queue_id, low)
-    last = files.local_view(topic, queue_id, high - 1)
+    last = first if high - 1 == low else files.local_view(topic, queue_id, high - 1)
     file = files.oldest_file()
-    if earlier is not None and earlier.oldest_phys == oldest and earlier.kept_from:
+    if file is None or last.phys < file.end_phys or first.phys >= file.end_phys:
+        kept_from = low  # in one file only, of which a broker keeps the newest, or not in the oldest one
+    elif earlier is not None and earlier.oldest_phys == oldest and earlier.kept_from:
         kept_from = earlier.kept_from
     else:
-        kept_from = files.offset_from(topic, queue_id, file.end_phys) if file is not None else low
+        kept_from = files.offset_from(topic, queue_id, file.end_phys)
         if kept_from >= high:
-            kept_from = low  # its newest file: a broker keeps that one
+            kept_from = low
     path = file.path if file is not None and file.begin_phys == oldest else None
     return _Known(view.side, now_s, now_s, view.queue, first.phys, last.phys, oldest, path, kept_from)
 
