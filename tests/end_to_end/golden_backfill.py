@@ -16,8 +16,6 @@ from itertools import count
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
-
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.formats.golden_archive import GOLDEN
 from tiered.catalog.catalog_reader import load, read_commit
@@ -35,8 +33,6 @@ STORES = ("C", "K")
 TRAILER_BYTES = 48
 NOW_MS = 1_700_000_000_000
 TIMED = ("tail_crc32c", "tail_bytes", "size_bytes")
-NEWER = ("ttl_class_days",)
-"""Columns that the digests were made without."""
 
 
 def digests(store: Path) -> dict[str, str]:
@@ -60,7 +56,7 @@ def digests(store: Path) -> dict[str, str]:
             found[_without_attempt(info.key)] = _digest(archive.get(info.key))
     for version in range(1, load(archive).version + 1):
         draft = read_commit(archive, version).draft
-        tables = (draft.runs, _without(_older(draft.objects), TIMED), draft.gaps)
+        tables = (draft.runs, _without(draft.objects, TIMED), draft.gaps)
         places = [list(draft.queues), draft.hide, sorted(draft.state_objects), len(draft.index.added)]
         found[f"commit {draft.kind} {draft.from_phys}-{draft.to_phys} {version}"] = _digest(
             json.dumps([*places, draft.check]).encode(), *(table.tobytes() for table in tables)
@@ -82,13 +78,6 @@ def _of_segment(data: bytes) -> str:
     header = json.dumps([tail_offset, footer_offset, footer.header], sort_keys=True).encode()
     tables = (name.encode() + table.tobytes() for name, table in sorted(footer.tables.items()))
     return _digest(data[:footer_offset], header, *tables)
-
-
-def _older(table: Table) -> Table:
-    older = np.zeros(len(table), [column for column in table.dtype.descr if column[0] not in NEWER])
-    for name in older.dtype.names or ():
-        older[name] = table[name]
-    return older
 
 
 def _without(table: Table, columns: tuple[str, ...]) -> Table:
