@@ -9,26 +9,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rocketmq_tiered.process.lag import lag_by_queues, measure_lag
 from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
-from tests.uploader.damaged_headers import scanned_files
 from tests.uploader.living_broker import LivingBroker
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.formats.keys import archive_prefix
-from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.cycle_plan import UnusualQueue
-from uploader.header_check import HeaderCheck
-from uploader.log_batch import LogBatch
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 CODES = pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
@@ -113,32 +107,6 @@ def test_beside_a_broker_its_word_bounds(
     broker.close()
     assert disk.reads > 0
     assert state_of(memory).cursor.phys == broker.end_phys
-
-
-@CODES
-def test_the_header_check_skips_its_records(
-    code: int, real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = real_store("B") / "store"
-    queue, path = fullest_queue(store)
-    disk = BadSectors(monkeypatch)
-    disk.code = code
-    disk.break_all(path)
-    with open_broker_store(store) as opened:
-        table = QueueTable()
-        header_check = HeaderCheck(table, opened.consume_queues, opened.commit_log)
-        for columns in scanned_files(opened, table):
-            batch = LogBatch(0)
-            batch.columns = columns
-            mine = [
-                UnusualQueue(ordinal, 7)
-                for ordinal in np.unique(columns.queue[: columns.rows]).tolist()
-                if (table.topic(ordinal), int(table.queue_id[ordinal])) == queue
-            ]
-            reads = disk.reads
-            assert header_check._contradicted(batch, mine, may_search=True).tolist() == []
-            assert not mine or disk.reads > reads
-    disk.mend()
 
 
 @CODES

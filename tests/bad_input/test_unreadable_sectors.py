@@ -167,43 +167,6 @@ def test_a_pin_that_is_broken_costs_what_stands_in_its_broken_pages(
     assert verify_archive(archive_of(memory), full=True).anomalies == []
 
 
-def test_a_sector_of_a_pin_that_becomes_readable_costs_nothing(
-    scene: Scene, disk: BadSectors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk.break_page(scene.deleted_but_pinned().path, BAD_AT)
-    is_broken_pin = CommitLog.is_broken_pin
-
-    def repaired_during_the_check(log: CommitLog, file: LogFile) -> bool:
-        found = is_broken_pin(log, file)
-        disk.mend()
-        return found
-
-    monkeypatch.setattr(CommitLog, "is_broken_pin", repaired_during_the_check)
-    memory = MemoryStore("memory://given-after-all")
-    try:
-        scene.follow(memory)
-    except UnreadableError:  # raised first in the thread that ends the process
-        scene.follow(memory)
-    assert not any("lost" in line for line in scene.said)
-    assert visible_in(state_of(memory)) == visible_in(state_of(scene.sound))
-
-
-def test_records_before_the_broken_end_of_a_pin_are_archived(scene: Scene, disk: BadSectors) -> None:
-    pin = scene.deleted_but_pinned()
-    disk.break_page(pin.path, BAD_AT)
-    disk.break_all(pin.path, FILE_BYTES // 2, FILE_BYTES)
-    memory = MemoryStore("memory://broken-end")
-    before = disk.reads
-    scene.follow(memory)
-    assert disk.reads - before < 200, "an unreadable sector is read only a few times"
-    state = state_of(memory)
-    assert state.cursor.phys == scene.end_phys
-    gaps = [gap for key in state.visible_queues() for gap in state.gaps_of(key)]
-    lost = sum(int(gap["end_queue_offset"] - gap["begin_queue_offset"]) for gap in gaps)
-    assert lost <= FILE_BYTES // RECORD - FILE_BYTES // 2 // RECORD + 2 * (PAGE_BYTES // RECORD + 2)
-    assert verify_archive(archive_of(memory), full=True).anomalies == []
-
-
 @pytest.mark.parametrize("bad_at", [0, FILE_BYTES - 1])
 def test_a_pin_may_be_broken_anywhere(bad_at: int, scene: Scene, disk: BadSectors) -> None:
     """Its begin is looked at before anything else."""
@@ -211,20 +174,6 @@ def test_a_pin_may_be_broken_anywhere(bad_at: int, scene: Scene, disk: BadSector
     memory = MemoryStore(f"memory://broken-pin-{bad_at}")
     scene.follow(memory)
     assert state_of(memory).cursor.phys == scene.end_phys
-
-
-def test_a_pin_of_which_nothing_is_given_may_be_on_a_disk_that_is_away(
-    scene: Scene, disk: BadSectors
-) -> None:
-    memory = MemoryStore("memory://away")
-    pin = scene.deleted_but_pinned()
-    disk.break_all(pin.path)
-    with pytest.raises(UnreadableError):
-        scene.follow(memory)
-    assert pin.path.exists()
-    disk.mend()
-    scene.follow(memory)
-    assert visible_in(state_of(memory)) == visible_in(state_of(scene.sound))
 
 
 def test_the_brokers_own_file_is_read_before_its_pin(scene: Scene, disk: BadSectors) -> None:

@@ -111,15 +111,6 @@ def check_against_kubernetes(objects: dict[tuple[str, str], dict[str, Any]]) -> 
         assert not errors
 
 
-def test_the_check_against_kubernetes_finds_errors(tmp_path: Path) -> None:
-    objects = rendered(FULL, tmp_path)
-    broker = objects[("StatefulSet", "t-rocketmq-tiered-broker")]
-    broker["spec"]["template"]["spec"]["containers"][0]["volumeMount"] = []
-    broker["spec"]["replicas"] = "one"
-    found = {error.json_path for error in validator("apps/v1", "StatefulSet").iter_errors(broker)}
-    assert found == {"$.spec.replicas", "$.spec.template.spec.containers[0]"}
-
-
 def pods(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The pod specifications by component."""
     found = {}

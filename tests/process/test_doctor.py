@@ -225,18 +225,6 @@ def test_links_that_fail_name_the_reason(subject: StoreSubject, code: int, fix: 
     assert found.outcome is Outcome.FAILED and fix in found.fix
 
 
-def test_an_unreadable_file_is_named(subject: StoreSubject) -> None:
-    access = replace(ROOMY, may_read=lambda path: path.name != "topics.json")
-    found = results_of(store_checks(subject, access))["broker-store-permissions"].finding
-    assert found.outcome is Outcome.FAILED and "topics.json" in found.detail and "setfacl" in found.fix
-
-
-def test_a_full_disk_is_a_failure(subject: StoreSubject) -> None:
-    access = replace(ROOMY, disk_use=lambda path: DiskUse(0.7, 100 << 30))
-    found = results_of(store_checks(subject, access))["disk-space"].finding
-    assert found.outcome is Outcome.FAILED and found.detail.startswith("70% used, 30.0 GiB free")
-
-
 def test_a_store_that_does_not_open_is_one_failure(tmp_path: Path) -> None:
     def missing() -> BrokerStore:
         return open_broker_store(tmp_path / "absent")

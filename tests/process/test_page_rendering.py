@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from rocketmq_tiered.page.history import History, Sampler
-from rocketmq_tiered.page.html import Html
 from rocketmq_tiered.page.messages import hex_dump, text_of
-from rocketmq_tiered.page.overview import Overview, _upkeep, level_of, render_overview
+from rocketmq_tiered.page.overview import _upkeep, level_of
 from rocketmq_tiered.page.topic_summary import TopicNumbers, summarize
-from rocketmq_tiered.page.worker_value import Reading
 from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_report
-from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
 from tests.process.status_report import REPORT
 from tiered.archive.task import TaskStatus
@@ -32,15 +28,6 @@ def test_bodies_are_text_or_hex() -> None:
     assert text_of(b"\xff\xfe", 100) is None and text_of(bytes(20), 100) is None
     assert hex_dump(b"ab<\x00" + bytes(16)).splitlines()[0].endswith("ab<.............")
     assert hex_dump(bytes(17)).splitlines()[1].startswith("00000010  00 ")
-
-
-def test_old_figures_are_shown_with_their_age() -> None:
-    def shown(report: StatusReport) -> Html:
-        none: Reading[Any] = Reading(None)
-        return render_overview(Overview("following", "", True, report, None, none, none, (), lambda _: ()))
-
-    assert "measured" not in shown(REPORT)
-    assert "measured 40s ago" in shown(replace(REPORT, measured_seconds=40))
 
 
 def test_history_keeps_an_hour_and_goes_over_failures() -> None:

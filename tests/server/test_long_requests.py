@@ -25,7 +25,7 @@ from rocketmq_tiered.server.groups.client_table import (
 )
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
-from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Request
+from rocketmq_tiered.server.wire.request import HandlerTable
 from rocketmq_tiered.server.wire.turns import Turns
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
@@ -142,25 +142,6 @@ def test_clients_take_turns_at_what_takes_long() -> None:
 
 def heartbeat(parts: bytes) -> bytes:
     return b'{"clientID":"c","consumerDataSet":[' + parts + b"]}"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        heartbeat(b'{"groupName":"g","subscriptionDataSet":[' + b"{}," * 100_000 + b"{}]}"),
-        heartbeat(b",".join(b'{"groupName":"%d"}' % number for number in range(50_000))),
-        heartbeat(b'{"groupName":"' + b"x" * 15_000_000 + b'"}'),
-        heartbeat(b"{groupName:'" + b"x" * 2_000 + b"'}"),
-        b"[" * 100_000,
-    ],
-    ids=["subscriptions", "groups", "bytes", "dialect", "deep"],
-)
-def test_a_body_that_takes_long_is_refused_before_it_is_parsed(body: bytes) -> None:
-    asked = Request(RemotingCommand(RequestCode.HEART_BEAT, 1, body=body), RecordingPeer())
-    begun_s = time.thread_time()
-    with pytest.raises(BadRequestError, match="body"):
-        asked.document()
-    assert time.thread_time() - begun_s < 0.02
 
 
 def test_heartbeats_of_many_clients_leave_the_loop_to_others() -> None:

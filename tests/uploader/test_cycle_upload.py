@@ -16,7 +16,7 @@ import pytest
 from tests.kernels.record_builder import Message, build_log
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.errors import AccessDeniedError, StoreFullError, ThrottledError, UnansweredError, UnavailableError
+from tiered.errors import AccessDeniedError, ThrottledError, UnansweredError
 from tiered.formats.segment import BlockCodec, EncodedSegment, encode_segment
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import scan_log
@@ -178,51 +178,6 @@ def test_puts_beside_a_failed_one_are_abandoned_and_the_next_attempt_begins_at_o
         bench.build_until(lambda: bench.commits)
     assert time.monotonic() - began_s < TIMEOUT_S / 2
     assert bench.uploader.counters.last_error == "lost"
-
-
-def test_a_refusal_beside_puts_that_never_began_is_what_counts() -> None:
-    """The error that decides is the store's, not that of PUTs withdrawn because of it."""
-
-    def answer(_key: str, number: int) -> None:
-        if number == 1:
-            raise ThrottledError("busy")
-        if number == 2:
-            time.sleep(0.5)  # the later ones wait for the only thread
-
-    store = DataStore(answer)
-    bench = Bench(store, threads=1)
-    bench.close_batch(queues(4))
-    with bench.committing():
-        bench.build_until(lambda: bench.commits)
-    assert bench.uploader.counters.last_error == "busy"
-    assert 1 + 4 <= len(store.data_keys) <= 2 + 4
-
-
-@pytest.mark.parametrize("refusal", [ThrottledError("endpoint cannot be reached"), StoreFullError("full")])
-def test_a_store_that_refuses_for_long_leaves_no_list_of_keys_that_never_existed(
-    refusal: UnavailableError,
-) -> None:
-    """What was refused or withdrawn before any effect is no garbage: the list must not grow with the outage."""
-
-    def answer(key: str, _number: int) -> None:
-        if int(key.removesuffix(".so").rsplit("-", 1)[1]) <= 8:
-            raise refusal
-
-    store = DataStore(answer)
-    bench = Bench(store)
-    bench.close_batch(queues(4))
-    longest = 0
-
-    def is_committed() -> bool:
-        nonlocal longest
-        longest = max(longest, len(bench.uploader.pending_deletions))
-        return bool(bench.commits)
-
-    with bench.committing():
-        bench.build_until(is_committed)
-    assert bench.uploader.counters.attempts_abandoned == 8 * 4
-    assert longest == 0
-    assert not bench.writer.state.pending_deletions
 
 
 def test_of_an_abandoned_attempt_only_keys_that_may_exist_are_pending_deletions() -> None:

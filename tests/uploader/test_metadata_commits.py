@@ -84,19 +84,6 @@ def test_a_topic_deleted_while_no_process_watched_is_hidden_after_an_hour(
     assert hidden == [queue("deleted")]
 
 
-def test_an_archived_table_that_is_unreachable_at_the_start_is_read_later(
-    store: Flaky, tmp_path: Path
-) -> None:
-    made = archived(store)
-    commits, hidden = started(store, made, tmp_path, [name for name in TOPICS if name != "deleted"])
-    store.fails = True
-    commits.step(0)
-    store.fails = False
-    commits.step(1)
-    commits.step(ABSENT_MS_MIN + 1)
-    assert hidden == [queue("deleted")]
-
-
 def test_a_disk_without_its_topics_deletes_nothing(store: Flaky, tmp_path: Path) -> None:
     made = archived(store)
     commits, hidden = started(store, made, tmp_path, ["kept"])

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.policy.archived_queues import ArchivedQueue
 from fetcher.policy.read_policy import (
-    BrokerSide,
-    LocalView,
     OffsetRange,
-    ReadPolicies,
-    ReadPolicy,
-    Residency,
-    Source,
 )
-from fetcher.policy.read_router import ReadRouter
 from fetcher.rows.pull import PullResult, PullStatus
 from rocketmq_tiered.server.proxy.offset_merge import (
     BrokerReply,
@@ -29,9 +18,6 @@ from rocketmq_tiered.server.proxy.offset_merge import (
     reply_code,
 )
 from tests.kernels.record_builder import Message, encode, properties
-from tests.sweeps import examples
-from tiered.catalog.state import CatalogState
-from tiered.errors import UnavailableError
 
 S = PullStatus
 
@@ -168,157 +154,3 @@ def test_offsets_by_time_in_the_joined_queue() -> None:
     assert lower_by_time(300, archived, 0, None) == 300
     assert (joined_min(archived, 100), joined_min(archived, -1), joined_min(None, 7)) == (0, 0, 7)
     assert joined_min(OffsetRange(50, 50), 7) == 7
-
-
-# -- a walk ---------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class World:
-    """What archive and broker hold of one queue. Deletions and offloading continue during the walk."""
-
-    archived: list[int]
-    broker: list[int]
-    deletes: list[int]
-    gap: tuple[int, int] | None = None
-    archive_fails: bool = False
-    cached: list[int] | None = None
-    """The cached range of the broker, when it is old."""
-    log: list[str] = field(default_factory=list)
-
-    has_broker = True
-
-    def tick(self) -> None:
-        """The broker deletes a little."""
-        if self.deletes:
-            self.broker[0] = min(self.broker[1], self.broker[0] + self.deletes.pop())
-
-
-@dataclass
-class WorldSides:
-    """See read_router.Sources; broker answers as DefaultMessageStore gives them."""
-
-    world: World
-    offset: int
-    has_broker: bool = True
-
-    async def local_view(self) -> LocalView:
-        low, high = self.world.cached or self.world.broker
-        queue = OffsetRange(low, high)
-        view = LocalView(BrokerSide.READABLE, queue, self.offset in queue, -1, 0, -1, self.offset < low + 3)
-        self.world.tick()
-        return view
-
-    async def residency(self) -> Residency:
-        self.world.tick()
-        return Residency.COLD
-
-    async def read(self, source: Source, local: OffsetRange | None) -> PullResult:
-        world, offset = self.world, self.offset
-        if source is Source.TIERED:
-            if world.archive_fails:
-                raise UnavailableError("away")
-            low, high = world.archived
-            if world.gap is not None and world.gap[0] <= offset < world.gap[1]:
-                return PullResult(S.NO_MATCHED_MESSAGE, world.gap[1], low, high)
-            status, after = _edge(offset, low, high)
-            end = min(high, offset + 4, *([world.gap[0]] if world.gap and offset < world.gap[0] else []))
-            return PullResult(status, end if status is S.FOUND else after, low, high)
-        world.tick()
-        low, high = world.broker
-        if offset < low:
-            code, after = 21, low
-        elif offset == high:
-            code, after = 19, offset
-        elif offset > high:
-            code, after = 21, high
-        else:
-            kept = range(max(offset, low), min(high, offset + 4))
-            code, after = 0, kept[-1] + 1
-        found = list(range(offset, after)) if code == 0 else []
-        meant = interpret(
-            said(code, after, body(*found), min_offset=low, max_offset=high), offset, has_all=True
-        )
-        return PullResult(meant.status, meant.next_offset, low, high)
-
-
-def _edge(offset: int, low: int, high: int) -> tuple[PullStatus, int]:
-    if high <= 0:
-        return S.NO_MESSAGE_IN_QUEUE, offset
-    if offset < low:
-        return S.OFFSET_TOO_SMALL, low
-    if offset >= high:
-        return (S.OFFSET_OVERFLOW_ONE if offset == high else S.OFFSET_OVERFLOW_BADLY), high
-    return S.FOUND, high
-
-
-class NoCatalog:
-    """Bounds come from the world."""
-
-    state: CatalogState
-
-    def refresh_if_due(self) -> None:
-        """Nothing."""
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> World:
-    """A queue of at most 40 messages, archived from the start or from later on, the broker ahead or cut back."""
-    high = draw(st.integers(1, 40))
-    archived_low = draw(st.sampled_from([0, 0, 0, min(2, high)]))
-    archived = [archived_low, draw(st.integers(archived_low, high))]
-    low = draw(st.integers(0, high))
-    gap = None
-    if archived[1] - archived[0] > 6 and draw(st.booleans()):
-        begin = draw(st.integers(archived[0] + 1, archived[1] - 3))
-        gap = begin, draw(st.integers(begin + 1, archived[1] - 1))
-    cached = [draw(st.integers(0, low)), high] if draw(st.booleans()) else None
-    return World(archived, [low, high], draw(st.lists(st.integers(0, 6), max_size=6)), gap, cached=cached)
-
-
-@settings(max_examples=examples(400), deadline=None)
-@given(
-    worlds(),
-    st.sampled_from([ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE]),
-    st.booleans(),
-)
-def test_no_walk_passes_an_existing_message(world: World, policy: ReadPolicy, is_pull_api: bool) -> None:
-    async def walk() -> None:
-        router = ReadRouter(NoCatalog(), ReadPolicies(policy))
-        offset, at_rest = 0, 0
-        for _ in range(120):
-            sides = WorldSides(world, offset)
-            outcome = await router.pull(sides, await router.plan(sides, "t", 0, offset))
-            next_offset, status = outcome.joined.next_offset, outcome.joined.status
-            meant = outcome.result.status if outcome.result is not None else None
-            code = reply_code(status, is_pull_api=is_pull_api, broker_code=None, broker_status=meant)
-            if outcome.result is None or code is None:
-                assert next_offset == offset or code is None
-                at_rest += 1
-                world.cached = None  # a second has gone by
-                if at_rest > 8:
-                    break
-                continue
-            assert offset < next_offset <= max(world.archived[1], world.broker[1])
-            for number in range(offset, next_offset):
-                is_archived = world.archived[0] <= number < world.archived[1]
-                in_gap = world.gap is not None and world.gap[0] <= number < world.gap[1]
-                below_all = number < min(world.archived[0], world.broker[0])
-                assert status is S.FOUND or in_gap or below_all or not is_archived, (number, status)
-                is_at_broker = world.broker[0] <= number < world.broker[1]
-                assert status is S.FOUND or in_gap or not is_at_broker, f"{number} was skipped"
-                lost = not is_archived and number < world.broker[0]
-                assert status is S.FOUND or in_gap or not lost or below_all, f"{number} was not held"
-            offset = next_offset
-        end = max(world.archived[1], world.broker[1])
-        if world.broker[0] <= world.archived[1]:
-            assert offset == end, "the whole queue was walked"
-
-    def archived_queue(*_: object) -> object:
-        low, high = world.archived
-        return ArchivedQueue(OffsetRange(low, high), 1 << 40, 1 << 40)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fetcher.policy.archived_queues.archived_queue", archived_queue)
-        patch.setattr(NoCatalog, "state", None, raising=False)
-        asyncio.run(walk())
