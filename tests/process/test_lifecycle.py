@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ class FakeJob:
 class Harness:
     """A service in a thread, with a list of behaviours, one for each job it starts; the last repeats."""
 
-    def __init__(self, *behaviours: Callable[[threading.Event], None], **settings: object) -> None:
+    def __init__(self, *behaviours: Callable[[threading.Event], None], **settings: Any) -> None:
         self.behaviours = list(behaviours)
         self.seen: list[Settings] = []
         self.applied: list[Settings] = []
@@ -103,9 +104,13 @@ class Harness:
         return self.exit_code
 
 
-def _loaded(**values: object) -> LoadedSettings:
+def _loaded(*, standby_retry_ms: int | None = None, **values: object) -> LoadedSettings:
     flags = {key.replace("__", "."): ("test", value) for key, value in values.items()}
-    return load_settings(flags=flags)
+    loaded = load_settings(flags=flags)
+    if standby_retry_ms is None:
+        return loaded
+    process = dataclasses.replace(loaded.settings.process, standby_retry_ms=standby_retry_ms)
+    return dataclasses.replace(loaded, settings=dataclasses.replace(loaded.settings, process=process))
 
 
 def _until_stopped(stop: threading.Event) -> None:
@@ -181,9 +186,7 @@ def test_an_outage_ends_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_fenced_writer_stands_by_and_comes_back() -> None:
-    harness = Harness(
-        _raising(FencedError("epoch 4 is owned by b")), _until_stopped, process__standby_retry_ms=200
-    )
+    harness = Harness(_raising(FencedError("epoch 4 is owned by b")), _until_stopped, standby_retry_ms=200)
     harness.wait_for(lambda: harness.service.condition.state is RunState.STANDBY)
     report = harness.service.report()
     assert (report.state, report.why) == ("standby", "epoch 4 is owned by b")
@@ -270,7 +273,7 @@ def test_an_uploader_is_not_ready_before_it_owns_its_archive() -> None:
 
 def test_a_standby_stays_one_while_it_tries_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    harness = Harness(_raising(FencedError("epoch 4 is owned by b")), process__standby_retry_ms=100)
+    harness = Harness(_raising(FencedError("epoch 4 is owned by b")), standby_retry_ms=100)
     harness.wait_for(lambda: len(harness.seen) > 3)
     assert harness.service.condition.state is RunState.STANDBY
     assert harness.stop() == 0
@@ -278,9 +281,7 @@ def test_a_standby_stays_one_while_it_tries_again(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_writer_that_lost_its_archive_is_fenced() -> None:
-    harness = Harness(
-        _raising(FencedError("epoch 5 is owned by b"), owned=True), process__standby_retry_ms=60_000
-    )
+    harness = Harness(_raising(FencedError("epoch 5 is owned by b"), owned=True), standby_retry_ms=60_000)
     harness.wait_for(lambda: harness.service.condition.state is RunState.FENCED)
     assert harness.stop() == 0
 
@@ -378,7 +379,7 @@ def test_reload_without_effect_leaves_the_job_alone(bad: bool) -> None:
 
 
 def test_reload_while_standing_by_starts_at_once() -> None:
-    harness = Harness(_raising(FencedError("x")), _until_stopped, process__standby_retry_ms=3_600_000)
+    harness = Harness(_raising(FencedError("x")), _until_stopped, standby_retry_ms=3_600_000)
     harness.wait_for(lambda: harness.service.condition.state is RunState.STANDBY)
     harness.next_loaded = _loaded(archive__take_over=True)
     harness.service.post(Event.RELOAD)
