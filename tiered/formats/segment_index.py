@@ -484,46 +484,12 @@ class SegmentIndex:
         self, blocks: Sequence[int], stored: Sequence[memoryview], decompressor: zstandard.ZstdDecompressor
     ) -> list[NDArray[np.uint8] | TieredError]:
         """The records of each of ``blocks`` from its stored bytes, or why they do not decode. Read-only; each has
-        memory of its own, but those stored raw are views.
-
-        One call decompresses all: after each call, another thread would take the interpreter's lock.
-        """
+        memory of its own, but those stored raw are views."""
         found: list[NDArray[np.uint8] | TieredError] = []
-        packed: list[int] = []
-        for at, (block, piece) in enumerate(zip(blocks, stored, strict=True)):
-            row = self.blocks[block]
+        for block, piece in zip(blocks, stored, strict=True):
             try:
-                _check_stored(piece, row, self._name_of(block))
-            except TieredError as error:
-                found.append(error.with_traceback(None))
-            else:
-                found.append(np.frombuffer(piece, np.uint8))
-                if int(row["codec"]) != CODEC_RAW:
-                    packed.append(at)
-        for at, raw in zip(packed, self._expanded(blocks, stored, packed, decompressor), strict=True):
-            found[at] = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else raw
-        return found
-
-    def _expanded(
-        self,
-        blocks: Sequence[int],
-        stored: Sequence[memoryview],
-        packed: list[int],
-        decompressor: zstandard.ZstdDecompressor,
-    ) -> list[bytes | TieredError]:
-        sizes = [int(self.blocks["raw_bytes"][blocks[at]]) for at in packed]
-        frames: list[bytes | bytearray | memoryview] = [stored[at] for at in packed]
-        try:
-            if len(packed) > 1 and [zstandard.frame_content_size(frame) for frame in frames] == sizes:
-                decompressed_sizes = np.array(sizes, "=u8").tobytes()
-                whole = decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=decompressed_sizes)
-                return [whole[number].tobytes() for number in range(len(whole))]
-        except (zstandard.ZstdError, MemoryError):
-            pass  # find the block one by one
-        found: list[bytes | TieredError] = []
-        for at, size, frame in zip(packed, sizes, frames, strict=True):
-            try:
-                found.append(_inflate(memoryview(frame), size, decompressor, self._name_of(blocks[at])))
+                raw = expand_block(piece, self.blocks[block], decompressor, self._name_of(block))
+                found.append(np.frombuffer(raw, np.uint8))
             except TieredError as error:
                 # The traceback would refer to the blocks.
                 found.append(error.with_traceback(None))
