@@ -9,12 +9,12 @@ are left to their readers' prefetch windows.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fetcher.blocks.block_cache import BlockKey
 from tiered.formats.segment_index import SegmentIndex
+from tiered.model.lru import Lru
 
 RUN_BYTES_MAX = 2 * 1024 * 1024
 """Raw bytes of a small run: reading it costs a request more than its bytes."""
@@ -55,7 +55,7 @@ class AdjacentPrefetch:
     def __init__(self, unread_bytes_max: int) -> None:
         self.unread_bytes_max = unread_bytes_max
         self._lock = threading.Lock()
-        self._trails: OrderedDict[str, _ScanTrail] = OrderedDict()
+        self._trails: Lru[str, _ScanTrail] = Lru(OBJECTS_MAX)
         self._ended_bytes = 0
         """``byte_count`` of a trail that has reached the end of its object: the next object is read from its begin."""
         self._unread: dict[BlockKey, int] = {}
@@ -86,10 +86,8 @@ class AdjacentPrefetch:
         with self._lock:
             trail = self._trails.get(index.key)
             if trail is None:
-                trail = self._trails[index.key] = self._begin(first)
-                if len(self._trails) > OBJECTS_MAX:
-                    self._trails.popitem(last=False)
-            self._trails.move_to_end(index.key)
+                trail = self._begin(first)
+                self._trails.add(index.key, trail)
             if not trail.is_sequential(first):
                 trail.end, trail.byte_count, trail.due = last + 1, 0, range(0)
                 return range(0)
@@ -104,7 +102,7 @@ class AdjacentPrefetch:
 
     def ahead(self, index: SegmentIndex, last: int) -> range:
         """Adjacent blocks to load now, when blocks up to ``last`` are read and no block is absent."""
-        trail = self._trails.get(index.key)
+        trail = self._trails.peek(index.key)
         if trail is None or last not in trail.due:
             return range(0)
         with self._lock:  # another reader may have been first
@@ -150,7 +148,7 @@ class AdjacentPrefetch:
                 if key not in self._unread:
                     continue
                 self._unread_bytes -= self._unread.pop(key)
-                trail = self._trails.get(key.object_key)
+                trail = self._trails.peek(key.object_key)
                 if trail is not None and key.object_key not in halved:
                     halved.add(key.object_key)
                     trail.byte_count //= 4  # doubled again before it is used

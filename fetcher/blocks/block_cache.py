@@ -171,12 +171,6 @@ class BlockCache:
         with self._lock:
             return sum(self._remove(key, gone) for key in keys)
 
-    def drop_unread(self, keys: Iterable[BlockKey]) -> int:
-        """Drop those of ``keys`` that are unread, without a report; returns bytes."""
-        gone: list[_Entry] = []
-        with self._lock:
-            return sum(self._remove(key, gone) for key in keys if key in self._unread)
-
     # -- room -------------------------------------------------------------------------------------------------
 
     def reclaim(self, byte_count: int, *, unread_too: bool) -> int:

@@ -19,7 +19,6 @@ import os
 import re
 import struct
 import threading
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from pathlib import Path
 import fastcrc
 
 from fetcher.blocks.block_cache import BlockKey
+from tiered.model.lru import Lru
 from tiered.private_directory import is_own, log_exposed_parent, make_private
 
 LOG = logging.getLogger(__name__)
@@ -59,10 +59,8 @@ class DiskCache:
         """Scans the directory, which is made if need be. Raises OSError when that fails, and AccessDeniedError if other
         users can write there."""
         self._directory = os.path.abspath(directory)
-        self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        self._held_bytes = 0
+        self._names: Lru[str, str] = Lru(bytes_max)
         self._numbers = itertools.count()
         self.counts = DiskCacheCounts()
         make_private(Path(self._directory), "fetch.disk_cache_path")
@@ -70,18 +68,18 @@ class DiskCache:
         self._scan()
 
     def __repr__(self) -> str:
-        return f"DiskCache({self._directory!r}, {len(self)} blocks, {self._held_bytes} bytes)"
+        return f"DiskCache({self._directory!r}, {len(self)} blocks, {self.held_bytes} bytes)"
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._names)
 
     def __contains__(self, key: BlockKey) -> bool:
-        return _name(key) in self._sizes
+        return _name(key) in self._names
 
     @property
     def held_bytes(self) -> int:
         """Disk space of all files."""
-        return self._held_bytes
+        return self._names.held_bytes
 
     def _scan(self) -> None:
         found: list[tuple[float, str, int]] = []
@@ -98,9 +96,7 @@ class DiskCache:
                             continue
                         found.append((status.st_mtime, entry.name, _space_bytes(status.st_size)))
         for _, name, size in sorted(found):
-            self._sizes[name] = size
-            self._held_bytes += size
-        self._evict()
+            self._keep(name, size)
 
     # -- blocks -----------------------------------------------------------------------------------------------
 
@@ -108,10 +104,9 @@ class DiskCache:
         """The stored bytes if they are those with this checksum and length; a file with others is dropped."""
         name = _name(key)
         with self._lock:
-            if name not in self._sizes:
+            if self._names.get(name) is None:
                 self.counts.misses += 1
                 return None
-            self._sizes.move_to_end(name)
         path = self._path(name)
         try:
             with open(path, "rb", buffering=0) as file:
@@ -135,7 +130,7 @@ class DiskCache:
         size = _HEADER.size + len(key.object_key) + len(stored)
         space_bytes = _space_bytes(size)
         with self._lock:
-            if name in self._sizes or space_bytes > self._bytes_max:
+            if name in self._names or space_bytes > self._names.bytes_max:
                 return
         temporary = self._path(f"{os.getpid()}-{next(self._numbers)}.tmp")
         try:
@@ -148,29 +143,22 @@ class DiskCache:
             with suppress(OSError):  # it may never have been made
                 os.unlink(temporary)
             return
-        with self._lock:
-            self._held_bytes += space_bytes - self._sizes.get(name, 0)
-            self._sizes[name] = space_bytes
-        self._evict()
+        self._keep(name, space_bytes)
 
     def drop(self, key: BlockKey) -> None:
         """Forget one block."""
         name = _name(key)
         with self._lock:
-            size = self._sizes.pop(name, None)
-            self._held_bytes -= size or 0
-        if size is not None:
+            is_known = self._names.pop(name) is not None
+        if is_known:
             self._unlink(name)
 
-    def _evict(self) -> None:
-        while True:
-            with self._lock:
-                if self._held_bytes <= self._bytes_max or not self._sizes:
-                    return
-                name, size = self._sizes.popitem(last=False)
-                self._held_bytes -= size
-                self.counts.evicted += 1
-            self._unlink(name)
+    def _keep(self, name: str, space_bytes: int) -> None:
+        with self._lock:
+            evicted = self._names.put(name, name, space_bytes)
+            self.counts.evicted += len(evicted)
+        for other in evicted:
+            self._unlink(other)
 
     def _unlink(self, name: str) -> None:
         try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from tiered.formats.segment_index import BlockSpan
+from tiered.model.lru import Lru
 
 HISTORY_OBJECTS = 4096
 """Objects whose fetched blocks are recorded."""
@@ -16,9 +16,8 @@ class FetchHistory:
     """The blocks fetched of the objects used last, one bit each. Thread-safe."""
 
     def __init__(self, objects_max: int = HISTORY_OBJECTS) -> None:
-        self._objects_max = objects_max
         self._lock = threading.Lock()
-        self._fetched: OrderedDict[str, int] = OrderedDict()
+        self._fetched: Lru[str, int] = Lru(objects_max)
 
     def __repr__(self) -> str:
         return f"FetchHistory({len(self._fetched)} objects)"
@@ -27,14 +26,11 @@ class FetchHistory:
         """Blocks of ``key`` came from the store (spans of one each); returns stored bytes of those known already."""
         again_bytes = 0
         with self._lock:
-            known = self._fetched.get(key, 0)
+            known = self._fetched.peek(key) or 0
             for span in spans:
                 bit = 1 << span.first_block
                 if known & bit:
                     again_bytes += span.length
                 known |= bit
-            self._fetched[key] = known
-            self._fetched.move_to_end(key)
-            if len(self._fetched) > self._objects_max:
-                self._fetched.popitem(last=False)
+            self._fetched.put(key, known)
         return again_bytes

@@ -8,7 +8,6 @@ most once a second, and again when each page is decoded.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from fetcher.io.waiting import new_future
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
+from tiered.model.lru import Lru
 
 CHECK_S = 1.0
 """A tail handed out again within this time is not checked again: hashing it costs more than a read of a small run."""
@@ -81,21 +81,19 @@ class IndexCache:
         self._scheduler = priorities
         self._budget = budget
         self._decoding = decoding
-        self._bytes_max = bytes_max
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: Lru[str, _Entry] = Lru(bytes_max)
         self._loads: dict[str, IndexLoad] = {}
-        self._held_bytes = 0
         self.counts = IndexCounts()
 
     def __repr__(self) -> str:
-        return f"IndexCache({len(self._entries)} tails, {self._held_bytes} of {self._bytes_max} bytes)"
+        return f"IndexCache({self._entries!r})"
 
     @property
     def held_bytes(self) -> int:
         """Memory of the tails held, about."""
-        return self._held_bytes
+        return self._entries.held_bytes
 
     def get(self, key: str) -> SegmentIndex | None:
         """The tail, if it is held and its pages are still what they were."""
@@ -109,7 +107,6 @@ class IndexCache:
             if is_fresh or fastcrc.crc32.iscsi(entry.index.page_bytes) == entry.pages_crc32c:
                 entry.checked_s = entry.checked_s if is_fresh else now_s
                 self.counts.hits += 1
-                self._entries.move_to_end(key)
                 return entry.index
             self.counts.corrupt_memory += 1
             self.counts.misses += 1
@@ -119,8 +116,7 @@ class IndexCache:
     def drop(self, key: str) -> None:
         """Forget one tail: something was wrong with it, or with what it says."""
         with self._lock:
-            entry = self._entries.pop(key, None)
-            self._held_bytes -= 0 if entry is None else entry.index.nbytes
+            self._entries.pop(key)
 
     def join(self, key: str, priority: Priority) -> IndexLoad | None:
         """The tail's load, if there is one; it becomes as urgent as ``priority``."""
@@ -179,9 +175,9 @@ class IndexCache:
         self._budget.tie(kept_bytes, index)
         with self._lock:
             del self._loads[load.key]
-            self._entries[load.key] = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes), self._clock_s())
-            self._held_bytes += index.nbytes
-        self.shrink(self._bytes_max)
+            entry = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes), self._clock_s())
+            gone = self._entries.add(load.key, entry, index.nbytes)
+        del gone  # freed, and accounted for, outside the lock
         self._budget.release(cost_bytes - kept_bytes)
         load.future.set_result(index)
 
@@ -191,10 +187,8 @@ class IndexCache:
         self._budget.release(tail_cost_bytes(load.tail_bytes))
         load.future.set_exception(error)
 
-    def shrink(self, bytes_max: int) -> None:
-        """Drop tails, the longest unused first, until at most ``bytes_max`` are held."""
-        gone: list[_Entry] = []  # freed, and accounted for, outside the lock
+    def evict(self, byte_count: int) -> None:
+        """Drop so many bytes of tails, the longest unused first."""
         with self._lock:
-            while self._held_bytes > bytes_max and self._entries:
-                gone.append(self._entries.popitem(last=False)[1])
-                self._held_bytes -= gone[-1].index.nbytes
+            gone = self._entries.evict(byte_count)
+        del gone  # freed, and accounted for, outside the lock

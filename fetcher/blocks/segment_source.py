@@ -4,23 +4,24 @@ Coroutines of the core (waiting.py), which wait only if memory does not have eve
 once, however many readers want it: a user read joins a prefetch in progress and raises its priority. Every byte is
 charged to the budget before it is requested.
 
-Owns the order of lookups and the waiting. Does not own caches (block_cache.py, disk_cache.py,
-index_cache.py), requests (request_scheduler.py), what is on its way (block_loader.py), waiting for memory
-(memory_admission.py) nor prefetch.
+Owns the order of lookups (in memory, on its way, to be fetched now) and the waiting. Does not own caches
+(block_cache.py, index_cache.py, disk_cache.py), requests (request_scheduler.py), loads (block_loader.py),
+waiting for memory (memory_admission.py), nor which adjacent blocks are worth loading (adjacent_prefetch.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from fetcher.blocks.adjacent_prefetch import AdjacentPrefetch
 from fetcher.blocks.block_cache import Block, BlockCache, BlockKey, DroppedUnread
 from fetcher.blocks.block_loader import BlockLoader
-from fetcher.blocks.block_lookup import BlockLookup, Found, Wanted
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.index_cache import IndexCache, tail_cost_bytes
+from fetcher.blocks.inflight import BlockLoad, LoadPlan
 from fetcher.blocks.memory_admission import MemoryAdmission
 from fetcher.blocks.source_limits import cache_limits, coalescing_limits, priority_limits
 from fetcher.blocks.source_statistics import SourceStatistics
@@ -28,7 +29,7 @@ from fetcher.io.range_reader import RangeReader
 from fetcher.io.request_scheduler import Priority, RequestScheduler, ScheduledReader
 from fetcher.io.timer import Timer
 from fetcher.io.waiting import Executor, Wait
-from tiered.errors import CorruptionError, ObjectTooLargeError
+from tiered.errors import CorruptionError, ObjectTooLargeError, UsageError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings
 
@@ -36,6 +37,24 @@ ADJACENT_SHARE = 4
 """Part of the memory cache for unread adjacent blocks."""
 EXPIRY_CHECKS = 16
 """Checks for expired blocks within the shortest expiry."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """Blocks ``numbers`` (ascending) of an object to be read; ``run`` is one whose rows they hold. ``blocks``: those
+    in memory, ``loads``: those on their way, by number."""
+
+    index: SegmentIndex
+    run: int
+    numbers: Sequence[int]
+    priority: Priority
+    blocks: dict[int, Block] = field(default_factory=dict)
+    loads: dict[int, BlockLoad] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self.blocks.clear()
+        self.loads.clear()
 
 
 class SegmentSource:
@@ -77,7 +96,6 @@ class SegmentSource:
         )  # fmt: skip
         self._memory = MemoryAdmission(budget, settings.memory_wait_ms, clock_s=clock_s, timer=timer)
         self._adjacent = AdjacentPrefetch(settings.cache_bytes // ADJACENT_SHARE)
-        self._search = BlockLookup(self._cache, self._loads, budget, self._memory, self._adjacent)
         self._waits = 0
         self._expire_s = clock_s()
         budget.add_reclaimer(self._reclaim)
@@ -117,26 +135,18 @@ class SegmentSource:
             finally:
                 del load  # see _blocks
 
-    async def blocks(
-        self, index: SegmentIndex, run: int, first_block: int, end_block: int, priority: Priority
-    ) -> list[Block]:
-        """Raw bytes of blocks [first_block, end_block) of the object (numbers as in BlockSpan), all of which hold
-        rows of ``run``: read-only, one array each. A corrupt one is fetched once more before that is an error."""
-        return await self.blocks_at(index, run, range(first_block, end_block), priority)
-
     async def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
     ) -> list[Block]:
-        """As ``blocks``, for ascending ``numbers``, which may hold rows of other runs too: near ones share a GET, over
-        gaps too."""
+        """Raw bytes of blocks ``numbers`` (ascending) of the object: read-only, one array each. Near ones share a GET,
+        over gaps too. ``run``: one whose rows they hold; they may hold rows of others. A corrupt one is fetched once
+        more before that is an error."""
         self._expire()
         try:
-            return await self._blocks(index, run, numbers, priority)
+            return await self._blocks(_Read(index, run, numbers, priority))
         except CorruptionError:
-            self._indexes.drop(
-                index.key
-            )  # it may be the tail that is wrong: the next reader fetches it again
-            return await self._blocks(index, run, numbers, priority)
+            self._indexes.drop(index.key)  # the tail may be wrong: the next reader fetches it again
+            return await self._blocks(_Read(index, run, numbers, priority))
 
     def index_in_memory(self, key: str) -> SegmentIndex | None:
         """A cached tail, or None: then ``index`` joins or fetches it."""
@@ -145,17 +155,18 @@ class SegmentSource:
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
         """A cached block for a user read, or None: then ``blocks_at`` joins or fetches it."""
         self._expire()
-        return self._search.in_memory(BlockKey(object_key, number))
+        key = BlockKey(object_key, number)
+        if key not in self._cache:
+            return None
+        self._adjacent.taken([key])
+        return self._cache.get(key, is_read=True)
 
-    async def _blocks(
-        self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
-    ) -> list[Block]:
-        found = Found({}, {})
-        blocks, loads = found
+    async def _blocks(self, read: _Read) -> list[Block]:
+        blocks, loads = read.blocks, read.loads
         try:
-            await self._search.find(Wanted(index, run, numbers, priority), found)
+            await self._find(read)
             if loads:
-                self._count_wait(priority, all(load.arrived.done() for load in loads.values()))
+                self._count_wait(read.priority, all(load.arrived.done() for load in loads.values()))
             # Backwards: the last one mostly arrives last, and is then the only one waited for.
             for arrived in dict.fromkeys(load.arrived for load in reversed(loads.values())):
                 await Wait(arrived)
@@ -163,18 +174,128 @@ class SegmentSource:
                 blocks[number] = loads.pop(number).outcome()
         except BaseException:
             # An error refers to this frame, and a load to its error: blocks would stay until garbage is collected.
-            found.clear()
+            read.clear()
             raise
-        return [blocks[number] for number in numbers]
+        return [blocks[number] for number in read.numbers]
+
+    async def _find(self, read: _Read) -> None:
+        """Have each of the wanted blocks in memory or on its way. Raises ThrottledError, UsageError."""
+        index, priority = read.index, read.priority
+        charged_bytes = 0
+        may_reach = priority is not Priority.BACKGROUND
+        try:
+            while absent := self._look(read):
+                plan = self._loads.plan(index, index.spans_of_single_blocks(read.run, absent))
+                self._check_size(index, len(absent), plan.cost_bytes)
+                if may_reach:
+                    may_reach = False
+                    further = self._with_adjacent(read, absent)
+                    if further is not None and self._budget.try_charge(further.cost_bytes, Priority.PREFETCH):
+                        plan, charged_bytes = further, further.cost_bytes
+                if charged_bytes == 0 and self._budget.try_charge(plan.cost_bytes, priority):
+                    charged_bytes = plan.cost_bytes
+                if charged_bytes < plan.cost_bytes:
+                    # A waiting read holds no memory, or reads would wait for each other. Once admitted, it has
+                    # enough for all blocks, even if none is left in memory.
+                    read.clear()
+                    self._budget.release(charged_bytes)
+                    charged_bytes = 0
+                    charged_bytes = await self._charge_all(read)
+                    continue
+                started = self._loads.start(plan, priority)
+                if started is not None:
+                    charged_bytes -= plan.cost_bytes
+                    for load in started:
+                        if load.span.first_block not in plan.extra:
+                            read.loads[load.span.first_block] = load
+        finally:
+            self._budget.release(charged_bytes)
+        if may_reach:
+            self._prefetch_adjacent(read)
+
+    def _look(self, read: _Read) -> list[int]:
+        """Sort the wanted blocks into what is in memory, what is on its way, and the rest, which is returned."""
+        keys = [
+            BlockKey(read.index.key, number)
+            for number in read.numbers
+            if number not in read.blocks and number not in read.loads
+        ]
+        if read.priority is Priority.USER:
+            self._adjacent.taken(keys)
+        loads = self._loads.join(keys, read.priority)
+        if loads:
+            read.loads.update((key.block, load) for key, load in loads.items())
+            keys = [key for key in keys if key not in loads]
+        # After the loads: a block that has just landed is in the cache.
+        blocks = self._cache.get_all(keys, is_read=read.priority is not Priority.PREFETCH)
+        absent = []
+        for key, block in zip(keys, blocks, strict=True):
+            if block is not None:
+                read.blocks[key.block] = block
+            else:
+                absent.append(key.block)
+        return absent
+
+    async def _charge_all(self, read: _Read) -> int:
+        """Charge what all blocks take at most, none of them being in memory; returns that."""
+        index = read.index
+        spans = index.spans_of_single_blocks(read.run, read.numbers)
+        cost_bytes = self._loads.cost_bytes_max(spans)
+        self._check_size(index, len(spans), cost_bytes)
+        await self._memory.charge(cost_bytes, read.priority, index.key)
+        return cost_bytes
+
+    def _check_size(self, index: SegmentIndex, count: int, cost_bytes: int) -> None:
+        """A single block is read whatever it takes, several only if they fit."""
+        if count > 1 and cost_bytes > self._budget.total_bytes:
+            raise UsageError(
+                f"{index.key}: {count} blocks need {cost_bytes} bytes at once, "
+                f"fetch.memory_bytes is {self._budget.total_bytes}",
+                hint="read fewer at a time, or raise fetch.memory_bytes",
+            )
+
+    # -- adjacent blocks --------------------------------------------------------------------------------------
+
+    def _with_adjacent(self, read: _Read, absent: list[int]) -> LoadPlan | None:
+        """The plan for ``absent`` and the adjacent blocks worth loading with them; None without any."""
+        index, run = read.index, read.run
+        if self._adjacent.is_full:
+            self._adjacent.lost(key for key in self._adjacent.awaited() if not self._is_at_hand(key))
+        extra: list[int] = []
+        for number in self._adjacent.behind(index, run, absent[0], absent[-1]):
+            if self._is_at_hand(BlockKey(index.key, number)):
+                break
+            extra.append(number)
+        if not extra:
+            return None
+        spans = index.spans_of_single_blocks(run, [*absent, *extra])
+        self._adjacent.brought(
+            (BlockKey(index.key, span.first_block), span.raw_bytes) for span in spans[len(absent) :]
+        )
+        return self._loads.plan(index, spans, frozenset(extra))
+
+    def _prefetch_adjacent(self, read: _Read) -> None:
+        """Begin to load the next adjacent blocks, if they are due and memory has room."""
+        index = read.index
+        due = self._adjacent.ahead(index, read.numbers[-1])
+        extra = [number for number in due if not self._is_at_hand(BlockKey(index.key, number))]
+        if not extra:
+            return
+        spans = index.spans_of_single_blocks(read.run, extra)
+        plan = self._loads.plan(index, spans)
+        if not self._budget.try_charge(plan.cost_bytes, Priority.PREFETCH):
+            return
+        self._adjacent.brought((BlockKey(index.key, span.first_block), span.raw_bytes) for span in spans)
+        if self._loads.start(plan, Priority.PREFETCH) is None:
+            self._budget.release(plan.cost_bytes)  # another reader loads one of them
+
+    def _is_at_hand(self, key: BlockKey) -> bool:
+        return key in self._cache or key in self._loads
 
     def _unread_dropped(self, gone: list[DroppedUnread]) -> None:
         self._adjacent.lost(drop.key for drop in gone)
         if self._on_unread_dropped is not None:
             self._on_unread_dropped(gone)
-
-    def forget(self, key: str) -> None:
-        """Fetch the tail of ``key`` again next time: a reader found it, or what it says, wrong."""
-        self._indexes.drop(key)
 
     def reader(self, priority: Priority) -> RangeReader:
         """A reader for callers with their own cache: requests in ``priority`` are counted and paced, none is cached."""
@@ -191,7 +312,7 @@ class SegmentSource:
             if self._cache.reclaim(excess_bytes, unread_too=is_user) == 0:
                 break
         if is_user and excess_bytes > 0:
-            self._indexes.shrink(max(0, self._indexes.held_bytes - excess_bytes))
+            self._indexes.evict(excess_bytes)
 
     def _expire(self) -> None:
         now_s = self._clock_s()
@@ -204,10 +325,6 @@ class SegmentSource:
         shortest_ms = min(settings.read_expiry_ms, settings.unread_expiry_ms)
         self._expire_s = self._clock_s() + shortest_ms / 1000 / EXPIRY_CHECKS
         self._cache.expire()
-
-    def drop_unread(self, keys: Iterable[BlockKey]) -> int:
-        """Drop prefetched blocks that will not be read; returns bytes."""
-        return self._cache.drop_unread(keys)
 
     @property
     def held_bytes(self) -> int:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from fetcher.blocks.budget import ByteBudget
-from fetcher.blocks.segmented_lru import SegmentedLru
 from fetcher.io.request_scheduler import Priority
 from fetcher.prefetch.prefetch_range import WindowLimits
 from fetcher.prefetch.prefetch_window import PrefetchWindow
 from fetcher.rows.block_fetch import BufferedRows, Slices
 from fetcher.rows.queue_view import QueueView
+from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 
 READERS_BYTES_MAX = 32 * 1024 * 1024
@@ -77,7 +77,7 @@ class Readers:
         self._bytes_max = bytes_max
         self._budget = budget
         self._lock = threading.Lock()
-        self._readers: SegmentedLru[ReaderKey, Reader] = SegmentedLru(READERS_BYTES_MAX)
+        self._readers: Lru[ReaderKey, Reader] = Lru(READERS_BYTES_MAX, resists_floods=True)
         self._buffering: OrderedDict[ReaderKey, Reader] = OrderedDict()
         self.buffered_bytes = 0
         self.on_evicted: Callable[[Reader], None] = lambda _: None
@@ -96,16 +96,16 @@ class Readers:
 
     def find(self, key: ReaderKey) -> Reader | None:
         """The reader, if it is cached."""
-        return self._readers.get(key)
+        return self._readers.peek(key)
 
     def open(self, key: ReaderKey, time_s: float) -> Reader:
         """The reader, or a new one, which is not cached if there is no memory for it."""
-        reader = self._readers.get(key)
+        reader = self._readers.peek(key)
         if reader is None:
             reader = self._add(Reader(key, self._limits))
         else:
             with self._lock:
-                self._readers.used(key)
+                self._readers.get(key)
         reader.used_s = time_s
         return reader
 
@@ -117,7 +117,7 @@ class Readers:
             if budget is not None:
                 self._readers.bytes_max = min(READERS_BYTES_MAX, budget.total_bytes // BUDGET_SHARE)
             before = self._readers.held_bytes + (wanted if is_reserved else 0)
-            existing = self._readers.get(reader.key)
+            existing = self._readers.peek(reader.key)
             evicted = [] if is_reserved or existing is not None else self._readers.evict(wanted)
             if existing is None and (is_reserved or sum(one.nbytes for one in evicted) >= wanted):
                 evicted += self._readers.add(reader.key, reader, wanted)
@@ -133,7 +133,7 @@ class Readers:
         """Keep ``buffered`` for the reader's next pull; the least recent readers may lose theirs."""
         with self._lock:
             self._drop(reader)
-            if self._readers.get(reader.key) is not reader:
+            if self._readers.peek(reader.key) is not reader:
                 return
             reader.buffered, reader.buffered_bytes = buffered, buffered.nbytes
             self.buffered_bytes += reader.buffered_bytes
@@ -153,8 +153,8 @@ class Readers:
             return
         with self._lock:
             reader.used_s = time_s
-            if self._readers.get(reader.key) is reader:
-                self._readers.used(reader.key)
+            if self._readers.peek(reader.key) is reader:
+                self._readers.get(reader.key)
             if reader.key in self._buffering:
                 self._buffering.move_to_end(reader.key)
 

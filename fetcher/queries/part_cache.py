@@ -7,12 +7,12 @@ fails.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority
+from tiered.model.lru import Lru
 
 ENTRY_BYTES = 200
 """Approximate memory of an entry without its value."""
@@ -25,7 +25,7 @@ class PartKey(NamedTuple):
     part: Hashable
 
 
-class _Entry(NamedTuple):
+class _Part(NamedTuple):
     value: Any
     byte_count: int
 
@@ -34,75 +34,62 @@ class PartCache:
     """At most ``bytes_max``; with a ``budget`` charged to it, and released when a user read needs room. Thread-safe."""
 
     def __init__(self, bytes_max: int, budget: ByteBudget | None = None) -> None:
-        self._bytes_max = bytes_max
         self._budget = budget
         self._lock = threading.Lock()
-        self._entries: OrderedDict[PartKey, _Entry] = OrderedDict()
-        self._held_bytes = 0
+        self._parts: Lru[PartKey, _Part] = Lru(bytes_max)
         if budget is not None:
             budget.add_reclaimer(self._reclaim)
 
     def __repr__(self) -> str:
-        return f"PartCache({len(self._entries)} parts, {self._held_bytes} of {self._bytes_max} bytes)"
+        return f"PartCache({self._parts!r})"
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._parts)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of all parts, about."""
-        return self._held_bytes
+        return self._parts.held_bytes
 
     def get(self, object_key: str, part: Hashable) -> Any | None:
         """The part, if it is kept."""
-        key = PartKey(object_key, part)
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(key)
-            return entry.value
+            found = self._parts.get(PartKey(object_key, part))
+            return None if found is None else found.value
 
     def put(self, object_key: str, part: Hashable, value: Any, byte_count: int) -> None:
         """Cache ``value`` unless it is too large or the budget has no room."""
         key, byte_count = PartKey(object_key, part), byte_count + ENTRY_BYTES
-        if byte_count > self._bytes_max or key in self._entries:
+        if byte_count > self._parts.bytes_max or key in self._parts:
             return
         if self._budget is not None and not self._budget.try_charge(byte_count, Priority.PREFETCH):
             return
         with self._lock:
-            is_new = key not in self._entries
-            if is_new:
-                self._entries[key] = _Entry(value, byte_count)
-                self._held_bytes += byte_count
-        if not is_new:
-            self._release(byte_count)
-        self.shrink(self._bytes_max)
+            gone = [_Part(value, byte_count)]  # unless it is new
+            if key not in self._parts:
+                gone = self._parts.add(key, gone[0], byte_count)
+        self._release(gone)
 
     def drop(self, object_key: str) -> int:
         """Forget every part of an object, because one was wrong; returns how many there were."""
         with self._lock:
-            keys = [key for key in self._entries if key.object_key == object_key]
-            gone = sum(self._entries.pop(key).byte_count for key in keys)
-            self._held_bytes -= gone
+            gone = [part for key, part in self._parts if key.object_key == object_key]
+            for key in [key for key, _ in self._parts if key.object_key == object_key]:
+                self._parts.pop(key)
         self._release(gone)
-        return len(keys)
+        return len(gone)
 
-    def shrink(self, bytes_max: int) -> None:
-        """Drop parts, the longest unused first, until at most ``bytes_max`` are held."""
-        gone = 0
+    def evict(self, byte_count: int) -> None:
+        """Drop so many bytes of parts, the longest unused first."""
         with self._lock:
-            while self._held_bytes > bytes_max and self._entries:
-                byte_count = self._entries.popitem(last=False)[1].byte_count
-                self._held_bytes -= byte_count
-                gone += byte_count
+            gone = self._parts.evict(byte_count)
         self._release(gone)
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
         """As tails of objects: only for a user."""
         if priority <= Priority.USER:
-            self.shrink(max(0, self._held_bytes - byte_count))
+            self.evict(byte_count)
 
-    def _release(self, byte_count: int) -> None:
-        if self._budget is not None and byte_count:
-            self._budget.release(byte_count)
+    def _release(self, parts: Sequence[_Part]) -> None:
+        if self._budget is not None and parts:
+            self._budget.release(sum(part.byte_count for part in parts))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right, insort
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from fetcher.rows.queue_view import QueueView
 from fetcher.rows.run_list import RunList, list_at
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 
@@ -33,14 +33,13 @@ class _Tail(NamedTuple):
     state: CatalogState
     since_version: int
     runs: RunList
-    nbytes: int
 
 
 class _Window(NamedTuple):
+    queue: QueueKey
     runs: RunList
     page_key: str
     tombstones: Table
-    nbytes: int
 
 
 class RunWindows:
@@ -50,11 +49,9 @@ class RunWindows:
         self._index = index
         self._bytes_max = bytes_max
         self._lock = threading.RLock()
-        self._tails: OrderedDict[QueueKey, _Tail] = OrderedDict()
-        self._tails_bytes = 0
-        self._windows: OrderedDict[tuple[QueueKey, int], _Window] = OrderedDict()
+        self._tails: Lru[QueueKey, _Tail] = Lru(bytes_max)
+        self._windows: Lru[tuple[QueueKey, int], _Window] = Lru(bytes_max)
         self._bases: dict[QueueKey, list[int]] = {}
-        self._windows_bytes = 0
         self._page_keys: tuple[tuple[PageRef, ...], frozenset[str]] = (), frozenset()
 
     def in_memory(self, view: QueueView, offset: int) -> RunList | None:
@@ -94,7 +91,7 @@ class RunWindows:
             return self._tail(view)
         ref, chunk = found
         runs = RunList(view.queue, chunk)
-        self._keep_window(view, _Window(runs, ref.key, view.state.tombstones, runs.nbytes))
+        self._keep_window(_Window(view.queue, runs, ref.key, view.state.tombstones))
         return runs
 
     # -- tails ------------------------------------------------------------------------------------------------
@@ -102,7 +99,7 @@ class RunWindows:
     def _tail(self, view: QueueView) -> RunList:
         if view.tail is not None:
             return view.tail
-        known = self._tails.get(view.queue)
+        known = self._tails.peek(view.queue)
         if known is not None and known.since_version <= view.state.version <= known.state.version:
             return known.runs
         found, since_version = None, view.state.version
@@ -125,14 +122,9 @@ class RunWindows:
         if runs.nbytes <= self._bytes_max // 1024:
             view.tail = runs  # longer lists are only in the cache, which counts their bytes
         with self._lock:
-            before = self._tails.pop(view.queue, None)
-            if before is not None and before.state.version > view.state.version:
-                self._tails[view.queue] = before
-                return
-            self._tails_bytes += runs.nbytes - (0 if before is None else before.nbytes)
-            self._tails[view.queue] = _Tail(view.state, since_version, runs, runs.nbytes)
-            while self._tails_bytes > self._bytes_max and len(self._tails) > 1:
-                self._tails_bytes -= self._tails.popitem(last=False)[1].nbytes
+            before = self._tails.get(view.queue)
+            if before is None or before.state.version <= view.state.version:
+                self._tails.put(view.queue, _Tail(view.state, since_version, runs), self._weight(runs))
 
     # -- windows ----------------------------------------------------------------------------------------------
 
@@ -143,11 +135,12 @@ class RunWindows:
             if at < 0:
                 return None
             key = view.queue, bases[at]
-            window = self._windows[key]
+            window = self._windows.peek(key)
+            assert window is not None
             is_valid = window.tombstones is view.state.tombstones and window.page_key in self._keys_of(view)
             if not is_valid or window.runs.at(offset) < 0 or window.runs.begin < view.min_offset:
                 return None
-            self._windows.move_to_end(key)
+            self._windows.get(key)
             return window.runs
 
     def _keys_of(self, view: QueueView) -> frozenset[str]:
@@ -157,20 +150,19 @@ class RunWindows:
             self._page_keys = view.state.pages, keys
         return keys
 
-    def _keep_window(self, view: QueueView, window: _Window) -> None:
-        key = view.queue, window.runs.begin
+    def _keep_window(self, window: _Window) -> None:
+        key = window.queue, window.runs.begin
         with self._lock:
-            before = self._windows.pop(key, None)
-            if before is None:
-                insort(self._bases.setdefault(view.queue, []), key[1])
-            self._windows_bytes += window.nbytes - (0 if before is None else before.nbytes)
-            self._windows[key] = window
-            while self._windows_bytes > self._bytes_max and len(self._windows) > 1:
-                (queue, base), oldest = self._windows.popitem(last=False)
-                self._windows_bytes -= oldest.nbytes
-                self._bases[queue].remove(base)
-                if not self._bases[queue]:
-                    del self._bases[queue]
+            if key not in self._windows:
+                insort(self._bases.setdefault(window.queue, []), key[1])
+            for gone in self._windows.put(key, window, self._weight(window.runs)):
+                self._bases[gone.queue].remove(gone.runs.begin)
+                if not self._bases[gone.queue]:
+                    del self._bases[gone.queue]
+
+    def _weight(self, runs: RunList) -> int:
+        """The bytes that count: one list may be larger than the cache, and is kept alone."""
+        return min(runs.nbytes, self._bytes_max)
 
 
 def _memory(view: QueueView) -> RunChunk:

@@ -60,13 +60,13 @@ class SourceBench:
         self, index: SegmentIndex, first: int, end: int, priority: Priority = Priority.USER
     ) -> Future[list[Block]]:
         """Start reading blocks."""
-        return self.clock.start(self.source.blocks(index, 0, first, end, priority))
+        return self.clock.start(self.source.blocks_at(index, 0, range(first, end), priority))
 
     def read(
         self, index: SegmentIndex, first: int, end: int, priority: Priority = Priority.USER
     ) -> list[bytes]:
         """Read blocks now."""
-        blocks = self.clock.run_one(self.source.blocks(index, 0, first, end, priority))
+        blocks = self.clock.run_one(self.source.blocks_at(index, 0, range(first, end), priority))
         return [block.tobytes() for block in blocks]
 
     def expected(self, index: SegmentIndex, first: int, end: int) -> list[bytes]:
@@ -77,6 +77,6 @@ class SourceBench:
         """Nothing in flight, and every charge is a block or a tail that the caches hold, or the test (``held``)."""
         found = self.source.statistics()
         assert found.blocks_loading == 0 and self.reader.in_flight == 0
-        cached = [entry.index for entry in self.source._indexes._entries.values()]
+        cached = [entry.index for _, entry in self.source._indexes._entries]
         outside = sum(index.nbytes for index in held if index not in cached)
         assert found.charged_bytes == found.cached_bytes + found.index_bytes + outside

@@ -127,13 +127,12 @@ def test_two_blocks_swapped_are_found_too() -> None:
     assert bench.cache.counts.corrupt == 2
 
 
-def test_dropping_by_key_can_spare_read_blocks() -> None:
+def test_blocks_are_dropped_by_key_whether_read_or_not() -> None:
     bench = Bench()
     bench.put(1, is_read=True)
     bench.put(2)
-    assert bench.cache.drop_unread([_key(1), _key(2), _key(3)]) == 100
-    assert bench.held() == [1]
-    assert bench.cache.drop([_key(1)]) == 100
+    assert bench.cache.drop([_key(1), _key(2), _key(3)]) == 200
+    assert bench.held() == []
     assert bench.dropped == []
 
 
@@ -163,7 +162,7 @@ def test_the_bound_holds_and_the_sum_is_exact_whatever_happens(steps: list[tuple
         elif what == "reclaim":
             bench.cache.reclaim(amount, unread_too=number % 2 == 0)
         else:
-            bench.cache.drop_unread([_key(number)])
+            bench.cache.drop([_key(number)])
         held = [newest[number].nbytes for number in bench.held()]
         assert bench.cache.held_bytes == sum(held) <= bound
         assert len(bench.cache) == len(held)

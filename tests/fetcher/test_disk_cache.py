@@ -158,8 +158,7 @@ def test_the_bound_holds_and_the_longest_unused_go_first(tmp_path: Path) -> None
     assert [key.block for key in keys if key in cache] == [0, 2, 3]
     assert cache.held_bytes == 3 * 4096
     assert len(os.listdir(tmp_path)) == 3
-    cache._bytes_max = 4096
-    cache._evict()
+    cache = DiskCache(tmp_path, 4096)
     assert [key.block for key in keys if key in cache] == [3]
     assert len(os.listdir(tmp_path)) == 1
     cache.put(keys[5], STORED)  # larger than the whole cache

@@ -92,7 +92,7 @@ async def _run_bytes(source: SegmentSource, place: Place) -> list[bytes]:
     found = []
     for run in _stored_runs(index.runs["kind"]):
         span = index.block_span(run, 0, int(index.runs["rows"][run]))
-        blocks = await source.blocks(index, run, span.first_block, span.end_block, Priority.USER)
+        blocks = await source.blocks_at(index, run, range(span.first_block, span.end_block), Priority.USER)
         raw = b"".join(block.tobytes() for block in blocks)
         found.append(raw[-span.raw_offset :][: int(index.runs["byte_count"][run])])
     return found

@@ -70,7 +70,7 @@ class Run:
             )
             first = self.rng.randrange(len(index.blocks))
             end = min(len(index.blocks), first + self.rng.choice([1, 1, 2, 5]))
-            blocks = await self.bench.source.blocks(index, 0, first, end, priority)
+            blocks = await self.bench.source.blocks_at(index, 0, range(first, end), priority)
         except TieredError as error:
             self.errors.add(type(error))
             return

@@ -6,7 +6,6 @@ One ranged GET opens a segment, one GET reads consecutive blocks. ``tiered.forma
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from tiered.formats.run_part import RunPart
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
+from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
@@ -100,29 +100,23 @@ class SegmentCache:
 
     def __init__(self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._store = store
-        self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
-        self._readers: OrderedDict[str, SegmentReader] = OrderedDict()
-        self._held_bytes = 0
+        self._readers: Lru[str, SegmentReader] = Lru(cache_bytes)
 
     def open(self, key: str, *, size_bytes: int, tail_bytes: int) -> SegmentReader:
         """The segment of ``key``, fetched unless cached."""
         with self._lock:
             found = self._readers.get(key)
             if found is not None:
-                self._readers.move_to_end(key)
                 return found
         reader = SegmentReader.open(self._store, key, size_bytes=size_bytes, tail_bytes=tail_bytes)
         with self._lock:
-            if key not in self._readers:
-                self._readers[key] = reader
-                self._held_bytes += reader.index.nbytes
-            while self._held_bytes > self._cache_bytes and len(self._readers) > 1:
-                self._held_bytes -= self._readers.popitem(last=False)[1].index.nbytes
+            # A single one is kept even if it is larger than the cache.
+            self._readers.put(key, reader, min(reader.index.nbytes, self._readers.bytes_max))
         return reader
 
     @property
     def held_bytes(self) -> int:
         """Memory of the cached segments, roughly."""
         with self._lock:
-            return self._held_bytes
+            return self._readers.held_bytes

@@ -13,7 +13,6 @@ import os
 import struct
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +21,7 @@ from typing import Final
 
 from tiered.broker_store.residency import PAGE_BYTES, ColdReadFile, open_failure
 from tiered.errors import NotFoundError, UnavailableError, UnreadableError
+from tiered.model.lru import Lru
 
 NAME_DIGITS: Final = 20
 OPEN_FILES_MAX: Final = 4
@@ -79,7 +79,7 @@ class CommitLog:
         self._files: tuple[LogFile, ...] = ()
         self._begins: tuple[int, ...] = ()
         self._empty_dirs: tuple[Path, ...] = ()
-        self._open: OrderedDict[LogFile, ColdReadFile] = OrderedDict()
+        self._open: Lru[LogFile, ColdReadFile] = Lru(OPEN_FILES_MAX)
         self.refresh()
 
     @property
@@ -144,11 +144,12 @@ class CommitLog:
         with self._lock:
             self._files, self._begins = files, tuple(file.begin_phys for file in files)
             self._empty_dirs = tuple(empty_dirs)
-            for file in list(self._open):
+            for file, opened in self._open:
                 # The descriptor of a deleted file would keep its disk space allocated, and that of a
                 # recreated file would never show new bytes.
-                if file not in files or not self._open[file].is_current():
-                    self._open.pop(file).close()
+                if file not in files or not opened.is_current():
+                    self._open.pop(file)
+                    opened.close()
 
     def file_at(self, phys: int) -> LogFile | None:
         """The file that holds physical offset ``phys``, or None."""
@@ -246,8 +247,8 @@ class CommitLog:
     def close(self) -> None:
         """Close all descriptors. Later reads open them again."""
         with self._lock:
-            while self._open:
-                self._open.popitem()[1].close()
+            for opened in self._open.evict(len(self._open)):
+                opened.close()
 
     def _is_blank(self, file: LogFile, phys: int) -> bool:
         offset = phys - file.begin_phys
@@ -272,10 +273,9 @@ class CommitLog:
         with self._lock:
             opened = self._open.get(file)
             if opened is None:
-                while len(self._open) >= OPEN_FILES_MAX:
-                    self._open.popitem(last=False)[1].close()
-                opened = self._open[file] = ColdReadFile(file.path)
-            self._open.move_to_end(file)
+                opened = ColdReadFile(file.path)
+                for oldest in self._open.add(file, opened):
+                    oldest.close()
             return opened.read_into(room, phys - file.begin_phys)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 from tiered.broker_store.commit_log import NAME_DIGITS
 from tiered.broker_store.residency import ColdReadFile, open_failure
 from tiered.errors import NotFoundError
+from tiered.model.lru import Lru
 from tiered.model.tables import Table
 
 FILLER_SIZE: Final = 0x7FFFFFFF
@@ -40,30 +41,30 @@ class OpenFiles:
     """A bounded LRU of open queue files. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._open: OrderedDict[Path, ColdReadFile] = OrderedDict()
+        self._open: Lru[Path, ColdReadFile] = Lru(limit)
 
     def get(self, path: Path) -> ColdReadFile:
         """The open file at ``path``. Raises as ColdReadFile does."""
         opened = self._open.get(path)
         if opened is None:
             opened = ColdReadFile(path)
-            while len(self._open) >= self._limit:
-                self._open.popitem(last=False)[1].close()
-            self._open[path] = opened
-        self._open.move_to_end(path)
+            _close(self._open.add(path, opened))
         return opened
 
     def forget(self, path: Path) -> None:
         """Close the descriptor of ``path``: the file is gone or replaced."""
-        opened = self._open.pop(path, None)
+        opened = self._open.pop(path)
         if opened is not None:
             opened.close()
 
     def close(self) -> None:
         """Close all."""
-        while self._open:
-            self._open.popitem()[1].close()
+        _close(self._open.evict(len(self._open)))
+
+
+def _close(files: Iterable[ColdReadFile]) -> None:
+    for file in files:
+        file.close()
 
 
 class UnitFiles:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -39,6 +38,7 @@ from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
+from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import sorted_order, taken
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, copied, picked
@@ -200,10 +200,8 @@ class RunIndex:
 
     def __init__(self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._store = store
-        self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
-        self._pages: OrderedDict[str, Page] = OrderedDict()
-        self._held_bytes = 0
+        self._pages: Lru[str, Page] = Lru(cache_bytes)
         self._sequences: tuple[tuple[PageRef, ...], list[list[PageRef]]] = (), []
 
     def page(self, ref: PageRef) -> Page:
@@ -213,20 +211,14 @@ class RunIndex:
             return found
         page = self.read_page(ref)
         with self._lock:
-            if ref.key not in self._pages:
-                self._pages[ref.key] = page
-                self._held_bytes += page.nbytes
-            while self._held_bytes > self._cache_bytes and len(self._pages) > 1:
-                self._held_bytes -= self._pages.popitem(last=False)[1].nbytes
+            # A single one is kept even if it is larger than the cache.
+            self._pages.put(ref.key, page, min(page.nbytes, self._pages.bytes_max))
         return page
 
     def cached_page(self, ref: PageRef) -> Page | None:
         """One page if it takes no request."""
         with self._lock:
-            found = self._pages.get(ref.key)
-            if found is not None:
-                self._pages.move_to_end(ref.key)
-        return found
+            return self._pages.get(ref.key)
 
     def read_page(self, ref: PageRef) -> Page:
         """As ``page``, not cached: for one pass over many."""

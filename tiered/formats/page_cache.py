@@ -8,11 +8,13 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
+
+from tiered.model.lru import Lru
 
 PAGES_BYTES = 16 * 1024 * 1024
 """About 90 pages of 4,096 rows."""
@@ -28,12 +30,15 @@ class PageCache:
     """Columns by owner and page. Thread-safe."""
 
     def __init__(self, bytes_max: int = PAGES_BYTES) -> None:
-        self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._pages: OrderedDict[tuple[int, int], Columns] = OrderedDict()
+        self._pages: Lru[tuple[int, int], Columns] = Lru(bytes_max)
         self._gone: deque[int] = deque()
         """Deleted owners. Finalizers run in any thread at any moment, also while it holds the lock."""
-        self.held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all pages, about."""
+        return self._pages.held_bytes
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -53,29 +58,19 @@ class PageCache:
         with self._lock:
             found = self._pages.get(key)
             if found is not None:
-                self._pages.move_to_end(key)
                 return found
         columns = decode(page)
         with self._lock:
             self._forget_gone()
-            self._remove(key)
-            self._pages[key] = columns
-            self.held_bytes += cost_bytes(columns)
-            while self.held_bytes > self._bytes_max:
-                self._remove(next(iter(self._pages)))
+            self._pages.put(key, columns, cost_bytes(columns))
         return columns
 
     def _forget_gone(self) -> None:
         if not self._gone:
             return
         gone = {self._gone.popleft() for _ in range(len(self._gone))}
-        for key in [key for key in self._pages if key[0] in gone]:
-            self._remove(key)
-
-    def _remove(self, key: tuple[int, int]) -> None:
-        columns = self._pages.pop(key, None)
-        if columns is not None:
-            self.held_bytes -= cost_bytes(columns)
+        for key in [key for key, _ in self._pages if key[0] in gone]:
+            self._pages.pop(key)
 
 
 def cost_bytes(columns: Columns) -> int:

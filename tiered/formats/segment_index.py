@@ -484,7 +484,7 @@ class SegmentIndex:
         self, blocks: Sequence[int], stored: Sequence[memoryview], decompressor: zstandard.ZstdDecompressor
     ) -> list[NDArray[np.uint8] | TieredError]:
         """The records of each of ``blocks`` from its stored bytes, or why they do not decode. Read-only; each has
-        memory of its own, but those stored raw are views."""
+        memory of its own (one buffer for all would be copied out again), but those stored raw are views."""
         found: list[NDArray[np.uint8] | TieredError] = []
         for block, piece in zip(blocks, stored, strict=True):
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from typing import Final
 
 from fetcher.rows.pull import PullRequest
@@ -12,6 +11,7 @@ from fetcher.sql92.message_filter import Sql92Filter
 from rocketmq_tiered.server.groups.client_table import SQL92, TAG
 from rocketmq_tiered.server.wire.turns import Turns
 from tiered.errors import UsageError
+from tiered.model.lru import Lru
 
 COMPILED_CHARS_MAX: Final = 256 * 1024
 FILTER_CHARS: Final = 32
@@ -32,9 +32,13 @@ class CompiledFilters:
     times their text. Belongs to one event loop."""
 
     def __init__(self, turns: Turns, chars_max: int = COMPILED_CHARS_MAX) -> None:
-        self._turns, self._chars_max = turns, chars_max
-        self._filters: OrderedDict[tuple[str, str], MessageFilter | None] = OrderedDict()
-        self.held_chars = 0
+        self._turns = turns
+        self._filters: Lru[tuple[str, str], MessageFilter | None] = Lru(chars_max)
+
+    @property
+    def held_chars(self) -> int:
+        """What the filters weigh."""
+        return self._filters.held_bytes
 
     async def find(self, request: PullRequest) -> MessageFilter | None:
         """The filter of a pull; compiled in a turn of its client. Raises UsageError."""
@@ -47,10 +51,7 @@ class CompiledFilters:
                 return filter_of(expression, kind)  # raises: the text is not read
             await asyncio.wrap_future(self._turns.turn(request.client))
             if key not in self._filters:
-                self._filters[key] = filter_of(expression, kind)
-                self.held_chars += FILTER_CHARS + len(expression)
-        self._filters.move_to_end(key)
-        while self.held_chars > self._chars_max:
-            (oldest, _), _ = self._filters.popitem(last=False)
-            self.held_chars -= FILTER_CHARS + len(oldest)
+                compiled = filter_of(expression, kind)
+                self._filters.add(key, compiled, FILTER_CHARS + len(expression))
+                return compiled
         return self._filters.get(key)

@@ -18,7 +18,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fetcher.blocks.segmented_lru import SegmentedLru
 from fetcher.policy.broker_files import BrokerFiles
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
 from rocketmq_tiered.server.proxy.broker_requests import GONE_PHYS, query_log_begin, query_offset, query_phys
@@ -26,6 +25,7 @@ from rocketmq_tiered.server.proxy.offset_merge import is_expiring, next_deletion
 from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tiered.errors import NotFoundError, TieredError, UnavailableError
+from tiered.model.lru import Lru
 from tiered.remoting.command import RemotingCommand
 
 KNOWN_BYTES_MAX = 32 * 1024 * 1024
@@ -63,13 +63,13 @@ class BrokerViews:
     clock_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._known: SegmentedLru[tuple[str, int], _Known] = SegmentedLru(KNOWN_BYTES_MAX)
+        self._known: Lru[tuple[str, int], _Known] = Lru(KNOWN_BYTES_MAX, resists_floods=True)
         self._oldest: tuple[float, int] | None = None
 
     async def local_view(self, command: RemotingCommand, upstream: Upstream, offset: int) -> LocalView:
         """The queue of ``command`` (``topic``, ``queueId``), for ``offset``."""
         place = _place(command)
-        known = self._known.get(place)
+        known = self._known.peek(place)
         if known is None or await self._is_stale(known, command, upstream, offset):
             known = await self._learn(place, command, upstream, known)
         return _view(known, offset)
@@ -87,7 +87,7 @@ class BrokerViews:
     async def still_has(self, command: RemotingCommand, upstream: Upstream, offset: int) -> bool:
         """Whether the broker has ``offset`` now: what it read before, it read from there on without a hole."""
         place = _place(command)
-        known = self._known.get(place)
+        known = self._known.peek(place)
         is_known = known is not None and known.queue is not None and offset >= known.queue.min_offset
         if known is not None and is_known and known.oldest_file is not None and known.oldest_file.exists():
             return True  # nothing was deleted since the files were listed
@@ -129,11 +129,11 @@ class BrokerViews:
 
     def note(self, topic: str, queue_id: int, minimum: int, maximum: int) -> None:
         """A pull's reply reported the broker's bounds of a queue."""
-        known = self._known.get((topic, queue_id))
+        known = self._known.peek((topic, queue_id))
         if known is None or known.queue is None:
             return
         if maximum < known.queue.max_offset:
-            self._known.drop((topic, queue_id))  # cut back, or a recreated topic
+            self._known.pop((topic, queue_id))  # cut back, or a recreated topic
             return
         step = minimum - known.queue.min_offset
         if step > 0:
@@ -147,7 +147,7 @@ class BrokerViews:
             learnt_s=known.learnt_s if step <= 0 else -math.inf,
             max_s=self.clock_s() if step <= 0 else -math.inf,
         )
-        self._known.replace((topic, queue_id), noted)
+        self._known.put((topic, queue_id), noted, QUEUE_BYTES + sys.getsizeof(topic))
 
     def _doubt(self, known: _Known) -> None:
         """The broker has deleted files: its old log begin no longer shows that the archive has reached it."""

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fetcher.blocks.segmented_lru import SegmentedLru
 from rocketmq_tiered.server.proxy.relay_status import GroupReading
 from rocketmq_tiered.server.wire.codes import ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
+from tiered.model.lru import Lru
 
 BYTES_MAX = 16 * 1024 * 1024
 QUEUE_BYTES = 500
@@ -32,7 +32,7 @@ class GroupReadStats:
     """Counts since the start."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._queues: SegmentedLru[Key, _Queue] = SegmentedLru(bytes_max)
+        self._queues: Lru[Key, _Queue] = Lru(bytes_max, resists_floods=True)
 
     def note(self, request: Request, response: Response | None) -> None:
         """Count a pull reply. Relayed replies carry the broker's version."""
@@ -43,8 +43,6 @@ class GroupReadStats:
         if queue is None:
             queue = _Queue()
             self._queues.add(key, queue, QUEUE_BYTES + sys.getsizeof(key[0]) + sys.getsizeof(key[1]))
-        else:
-            self._queues.used(key)
         if response.code == ResponseCode.SUCCESS:
             if response.version is None:
                 queue.archive_pulls += 1

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from fetcher.blocks.segmented_lru import SegmentedLru
 from fetcher.policy.read_policy import BrokerSide, ReadPolicy, Situation
 from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.server.backend.pull_handlers import SUSPEND, pull_response
@@ -27,6 +26,7 @@ from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandler, ProxyHandl
 from rocketmq_tiered.server.slave.registration import MASTER_ID
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
+from tiered.model.lru import Lru
 
 REPEAT_S: Final = 1.0
 """The least time between two empty replies to the same pull of the same client."""
@@ -65,13 +65,13 @@ class EmptyReplyPacer:
     """Delays repeated empty replies, so that no client pulls in a hot loop."""
 
     def __init__(self, bytes_max: int = REPEATS_BYTES_MAX) -> None:
-        self._last: SegmentedLru[tuple[int, str, str, int], _Reply] = SegmentedLru(bytes_max)
+        self._last: Lru[tuple[int, str, str, int], _Reply] = Lru(bytes_max, resists_floods=True)
 
     def wait_s(self, reader: tuple[int, str], topic: str, queue_id: int, offset: int, now_s: float) -> float:
         """The delay of a reply that leaves ``reader`` (connection and group: a client's groups share a connection) at
         ``offset``."""
         key = *reader, topic, queue_id
-        before = self._last.get(key)
+        before = self._last.peek(key)
         is_repeat = before is not None and before.offset == offset
         left_s = before.at_s + REPEAT_S - now_s if before is not None and is_repeat else 0.0
         left_s = min(REPEAT_S, max(0.0, left_s))

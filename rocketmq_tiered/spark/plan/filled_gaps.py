@@ -6,12 +6,12 @@ Exports and streams must neither miss these messages nor read them twice. A comm
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from rocketmq_tiered.spark.plan.partitions import OffsetRange
 from tiered.catalog.state import CatalogState
+from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 
 Gaps = Mapping[QueueKey, Sequence[OffsetRange]]
@@ -89,19 +89,18 @@ class GapsByVersion:
 
     def __init__(self, load: Callable[[int], CatalogState]) -> None:
         self._load = load
-        self._cached: OrderedDict[int, Gaps] = OrderedDict()
+        self._cached: Lru[int, Gaps] = Lru(VERSIONS_KEPT)
 
     def add(self, state: CatalogState) -> None:
         """Cache the gaps of ``state``."""
-        if state.version not in self._cached:
-            self._cached[state.version] = gaps_in(state)
-        self._cached.move_to_end(state.version)
-        while len(self._cached) > VERSIONS_KEPT:
-            self._cached.popitem(last=False)
+        if self._cached.get(state.version) is None:
+            self._cached.add(state.version, gaps_in(state))
 
     def at(self, version: int) -> Gaps:
         """The gaps of ``version``. Raises what loading it raises."""
-        if version not in self._cached:
-            self.add(self._load(version))
-        self._cached.move_to_end(version)
-        return self._cached[version]
+        found = self._cached.get(version)
+        if found is None:
+            state = self._load(version)
+            found = gaps_in(state)
+            self._cached.add(version, found)
+        return found

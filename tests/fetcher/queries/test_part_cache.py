@@ -207,10 +207,10 @@ def test_a_part_that_went_bad_in_memory_is_fetched_again() -> None:
     store = large_index()
     with ArchiveQueries(store, load(store)) as queries:
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
-        for key, entry in list(queries._cache._entries.items()):
+        for key, entry in queries._cache._parts:
             if isinstance(entry.value, bytes):
                 bad = bytes(byte ^ 0x40 for byte in entry.value)
-                queries._cache._entries[key] = entry._replace(value=bad)
+                queries._cache._parts.put(key, entry._replace(value=bad), entry.byte_count)
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
 
 
@@ -235,7 +235,7 @@ def test_what_is_held_is_what_is_charged(steps: list[tuple[str, int, int]]) -> N
             kept.drop(f"o{number % 3}")
             assert kept.get(f"o{number % 3}", number) is None
         else:
-            kept.shrink(size)
+            kept.evict(kept.held_bytes - size)
             assert kept.held_bytes <= size
         assert kept.held_bytes == budget.charged_bytes <= 3000
         assert (kept.held_bytes == 0) == (len(kept) == 0)
@@ -273,5 +273,5 @@ def test_many_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    kept.shrink(0)
+    kept.evict(kept.held_bytes)
     assert (kept.held_bytes, budget.charged_bytes) == (0, 0)

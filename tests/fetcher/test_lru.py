@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.blocks.budget import ByteBudget
-from fetcher.blocks.segmented_lru import SegmentedLru
 from fetcher.io.request_scheduler import Priority
 from fetcher.prefetch.prefetch_range import PullProgress, WindowLimits
 from fetcher.prefetch.readers import BUDGET_SHARE, READERS_BYTES_MAX, Reader, ReaderKey, Readers
@@ -30,6 +29,7 @@ from rocketmq_tiered.server.wire.request import Response
 from rocketmq_tiered.server.wire.turns import Turns
 from tests.server.serving_peer import request
 from tests.sweeps import sweep
+from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 
 LIMITS = WindowLimits(32, 1 << 25, 180.0, 1.0, 1 << 23)
@@ -114,23 +114,43 @@ def test_what_is_set_aside_is_not_there_for_others() -> None:
     assert waiting.future.done() and (budget.charged_bytes, budget._reserved_bytes) == (700, 300)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "used", "drop"]), st.integers(0, 12), st.integers(1, 40))))
-def test_the_sum_of_all_entries_is_right(steps: list[tuple[str, int, int]]) -> None:
-    table: SegmentedLru[int, int] = SegmentedLru(100)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["add", "put", "used", "drop"]), st.integers(0, 12), st.integers(1, 40))
+    ),
+    st.booleans(),
+)
+def test_the_sum_of_all_entries_is_right(steps: list[tuple[str, int, int]], resists_floods: bool) -> None:
+    table: Lru[int, int] = Lru(100, resists_floods=resists_floods)
     weights: dict[int, int] = {}
     for what, key, weight in steps:
         if what == "add" and key not in weights:
             weights[key] = weight
             for gone in table.add(key, key, weight):
                 del weights[gone]
+        elif what == "put":
+            weights[key] = weight
+            for gone in table.put(key, key, weight):
+                del weights[gone]
         elif what == "used":
-            table.used(key)
+            table.get(key)
         elif what == "drop":
-            table.drop(key)
+            table.pop(key)
             weights.pop(key, None)
         assert dict(table) == {key: key for key in weights}
         assert (table.held_bytes, len(table)) == (sum(weights.values()), len(weights))
         assert table.held_bytes <= 100
+
+
+def test_the_entry_used_longest_ago_goes_first() -> None:
+    table: Lru[str, int] = Lru(3)
+    for number, key in enumerate("abc"):
+        assert table.add(key, number) == []
+    assert (table.get("a"), table.peek("b"), table.get("x")) == (0, 1, None)
+    assert table.add("d", 3) == [1]
+    assert [key for key, _ in table] == ["c", "a", "d"]
+    assert table.add("e", 4, 3) == [2, 0, 3] and "e" in table, "as heavy as the bound: alone"
+    assert table.add("f", 5, 4) == [4, 5] and not len(table), "heavier: not kept"
 
 
 # -- what things weigh --------------------------------------------------------------------------------------------
