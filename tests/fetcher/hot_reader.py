@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.policy.broker_files import BrokerFiles, end_of, list_until
-from fetcher.policy.local_records import checked_timestamp
 from fetcher.policy.read_policy import OffsetRange
 from fetcher.rows.batch import EMPTY_BATCH, MessageBatch, joined_batch
 from fetcher.rows.pull import PullResult, PullStatus
 from fetcher.rows.tag_filter import MessageFilter
+from tests.fetcher.local_records import checked_timestamp
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.store import BrokerStore

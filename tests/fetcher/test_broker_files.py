@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fetcher.policy.local_records import checked_timestamp
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange
 from fetcher.rows.pull import PullStatus
 from fetcher.rows.tag_filter import TagFilter
@@ -295,26 +294,6 @@ def test_another_message_of_the_same_queue_and_size_is_not_taken_for_the_one_tha
         assert numbers(reader, 5) == (S.FOUND, [5, 6, 7, 8, 9], 10)
         with pytest.raises(RecordGoneError):
             numbers(reader, 10)
-
-
-@given(st.integers(0, 400), st.integers(1, 255), st.booleans())
-def test_damage_is_seen_wherever_a_checksum_or_length_covers_it(at: int, flip: int, with_crc: bool) -> None:
-    message = Message(b"topic", 3, 9, b"body" * 50, b"a\x01b\x02", with_record_crc=with_crc)
-    record = encode(message, 4096)
-    at %= len(record)
-    damaged = bytearray(record)
-    damaged[at] ^= flip
-    expected = (3, b"topic")
-    assert checked_timestamp(memoryview(record), 4096, expected) == message.store_timestamp
-    assert checked_timestamp(memoryview(record), 4096 + 1, expected) is None
-    assert checked_timestamp(memoryview(record), 4096, (4, b"topic")) is None
-    assert checked_timestamp(memoryview(record), 4096, (3, b"other")) is None
-    assert checked_timestamp(memoryview(record)[:-1], 4096, expected) is None
-    body = range(record.index(b"body"), record.index(b"topic"))
-    is_covered = at < 16 or 28 <= at < 36 or at in body or with_crc
-    # A flip in the name of the CRC property hides the checksum itself.
-    if is_covered and not (with_crc and at >= len(record) - 20):
-        assert checked_timestamp(memoryview(damaged), 4096, expected) is None
 
 
 # -- sides ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import numpy as np
 import orjson
 
 from fetcher.io.waiting import run_sync
-from fetcher.policy.local_records import checked_timestamp
 from tests.formats.golden_archive import GOLDEN
 from tests.soak.fuzz_mutations import Mutation, changed, changed_json
 from tiered.archive.index.footer import decode_tail
@@ -33,7 +32,6 @@ from tiered.catalog.deletions import LIST_KIND, DeletionList, Reason, decode_lis
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
-from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.fastjson import loads
 from tiered.formats.record import SYS_INNER_BATCH, Record, decode_record, record_to_json
@@ -86,7 +84,6 @@ def subjects(store: Path) -> list[Subject]:
         Subject("segment", segments, _decode_segment, True),
         Subject("index file", [data for _, data in _indexes()], _decode_index, True),
         Subject("record", records, _decode_record),
-        Subject("record of the local log", records, _check_record),
         Subject("fastjson", documents, lambda _, data: loads(data)),
         Subject("remoting frame", frames, _decode_frames),
         Subject("remoting frame, odd header", [_HEADER], _decode_frames, change=_odd_header),
@@ -289,14 +286,6 @@ def _decode_record(_: int, data: bytes) -> Any:
     record = decode_record(data)
     assert indexed_message(record, with_tags=True).phys == record.physical_offset
     return _shown(record), record.body(1 << 20)
-
-
-def _check_record(_: int, data: bytes) -> Any:
-    """Whatever passes this check is decoded by those who rely on it."""
-    phys = int.from_bytes(data[28:36], "big")
-    if checked_timestamp(memoryview(data), phys, None) is None:
-        raise CorruptionError("refused")
-    return decode_record(data).store_timestamp
 
 
 def _frames(documents: Sequence[bytes]) -> list[bytes]:
