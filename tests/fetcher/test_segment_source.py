@@ -26,7 +26,6 @@ from tiered.errors import (
     UnavailableError,
     UsageError,
 )
-from tiered.settings.load import load_settings
 
 PLAIN = segment("data/aa/plain.so", blocks=32, block_bytes=16 * 1024)
 OTHER = segment("data/bb/other.so", blocks=32, block_bytes=16 * 1024)
@@ -578,8 +577,3 @@ def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
     assert len(read_blocks) == 1000
     gc.collect()
     bench.check_at_rest(*indexes)
-
-
-def test_less_memory_than_the_caches_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"fetch\.memory_bytes"):
-        load_settings(flags={"fetch.memory_bytes": ("--set", "64MiB")})
