@@ -481,7 +481,7 @@ TROUBLES = (
         "log truncated",
         "diverged-log",
         "truncated or replaced",
-        "keep-log-history",
+        "ls ARCHIVE_URL --histories",
         "TieredLogDiverged",
         _cut_log,
         harms_broker=True,

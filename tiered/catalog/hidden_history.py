@@ -13,7 +13,7 @@ import numpy as np
 
 from tiered.catalog.catalog_reader import read_root
 from tiered.catalog.deletions import PendingDeletion, Reason, read_list
-from tiered.catalog.pages import Page
+from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
     NO_ROOT,
@@ -23,6 +23,7 @@ from tiered.catalog.state import (
     RootRef,
     RunChunk,
     joined,
+    selected,
 )
 from tiered.errors import NotFoundError
 from tiered.model.queue import QueueKey
@@ -148,7 +149,11 @@ def history_state(store: ObjectStore, state: CatalogState, number: int) -> Catal
             f"the archive has no log history {number}", hint="`tiered ls --histories` lists log histories"
         )
     hidden = read_hidden(store, history)
-    return _unhidden(state, hidden) if ended_keys(hidden) else hidden
+    ended = ended_keys(hidden)
+    if not hidden.memory_runs:
+        return _unhidden(state, hidden)
+    hidden = _left(hidden, diverged_deletions(store, state))
+    return _both(store, state, hidden, ended) if ended else hidden
 
 
 def read_hidden(store: ObjectStore, history: LogHistory) -> CatalogState:
@@ -212,7 +217,11 @@ class _Lister:
 
 def _ended_rows(state: CatalogState, hidden: CatalogState) -> Iterator[int]:
     """Rows of ``state`` that were visible queues of ``hidden`` and have ended."""
-    for key in ended_keys(hidden):
+    return _rows_of(state, hidden, ended_keys(hidden))
+
+
+def _rows_of(state: CatalogState, hidden: CatalogState, ended: Sequence[QueueKey]) -> Iterator[int]:
+    for key in ended:
         row, before = state.row_of(key), hidden.queue(key)
         is_shown = before is not None and not before["flags"] & QUEUE_HIDDEN
         if row is not None and is_shown and state.table["flags"][row] & QUEUE_SUPERSEDED:
@@ -226,3 +235,32 @@ def _unhidden(state: CatalogState, hidden: CatalogState) -> CatalogState:
     for row in _ended_rows(state, hidden):
         table["flags"][row] &= ~_ENDED
     return replace(state, table=table)
+
+
+def _left(hidden: CatalogState, pending: Mapping[str, PendingDeletion]) -> CatalogState:
+    """``hidden`` with runs whose objects wait for their deletion: others are visible again, or gone."""
+    chunk = hidden.memory
+    kept = selected(chunk, np.array([name in pending for name in object_names(chunk)], bool))
+    table = hidden.table.copy()
+    table["flags"] |= QUEUE_HIDDEN
+    for row in np.unique(kept.runs["queue"]).tolist():
+        table["flags"][row] = hidden.table["flags"][row]
+        first = kept.runs["base_queue_offset"][kept.runs["queue"] == row].min()
+        table["min_queue_offset"][row] = max(table["min_queue_offset"][row], first)
+    return replace(hidden, table=table, chunks=(kept,) if len(kept.runs) else ())
+
+
+def _both(
+    store: ObjectStore, state: CatalogState, hidden: CatalogState, ended: Sequence[QueueKey]
+) -> CatalogState:
+    """The runs of ``hidden``, and those of the queues that ``ended``, which are in ``state``; all in memory."""
+    table, chunks, index = hidden.table.copy(), list(hidden.chunks), RunIndex(store)
+    for row in _rows_of(state, hidden, ended):
+        key = state.key_of(row)
+        number = _row(hidden, key)
+        table[number] = state.table[row]
+        table["flags"][number] &= ~_ENDED
+        found = selected(index.runs_of(state, key), slice(None))
+        found.runs["queue"] = number
+        chunks.append(found)
+    return replace(hidden, table=table, chunks=(joined(tuple(chunks)),))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.catalog_reader import history_spans
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import PendingDeletion, Reason
 from tiered.catalog.hidden_history import ended_queues, hidden_runs, message_count
@@ -86,7 +87,9 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
     common_version = 0 if start.common is None else start.common.version
     if start.common is not None and not (start.common.started and start.common.cursor.phys == start.phys):
         raise CommitInvalidError(f"version {common_version} does not end at {start.phys}")
-    if any(history.common_version < common_version < history.version for history in state.log_histories):
+    if common_version and not any(
+        first - 1 <= common_version <= last for first, last in history_spans(state)
+    ):
         raise CommitInvalidError(f"version {common_version} belongs to an abandoned log history")
     check = LogCheck(start.phys, start.phys, 0) if start.common is None else start.common.cursor.check
     base = replace(
