@@ -17,7 +17,7 @@ from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
 from fetcher.walk import Walk
 from rocketmq_tiered.cli.arguments import add_archive, instant, settings_of
-from rocketmq_tiered.cli.rendering import BODY_FORMS, jsonl_line
+from rocketmq_tiered.cli.rendering import BODY_FORMS, BodyForm, is_charset, jsonl_line
 from rocketmq_tiered.process.logs import log_plain
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.model.queue import QueueKey
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 READ_ROWS = 4096
 READ_BYTES = 8 * 1024 * 1024
 POLL_S = 1.0
+CHARSET = "UTF-8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=BODY_FORMS,
         help="jsonl: add bodies in this form (default: length and checksum only)",
     )
+    parser.add_argument("--charset", metavar="NAME", help=f"of --body text (default: {CHARSET})")
     parser.add_argument(
         "--generation", type=int, metavar="N", help="an earlier generation of a recreated topic"
     )
@@ -86,7 +88,16 @@ def execute(options: argparse.Namespace) -> int:
             _follow(archive, options, printer, chosen)
         else:
             printer.print_queues(chosen)
+        _warn_of_replaced(printer.body_form)
     return 0
+
+
+def _warn_of_replaced(form: BodyForm | None) -> None:
+    if form is not None and form.replaced:
+        logger.warning(
+            "%s not %s: invalid bytes are printed as U+FFFD; name another --charset, or use --body hex",
+            "1 body is" if form.replaced == 1 else f"{form.replaced:,} bodies are", form.charset,
+        )  # fmt: skip
 
 
 def _checked(options: argparse.Namespace) -> MessageFilter | None:
@@ -115,6 +126,9 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
         raise UsageError("--tag and --where exclude each other", hint="write TAGS = 'a' AND … in --where")
     if options.format == "raw" and options.body is not None:
         raise UsageError("--body requires --format jsonl", hint="raw records contain their bodies as stored")
+    if options.charset is not None and (options.body != "text" or not is_charset(options.charset)):
+        hint = "give --body text" if options.body != "text" else "use a name such as UTF-8, GBK or ISO-8859-1"
+        raise UsageError(f"--charset {options.charset} cannot be used", hint=hint)
     if options.where is not None:
         return Sql92Filter(options.where)
     return None if options.tag is None else tag_filter(options.tag)
@@ -174,6 +188,7 @@ class _Printer:
         self._archive = archive
         self._options = options
         self._filter = message_filter
+        self.body_form = None if options.body is None else BodyForm(options.body, options.charset or CHARSET)
         self._walks: dict[QueueKey, Walk] = {}
 
     def hidden_since(self, topic: str | None) -> list[QueueListing]:
@@ -212,7 +227,7 @@ class _Printer:
                 listing.key,
                 offset,
                 is_own_offset=listing.kind == "batch",
-                body_form=self._options.body,
+                body_form=self.body_form,
             )
             for data, offset in zip(batch.records(), batch.queue_offsets.tolist(), strict=True)
         )

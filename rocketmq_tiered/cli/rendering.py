@@ -6,7 +6,7 @@ Field names are those of tiered.formats.fields; `body` and `inner[].body` are op
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -24,7 +24,7 @@ def jsonl_line(
     queue_offset: int,
     *,
     is_own_offset: bool = False,
-    body_form: str | None = None,
+    body_form: BodyForm | None = None,
 ) -> bytes:
     """One message as one line. Raises CorruptionError for an undecodable record. An undecodable body, which its
     producer may have sent, is null: it must not hide later messages."""
@@ -34,11 +34,10 @@ def jsonl_line(
     )
     warn_of_body(document)
     if body_form is not None:
-        form = _FORMS[body_form]
-        document["body"] = None if document["bodyLen"] is None else form(record.body())
+        document["body"] = None if document["bodyLen"] is None else body_form(record.body())
         inner = document.get("inner") or ()
         for shown, item in zip(inner, inner_messages(record) if inner else (), strict=True):
-            shown["body"] = form(item.body)
+            shown["body"] = body_form(item.body)
     return escaped_json(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
 
 
@@ -51,10 +50,6 @@ def warn_of_body(document: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _text(body: bytes) -> str:
-    return body.decode("utf-8", "replace")
-
-
 def _json(body: bytes) -> Any:
     try:
         orjson.loads(body)
@@ -65,7 +60,34 @@ def _json(body: bytes) -> Any:
     return orjson.Fragment(body.replace(b"\n", b" ").replace(b"\r", b" "))
 
 
-_FORMS: Mapping[str, Callable[[bytes], Any]] = {"text": _text, "hex": bytes.hex, "json": _json}
+class BodyForm:
+    """How bodies are shown. ``text``: decoded, invalid bytes as U+FFFD, which ``replaced`` counts by body. ``hex``: all
+    bytes. ``json``: the value as written, null if invalid."""
 
-BODY_FORMS = tuple(_FORMS)
-"""``text``: UTF-8, invalid bytes as U+FFFD. ``hex``: all bytes. ``json``: the value as written, null if invalid."""
+    def __init__(self, form: str, charset: str = "UTF-8") -> None:
+        self._form, self.charset = form, charset
+        self.replaced = 0
+        """Bodies with bytes that are not of the charset."""
+
+    def __call__(self, body: bytes) -> Any:
+        """The value in JSON."""
+        if self._form == "hex":
+            return body.hex()
+        if self._form == "json":
+            return _json(body)
+        try:
+            return body.decode(self.charset)
+        except UnicodeError:
+            self.replaced += 1
+            return body.decode(self.charset, "replace")
+
+
+BODY_FORMS = ("text", "hex", "json")
+
+
+def is_charset(name: str) -> bool:
+    """Whether text can be decoded with it."""
+    try:
+        return isinstance(b"a".decode(name), str)
+    except (LookupError, UnicodeError, ValueError):
+        return False

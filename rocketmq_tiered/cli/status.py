@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -149,9 +150,8 @@ def _from_archive(settings: Settings) -> StatusReport:
             topics = topic_filter_of(settings, conf, archive.cluster, archive.broker)
             end = store.commit_log.max_file_end
             lag = measure_lag(store.commit_log, store.consume_queues, topics, committed, end)
-            return _report(
-                archive, lag, lag.end_phys, retention_margin_s(store, committed, lag.end_phys, 0.0)
-            )
+            margin_s = retention_margin_s(store, committed, lag.end_phys, 0.0)
+            return replace(_report(archive, lag, lag.end_phys, margin_s), deletion_zone=str(store.zone()))
 
 
 def _report(
@@ -315,4 +315,7 @@ def _margin(report: StatusReport) -> str:
         return "unknown"
     if report.retention_margin_seconds is None:
         return "no unarchived message is about to be deleted"
-    return f"{duration_text(report.retention_margin_seconds)} until the broker deletes unarchived messages"
+    zone = f" (deleteWhen in {report.deletion_zone})" if report.deletion_zone else ""
+    return (
+        f"{duration_text(report.retention_margin_seconds)} until the broker deletes unarchived messages{zone}"
+    )

@@ -174,7 +174,8 @@ def margin(subject: StoreSubject) -> Finding:
     left_s = retention_margin_s(store, archived_phys, end_phys, 0.0)
     if left_s is None:
         return ok("no unarchived message is about to be deleted")
-    text = f"{duration_text(left_s)} until the broker deletes messages that are not archived"
+    zone = f"deleteWhen in {store.zone()}"
+    text = f"{duration_text(left_s)} until the broker deletes messages that are not archived ({zone})"
     if left_s < short_margin_s(store.conf or BrokerConf()) / MARGIN_BAD_SHARE:
         return failed(text, "start tiered run, or see in tiered status why it is behind")
     return ok(text)

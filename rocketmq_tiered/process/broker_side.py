@@ -50,6 +50,7 @@ def open_store_of(
         conf=conf,
         commitlog_dirs=[Path(path) for path in settings.broker.commitlog_paths] or None,
         pinned=pinned,
+        time_zone=settings.broker.time_zone,
     )
 
 

@@ -59,6 +59,8 @@ class StatusReport:
     """Age of these figures. A running instance measures the lag of many queues less often than once a second."""
     retention_margin_seconds: float | None = None
     """Time until the broker deletes messages not archived yet; None without risk."""
+    deletion_zone: str = ""
+    """The time zone in which the broker deletes files, and where it comes from."""
     short_retention_margin_seconds: float = SHORT_S_MAX
     """Below it the retention margin is short."""
     gaps: int = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import timedelta, timezone
 
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import measure_disk
@@ -22,8 +21,7 @@ def retention_margin_s(
 ) -> float | None:
     """Seconds until the broker deletes unarchived log; None without risk, or if unknown.
 
-    ``end_phys``: end of the written log. Without a broker.conf, RocketMQ's defaults apply; the broker is assumed to run
-    in this host's time zone.
+    ``end_phys``: end of the written log. Without a broker.conf, RocketMQ's defaults apply.
     """
     if committed_phys >= end_phys:
         return None
@@ -44,7 +42,7 @@ def retention_margin_s(
         store.conf or BrokerConf(),
         disk,
         now_ms=time.time_ns() // 1_000_000,
-        zone=timezone(timedelta(seconds=time.localtime().tm_gmtoff)),
+        zone=store.zone().zone,
     )
     return margin.seconds
 

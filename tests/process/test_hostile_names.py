@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from rocketmq_tiered.cli import main
-from rocketmq_tiered.cli.rendering import jsonl_line
+from rocketmq_tiered.cli.rendering import BodyForm, jsonl_line
 from rocketmq_tiered.process.logs import JsonFormatter
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.kernels.record_builder import Message, encode, properties
@@ -84,7 +84,7 @@ def test_what_lists_topics_is_clean_as_text_and_as_json(
 
 def test_a_body_as_text_is_one_clean_line_with_the_same_value() -> None:
     message = Message(b"t", 0, 7, NAME.encode(), properties((b"KEYS", b"\xc2\x9b2J")))
-    line = jsonl_line(encode(message, 0), QueueKey("t", 0, 0), 7, body_form="text").decode()
+    line = jsonl_line(encode(message, 0), QueueKey("t", 0, 0), 7, body_form=BodyForm("text")).decode()
     assert is_clean(line) and line.count("\n") == 1
     assert json.loads(line)["body"] == NAME
 

@@ -28,6 +28,7 @@ from tiered.broker_store.names import BrokerNames, find_names
 from tiered.broker_store.residency import open_failure
 from tiered.broker_store.rocksdb_consume_queue import RocksdbConsumeQueues
 from tiered.broker_store.rocksdb_copy import is_rocksdb
+from tiered.broker_store.time_zone import BrokerZone, broker_zone
 from tiered.errors import NotFoundError, StoreLayoutError
 
 _DLEDGER_PREFIX: Final = "dledger-"
@@ -39,12 +40,19 @@ _PROBE_FILES_MAX: Final = 4
 class BrokerStore:
     """An open store. ``conf`` is None without a broker.conf. Not thread-safe except ``commit_log``."""
 
-    def __init__(self, path: Path, conf: BrokerConf | None, commit_log: CommitLog) -> None:
+    def __init__(
+        self, path: Path, conf: BrokerConf | None, commit_log: CommitLog, time_zone: str = ""
+    ) -> None:
         self.path = path
         self.conf = conf
         self.commit_log = commit_log
+        self._time_zone = time_zone
         self._lock = threading.Lock()
         self._index: ConsumeQueueIndex | None = None
+
+    def zone(self) -> BrokerZone:
+        """The time zone in which the broker deletes files."""
+        return broker_zone(self.path, self._time_zone)
 
     @property
     def has_rocksdb_queues(self) -> bool:
@@ -157,11 +165,14 @@ def open_broker_store(
     conf: BrokerConf | None = None,
     commitlog_dirs: Sequence[Path] | None = None,
     pinned: Callable[[], Iterable[LogFile]] | None = None,
+    time_zone: str = "",
 ) -> BrokerStore:
     """Open a store directory for reading.
 
     The commitlog directories are ``commitlog_dirs``, else those of ``conf``, else ``path``/commitlog. ``pinned`` names
-    files that the broker deleted. Raises StoreLayoutError for DLedger or an unknown layout, NotFoundError,
+    files that the broker deleted, ``time_zone`` is broker.time_zone.
+
+    Raises StoreLayoutError for DLedger or an unknown layout, NotFoundError,
     AccessDeniedError.
     """
     names = _list_names(path)
@@ -170,7 +181,7 @@ def open_broker_store(
     dirs = tuple(commitlog_dirs or ()) or _commitlog_dirs(path, conf)
     log = CommitLog(dirs, pinned=pinned)
     _refuse_foreign_log(log)
-    return BrokerStore(path, conf, log)
+    return BrokerStore(path, conf, log, time_zone)
 
 
 def _list_names(path: Path) -> set[str]:

@@ -6,6 +6,7 @@ Checks within one section are its ``complaints`` in sections.py.
 from __future__ import annotations
 
 from tiered.model.address import host_and_port
+from tiered.model.zone import parse_zone
 from tiered.settings.sections import Settings
 
 _ADDRESS = "write host:port, such as 127.0.0.1:10911"
@@ -23,6 +24,11 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
         ))  # fmt: skip
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
+    if settings.broker.time_zone:
+        try:
+            parse_zone(settings.broker.time_zone)
+        except ValueError as error:
+            found.append(("broker.time_zone", str(error)))
     found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]
     for section in (
         settings.serve, settings.broker, settings.read, settings.retention, settings.slave, settings.object_store,

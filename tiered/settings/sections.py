@@ -44,6 +44,11 @@ class BrokerSettings:
         "empty: requests are not signed",
         restart=True,
     )
+    time_zone: str = setting(
+        "",
+        "time zone of the broker's deleteWhen, such as Asia/Shanghai or +08:00; empty: as its index files show, else "
+        "this host's",
+    )
     request_timeout_ms: int = 3_000
     """Timeout of a request to the broker, which is near: one that needs longer counts as silent."""
     tls: bool = setting(False, "connect to the broker and the name servers with TLS", restart=True)
