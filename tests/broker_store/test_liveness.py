@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -96,3 +98,11 @@ def test_lock_file_that_may_not_be_opened_proves_nothing(store: Path) -> None:
     (store / "lock").chmod(0)
     store.chmod(0o755)
     assert run_unprivileged(lambda: ask_liveness(store).liveness.value, store) == "unknown"
+
+
+def test_file_system_without_locks_proves_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bytes:
+        raise OSError(os.strerror(37), 37)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    assert ask_liveness(store).liveness is Liveness.UNKNOWN

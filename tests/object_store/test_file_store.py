@@ -27,6 +27,7 @@ from tiered.errors import (
 )
 from tiered.object_store import file as file_module
 from tiered.object_store.file import UPLOADS, FileStore
+from tiered.object_store.interface import ObjectRange
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
@@ -319,3 +320,20 @@ def test_a_part_of_an_archive_on_another_disk_is_refused(tiny_disk: Path, tmp_pa
     with pytest.raises(RefusedRequestError, match="one file system"):
         store.put_if_absent("c/b/data/1", [b"x"])
     assert list(tiny_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL])
+def test_ranges_are_copied_where_the_kernel_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As from a spool directory on another file system."""
+
+    def refuse(*_arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    store = FileStore(tmp_path / "archive")
+    content = os.urandom(3 << 20)
+    store.put_if_absent("source", [content])
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    store.compose_if_absent("k", [ObjectRange("source", 1, (3 << 20) - 1), b"x"])
+    assert store.get("k") == content[1:] + b"x"

@@ -14,10 +14,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Timer
+from urllib.parse import parse_qs, urlsplit
 
 import botocore.auth
 import pytest
 
+from tests.servers.child import free_port
 from tests.servers.proxy import Action, FaultProxy, ProxiedRequest
 from tests.servers.running_store import RunningStore
 from tiered.errors import (
@@ -358,3 +360,48 @@ def test_credentials_appear_nowhere(moto_url: RunningStore, caplog: pytest.LogCa
     seen = caplog.text + "\n".join(texts)
     for hidden in (secret, token, "AKIDEXAMPLE"):
         assert hidden not in seen
+
+
+def test_connection_refused() -> None:
+    settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{free_port()}", region="us-east-1")
+    store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
+    with pytest.raises(ThrottledError, match="Connection refused"):
+        store.put_if_absent("k", [b"x"])
+    with pytest.raises(UnavailableError):
+        store.get("k")
+
+
+def test_unknown_host() -> None:
+    settings = ObjectStoreSettings(endpoint_url="http://no-such-host.invalid:9000", region="us-east-1")
+    store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
+    with pytest.raises(ThrottledError, match=r"no-such-host\.invalid"):
+        store.put_if_absent("k", [b"x"])
+
+
+def test_an_empty_page_does_not_end_a_listing() -> None:
+    """Of a bucket with very many deleted versions: the page is truncated, and nothing is on it."""
+    asked: list[str] = []
+
+    class Sparse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            query = parse_qs(urlsplit(self.path).query)
+            if "continuation-token" in query:
+                inside = "<IsTruncated>false</IsTruncated>" + "".join(
+                    f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+                    for key in ("a/1", "a/2")
+                )
+            else:
+                inside = "<IsTruncated>true</IsTruncated><NextContinuationToken>next</NextContinuationToken>"
+            page = f"<ListBucketResult>{inside}</ListBucketResult>".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Quiet."""
+
+    with store_at(Sparse) as store:
+        assert [info.key for info in store.list("a/")] == ["a/1", "a/2"]
+    assert len(asked) == 2

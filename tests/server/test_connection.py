@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
+import socket
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,6 +26,7 @@ from tests.server.connection_scene import (
     BROKEN,
     BUSY,
     ECHO,
+    INSTANT,
     LARGE,
     LARGE_BYTES,
     LOOPBACK,
@@ -353,3 +356,24 @@ def test_a_client_has_the_address_that_rules_know_it_by(bind: str, dialled: str,
         await server.close(drain_s=0)
 
     asyncio.run(story())
+
+
+def test_a_client_that_is_gone_when_its_answers_are_read_is_ended_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(made: Scene) -> None:
+        with socket.create_connection(("127.0.0.1", made.port)) as client:
+            client.sendall(b"".join(encode(RemotingCommand(INSTANT, n)) for n in range(200)))
+            await asyncio.sleep(0.2)
+            assert made.server.accounts.unread.total_bytes
+            # All the kernel has: then what waits can be sent, and what comes behind it meets a closed socket.
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                while client.recv(1 << 20):
+                    pass
+        await asyncio.sleep(0.2)
+        assert not made.server.connections
+
+    with caplog.at_level(logging.ERROR):
+        play(story)
+    assert caplog.messages == []

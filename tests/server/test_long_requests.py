@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from rocketmq_tiered.server.groups.client_table import (
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
 from rocketmq_tiered.server.wire.request import HandlerTable
-from rocketmq_tiered.server.wire.turns import Turns
+from rocketmq_tiered.server.wire.turns import Slots, Turns
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.server.loop_gaps import gaps
@@ -190,5 +191,28 @@ def test_consumers_that_join_and_leave_cost_a_bounded_number_of_notices() -> Non
         assert len(stays.pushed) > before
         periods = (time.monotonic() - begun_s) / PERIOD_S + 1
         assert sum(len(peer.pushed) for peer in peers) <= NOTICES_MAX * periods
+
+    asyncio.run(story())
+
+
+def test_a_slot_is_passed_on_also_when_its_task_is_cancelled() -> None:
+    async def story() -> None:
+        slots, held = Slots(1), threading.Semaphore(1)
+
+        async def work(client: int) -> None:
+            async with slots.slot(client):
+                assert held.acquire(blocking=False)
+                try:
+                    await asyncio.sleep(0.001)
+                finally:
+                    held.release()
+
+        tasks = [asyncio.create_task(work(number % 3)) for number in range(12)]
+        await asyncio.sleep(0.002)
+        for task in tasks[1::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await work(9)
 
     asyncio.run(story())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import socket
@@ -10,7 +11,7 @@ import socket
 import pytest
 
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
-from rocketmq_tiered.server.listen.own_address import advertised_host
+from rocketmq_tiered.server.listen.own_address import advertised_host, is_wildcard, outgoing_address
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.server.serving_peer import request
 from tests.server.small_archive import small_service
@@ -77,3 +78,11 @@ def test_clients_are_never_sent_the_address_of_every_interface(advertise: str) -
         assert not service.offsets.is_owner
 
     asyncio.run(run())
+
+
+def test_this_machine_has_an_address_or_none() -> None:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        found = outgoing_address(family)
+        if found is not None:
+            address = ipaddress.ip_address(found)
+            assert not (address.is_loopback or address.is_unspecified) and not is_wildcard(found)

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from fetcher.rows.pull import PullRequest, PullStatus
 from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig
 from rocketmq_tiered.server.backend.route_handlers import (
+    MADE_QUEUES_MAX,
     PROXY_TOPIC,
+    RouteHandlers,
+    RouteTable,
 )
 from rocketmq_tiered.server.retries.proxy_topic import (
     BODY_BYTES_MAX,
+    HELD_BYTES_MAX,
     MESSAGES_KEPT,
     ProxyTopic,
 )
 from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
-from tests.server.serving_peer import RecordingPeer
+from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats.record import decode_record
 from tiered.remoting.command import RemotingCommand
 
@@ -117,3 +123,19 @@ def test_everything_else_is_refused() -> None:
     assert large.code == ResponseCode.SYSTEM_ERROR
     weird = SENT_V2 | {"f": str(0x30), "h": "-1"}  # flags that say IPv6 hosts, which are not what is stored
     assert Scene().send(RequestCode.SEND_MESSAGE_V2, b"x", weird).code == 0
+
+
+@pytest.mark.parametrize(("asked", "made"), [("1", 1), ("-3", 1), ("9223372036854775807", MADE_QUEUES_MAX)])
+def test_a_topic_has_at_most_as_many_queues_as_fit_an_answer(asked: str, made: int) -> None:
+    archive: Any = Nothing()
+    routes = RouteTable(archive, "h:1")
+    sent = request(17, None, None, topic=PROXY_TOPIC, readQueueNums=asked, writeQueueNums=asked)
+    assert asyncio.run(RouteHandlers(routes).make_topic(sent)).code == 0
+    assert (routes.made[PROXY_TOPIC].read_queues, routes.made[PROXY_TOPIC].write_queues) == (made, made)
+
+
+def test_what_is_kept_is_bounded_by_bytes_too() -> None:
+    scene = Scene()
+    for _ in range(2 * HELD_BYTES_MAX // BODY_BYTES_MAX):
+        assert scene.send(RequestCode.SEND_MESSAGE_V2, bytes(BODY_BYTES_MAX), SENT_V2).code == 0
+    assert HELD_BYTES_MAX - 2 * BODY_BYTES_MAX < scene.topic.state.held_bytes <= HELD_BYTES_MAX

@@ -314,3 +314,14 @@ def test_a_broker_that_checks_clients_has_to_be_there(tmp_path: Path) -> None:
                 await scene.ask(code, topic="t", **fields)
 
     run(tmp_path, story)
+
+
+def test_a_time_in_what_is_still_on_its_way_is_the_archives_end(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        minimum = scene.expire(399)
+        scene.forget()
+        times = [stored_ms_of(scene.store.records["t", 0][n]) for n in (ARCHIVED - 1, minimum)]
+        assert minimum > ARCHIVED and times[0] < times[1]
+        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=times[0] + 1) == ARCHIVED
+
+    run(tmp_path, story)

@@ -451,3 +451,12 @@ def test_an_account_without_rights_learns_nothing_from_pulls(tmp_path: Path, pol
                     assert response.ext.keys() <= {"suggestWhichBrokerId"}, response.ext
 
     run(tmp_path, story)
+
+
+def test_a_bad_expression_is_the_users_error(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        response = await scene.pull(0, flags=SUBSCRIPTION, expressionType=SQL92, subscription="a = = 1")
+        assert response.code == 23
+
+    run(tmp_path, story)

@@ -541,3 +541,20 @@ def test_the_logs_first_message_is_not_returned_through_the_broker() -> None:
             assert [command.ext_fields["offset"] for command in made.broker.seen] == ["180"]
 
     run(story())
+
+
+def test_a_loopback_address_is_not_given_to_other_hosts() -> None:
+    async def story() -> None:
+        settings = ServeSettings(bind="127.0.0.1:0", proxy_from=("127.0.0.1",))
+        names = Peer({105: Response(body=(json.dumps(ROUTE).encode(),))})
+        place = ProxyConfig("b", "127.0.0.1:1", [await names.start()], ADVERTISED)
+        service = ProxyService(place, settings, ReadPolicies())
+        _, port = await service.start()
+        client = Client(*await asyncio.open_connection("127.0.0.1", port))
+        client.writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
+        assert addresses(await client.ask(105, topic="T")) == {"0": "127.0.0.1:10911"}
+        client.writer.close()
+        await service.close(drain_s=0)
+        await names.stop()
+
+    run(story())

@@ -284,3 +284,22 @@ def test_no_failure_looks_like_an_answer(code: int, was_sent: bool, timed_out: b
         assert failure in (Failure.CLOSE, Failure.SILENCE)
     if was_sent and code in (10, 310, 320, 36):
         assert failure in (Failure.CLOSE, Failure.SILENCE)
+
+
+def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.2", "127.0.0.1")]
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *a, **k: found if host == "broker.example" else real(host, *a, **k),
+    )
+
+    async def story() -> None:
+        server, address, _ = await _broker()
+        upstream = RemotingUpstream(f"broker.example:{address.rpartition(':')[2]}", InflightLimit())
+        assert (await upstream.call(RemotingCommand(11, 1), 5)).opaque == 1
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())

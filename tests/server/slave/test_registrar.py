@@ -243,3 +243,46 @@ def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_
         await until(lambda: server.addresses.get(7) == OURS)
 
     story(tell, NameServerDouble())
+
+
+def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
+    async def tell() -> None:
+        server, errors = NameServerDouble(), [RuntimeError("unforeseen")]
+
+        class Failing(MasterStatus):
+            def refusal(self) -> str | None:
+                if errors:
+                    raise errors.pop()
+                return None
+
+        await server.start()
+        registrar = Registrar(SlaveConfig(BROKER, "m:1", (server.address,), OURS, 7), 0.05, Failing())
+        registrar.start()
+        await until(lambda: server.addresses.get(7) == OURS)
+        await registrar.leave()
+        await server.stop()
+
+    asyncio.run(tell())
+
+
+def test_one_that_comes_to_its_address_while_it_registers_is_seen_before_the_next_round() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+        (server,) = servers
+        await until(lambda: server.codes() == [103])
+        server.others["broker-z"] = {0: OURS}
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
+        assert server.codes() == [103, 104] and "id 0 of broker-z" in registrar.statuses()[0].why
+
+    slow = NameServerDouble()
+    slow.takes_s = 0.1
+    story(tell, slow, period_s=60)
+
+
+def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
+    async def tell() -> None:
+        registrar = Registrar(SlaveConfig(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, MasterStatus())
+        registrar.start()
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.UNREACHABLE)
+        await registrar.leave()
+
+    asyncio.run(tell())

@@ -307,3 +307,21 @@ def test_a_master_s_restart_is_noticed_and_its_slave_stays_listed() -> None:
         await until(lambda: stage.service.status().redirects is True)
 
     story(tell)
+
+
+def test_an_unforeseen_error_does_not_end_the_watch() -> None:
+    async def tell(stage: Stage) -> None:
+        watch, errors = stage.service.master, [RuntimeError("unforeseen")]
+        await until(lambda: watch.is_available)
+
+        def fails() -> None:
+            if errors:
+                raise errors.pop()
+
+        watch.on_refusal = fails
+        stage.master.answers[26] = RemotingCommand(0, 0, body=b"brokerRole=SLAVE\n")
+        watch.suspect("look again")
+        await until(lambda: not watch.is_available)
+        await until(lambda: watch.is_available)
+
+    story(tell)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rocketmq_tiered.spark.cli import commands_reading
+from rocketmq_tiered.spark.cli import stage_progress as subject
 from rocketmq_tiered.spark.cli.arguments import settings_of, source_of
 from rocketmq_tiered.spark.cli.main import VERBS, main
 from rocketmq_tiered.spark.jobs.search import fault_of_the_question
@@ -14,6 +19,23 @@ from rocketmq_tiered.spark.options.source_options import Mode, Source, SourceOpt
 
 URL = "s3://bucket/archives"
 SECRET = "c2VjcmV0LWtleQ"
+
+
+@dataclass
+class Tracker:
+    """Spark's status tracker: each request finishes one more task of the only stage."""
+
+    enough: threading.Event
+    done: int = 0
+
+    def getActiveStageIds(self) -> list[int]:  # noqa: N802 - Spark's name
+        return [3]
+
+    def getStageInfo(self, stage: int) -> Any:  # noqa: N802 - Spark's name
+        self.done = min(self.done + 1, 4)
+        if self.done == 4:
+            self.enough.set()
+        return SimpleNamespace(numCompletedTasks=self.done, numTasks=4)
 
 
 def parsed(verb: str, *arguments: str) -> Any:
@@ -136,3 +158,23 @@ def test_names_are_escaped_in_errors(capsys: pytest.CaptureFixture[str]) -> None
     assert logging.lastResort is not None
     record = logging.makeLogRecord({"msg": "topic \x1b[2J skipped", "levelno": 30, "levelname": "WARNING"})
     assert logging.lastResort.format(record).endswith("WARNING topic \\x1b[2J skipped")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_tasks_are_counted_while_a_query_runs(
+    quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "PROGRESS_S", 0.001)
+    monkeypatch.setattr("rocketmq_tiered.spark.cli.job_progress.PROGRESS_S", 0.0)
+    tracker = Tracker(enough=threading.Event())
+    spark: Any = SimpleNamespace(_jsc=1, sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    with subject.stage_progress(spark, "stats", quiet=quiet):
+        assert tracker.enough.wait(0.1 if quiet else 5) is not quiet
+    said = capsys.readouterr().err
+    assert ("stats, tasks: 25% 1 of 4" in said) is not quiet
+    assert said == "" if quiet else said.count("\n") >= 1
+
+
+def test_names_are_escaped_in_lines_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
+    commands_reading._print_match({"topic": "t\x1b[2J\t\u202e", "tags": None, "queue": 3}, as_json=False)
+    assert capsys.readouterr().out == "t\\x1b[2J\\t\\u202e\t\t3\n"

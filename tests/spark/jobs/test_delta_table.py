@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.spark.jobs.delta_table import s3a_settings
+from rocketmq_tiered.spark.jobs.delta_table import DELTA_PACKAGE, delta_conf, s3a_settings
 from rocketmq_tiered.spark.jobs.export import DELTA, PARQUET, export
 from tests.spark.jobs.export_runs import NO_SPARK, source
 from tiered.errors import UsageError
@@ -42,3 +42,10 @@ def test_targets_inside_the_archive_or_in_memory_are_refused(tmp_path: Path, for
             export(NO_SPARK, archive, target, format=format)
     with pytest.raises(UsageError, match="tables cannot be written there"):
         export(NO_SPARK, archive, "memory://table", format=format)
+
+
+def test_only_a_bucket_needs_hadoop_s3() -> None:
+    assert delta_conf("file:///table")["spark.jars.packages"] == DELTA_PACKAGE
+    assert "hadoop-aws" in delta_conf("s3://bucket/table")["spark.jars.packages"]
+    with pytest.raises(UsageError, match="tables cannot be written there"):
+        delta_conf("memory://table")
