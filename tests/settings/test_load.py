@@ -267,3 +267,9 @@ def test_every_setting_has_a_meaning_and_a_valid_default() -> None:
     for key, item in FIELDS.items():
         assert item.rule.meaning, key
         assert load_settings(flags={key: ("flag", item.default)}).settings == Settings()
+
+
+def test_the_caches_follow_the_limit_of_memory() -> None:
+    fetch = load_settings(flags={"fetch.memory_bytes": ("--set", "64MiB")}).settings.fetch
+    assert [size >> 20 for size in (fetch.cache_bytes, fetch.index_cache_bytes)] == [32, 8]
+    assert fetch.query_cache_bytes == 8 * MIB
