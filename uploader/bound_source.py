@@ -49,6 +49,8 @@ class BoundSource:
         """``last`` as a bound of the feed; read by all threads."""
         self.config: Mapping[str, str] = {}
         """The configuration the broker last reported; read by all threads."""
+        self.version = ""
+        """The version the broker last reported; empty: none."""
 
     def ask(self, cursor_phys: int) -> Bound:
         """The bound now. Costs a lock query, one request to a live broker, and a read of the consume queues unless that
@@ -135,6 +137,7 @@ class BoundSource:
         offsets = None if liveness.is_dead else self._word_source()
         if offsets is not None and offsets.config:
             self.config = offsets.config
+            self.version = offsets.version
         index = self._store.consume_queues()
         frontier = None
         if index is not None and not liveness.is_dead and (offsets is None or not offsets.counts_dispatch):

@@ -21,8 +21,10 @@ from typing import Any
 
 from tiered.archive.task import TaskLoop
 from tiered.broker_store.bound import BoundReason
+from tiered.broker_store.file_sizes import commitlog_file_bytes, consume_queue_file_bytes
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.broker_facts import BrokerFacts, facts_to_record
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import RUN
 from tiered.catalog.state import CatalogState
@@ -107,6 +109,7 @@ class Offloader:
         self._environment = environment or Environment()
         self._pins = pins
         self._bound_source = BoundSource(broker_store, offsets_source, silence)
+        self._consume_queue_file_bytes = consume_queue_file_bytes(broker_store)
         self._page_merges = ThreadPoolExecutor(1, thread_name_prefix="page-merge")
         self._owner = ArchiveOwner(
             self._archive, broker_store, identity, self._environment,
@@ -213,11 +216,19 @@ class Offloader:
         )
 
     def _new_settings(self, state: CatalogState) -> dict[str, Any]:
-        """Topics and rules of this owner, where ``state`` has others. A backfill leaves the rules of `tiered run`."""
-        found: dict[str, Any] = dict(self._selections.setting(state))
+        """Topics, rules and facts of the broker, where ``state`` has others. A backfill leaves the rules
+        of `tiered run`."""
+        found: dict[str, Any] = {
+            **self._selections.setting(state),
+            **facts_to_record(state, self._broker_facts()),
+        }
         known = state.settings.get(RULES)
         may_change = known is None or self._identity.kind == RUN
         return found | {RULES: self._rules} if self._rules and may_change and known != self._rules else found
+
+    def _broker_facts(self) -> BrokerFacts:
+        sizes = commitlog_file_bytes(self._store), self._consume_queue_file_bytes
+        return BrokerFacts(*sizes, self._bound_source.version)
 
     def _broker_tables(self) -> Mapping[str, Any]:
         tables = broker_tables(self._store)

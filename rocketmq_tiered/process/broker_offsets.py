@@ -99,6 +99,7 @@ class BrokerOffsetsClient:
             dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),
             is_dispatch_certain=_is_dispatch_certain(self._config, info, confirm_phys),
             config=self._config,
+            version=info.get("brokerVersionDesc", ""),
         )
 
     def _refuse_another(self, config: Mapping[str, str]) -> None:

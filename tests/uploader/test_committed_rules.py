@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
-from tests.uploader.small_broker import SmallBroker
+from tests.uploader.small_broker import FILE_BYTES, QUEUE_UNITS, SmallBroker
 from tiered.broker_store.store import open_broker_store
+from tiered.catalog.broker_facts import BrokerFacts, facts_to_record, recorded_facts
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -59,3 +61,22 @@ def test_rules_are_committed_by_their_owner(tmp_path: Path, memory: MemoryStore)
         broker.send(20)
         write(broker.path, memory, kind, rules)
         assert rules_of(memory) == expected, (kind, rules)
+
+
+def test_sizes_of_the_brokers_files_are_recorded(tmp_path: Path, memory: MemoryStore) -> None:
+    broker = SmallBroker(tmp_path / "store")
+    broker.send(20)
+    write(broker.path, memory, "backfill", {})
+    found = recorded_facts(load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))))
+    assert found == BrokerFacts(FILE_BYTES, QUEUE_UNITS * 20, "")
+
+
+def test_what_is_unknown_of_the_broker_leaves_what_is_recorded() -> None:
+    known = BrokerFacts(1 << 30, 6_000_000, "V5_3_3")
+    state = CatalogState(settings=facts_to_record(CatalogState(), known))
+    assert recorded_facts(state) == known and recorded_facts(CatalogState()) == BrokerFacts()
+    assert not facts_to_record(state, known) and not facts_to_record(state, BrokerFacts())
+    newer = CatalogState(settings=facts_to_record(state, BrokerFacts(version="V5_5_0")))
+    assert recorded_facts(newer) == known._replace(version="V5_5_0")
+    with pytest.raises(CorruptionError, match="broker"):
+        recorded_facts(CatalogState(settings={"broker": {"version": 5}}))

@@ -33,7 +33,8 @@ class BrokerOffsets:
     ``max_phys``: commitLogMaxOffset of the runtime info. ``confirm_phys``: low-water mark over its replicas.
     ``dispatch_behind_bytes``: lag of its consume queues behind its confirm offset, of the same response.
     ``is_dispatch_certain``: false if that offset may be below both (``CommitLog.getConfirmOffset``), or if records
-    being dispatched are not in the lag. ``config``: its configuration; empty if not reported.
+    being dispatched are not in the lag. ``config``: its configuration, ``version``: its name of it; empty if not
+    reported.
     """
 
     max_phys: int | None = None
@@ -41,6 +42,7 @@ class BrokerOffsets:
     dispatch_behind_bytes: int | None = None
     is_dispatch_certain: bool = True
     config: Mapping[str, str] = field(default_factory=dict, compare=False)
+    version: str = field(default="", compare=False)
 
     @property
     def counts_dispatch(self) -> bool:

@@ -1,0 +1,35 @@
+"""Sizes of a broker's files, which it keeps for good: a store of other sizes is not one that it continues."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tiered.broker_store.store import BrokerStore
+
+QUEUES = "consumequeue"
+
+
+def commitlog_file_bytes(store: BrokerStore) -> int:
+    """Size of its commitlog files; 0 without files. A file that ends its log may be shorter."""
+    return max((file.size_bytes for file in store.commit_log.files), default=0)
+
+
+def consume_queue_file_bytes(store: BrokerStore) -> int:
+    """Size of the files of its consume queues; 0 if it has none (RocksDB)."""
+    return next(_sizes(store.path / QUEUES), 0)
+
+
+def _sizes(root: Path) -> Iterator[int]:
+    try:
+        for directory, folders, names in os.walk(root):
+            folders.sort()
+            yield from (
+                size
+                for name in sorted(names)
+                if name.isdecimal()
+                if (size := (Path(directory) / name).stat().st_size)
+            )
+    except OSError:
+        return  # unknown

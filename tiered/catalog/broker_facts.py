@@ -1,0 +1,37 @@
+"""Facts of the broker, recorded by the archive's owner for a restored store: sizes of files, and its version. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from tiered.catalog.json_fields import fields, row
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError
+
+BROKER: Final = "broker"
+"""The archive-wide setting that has them."""
+
+
+class BrokerFacts(NamedTuple):
+    """Sizes of a commitlog file and of a file of a consume queue; 0 and an empty ``version``: unknown."""
+
+    commitlog_file_bytes: int = 0
+    consume_queue_file_bytes: int = 0
+    version: str = ""
+
+
+def recorded_facts(state: CatalogState) -> BrokerFacts:
+    """What the archive has of its broker. Raises CorruptionError."""
+    try:
+        found = fields(state.settings.get(BROKER, {}))
+        return row(BrokerFacts, [found.get(*item) for item in BrokerFacts._field_defaults.items()])
+    except (TypeError, ValueError) as error:
+        raise CorruptionError(f"the setting {BROKER} does not parse: {error!r}") from error
+
+
+def facts_to_record(state: CatalogState, found: BrokerFacts) -> Mapping[str, Any]:
+    """Settings of the next commit: empty if ``state`` has all that is known."""
+    before = recorded_facts(state)
+    after = BrokerFacts(*(new or old for new, old in zip(found, before, strict=True)))
+    return {} if after == before else {BROKER: after._asdict()}
