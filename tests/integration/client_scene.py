@@ -23,6 +23,7 @@ from tests.integration.live_scene import Load, Producer, Scene, beside_broker
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, java_command, run_java
 from tests.servers.running_store import RunningStore
+from tests.servers.store_directory import StoreDirectory
 from tiered.catalog.catalog_reader import load
 from tiered.remoting.client import BrokerClient, RequestCode
 from tiered.remoting.command import RemotingCommand
@@ -173,10 +174,10 @@ S = TypeVar("S", bound=ClientScene)
 
 @contextmanager
 def beside_clients(
-    scene: Scene, directory: Path, minio: RunningStore, made: Callable[[Sidecar], S]
+    scene: Scene, directory: Path, objects: RunningStore | StoreDirectory, made: Callable[[Sidecar], S]
 ) -> Iterator[S]:
     """A running broker and what ``made`` puts beside it, the sidecar not started yet. Everything ends with it."""
-    with beside_broker(scene, directory, minio) as sidecar:
+    with beside_broker(scene, directory, objects) as sidecar:
         found = made(sidecar)
         try:
             yield found

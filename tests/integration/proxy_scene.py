@@ -24,6 +24,7 @@ from tests.integration.live_scene import Scene
 from tests.servers.child import free_port
 from tests.servers.rocketmq import run_java
 from tests.servers.running_store import RunningStore
+from tests.servers.store_directory import StoreDirectory
 
 
 @dataclass
@@ -83,8 +84,8 @@ class ProxyScene(ClientScene):
 
 @contextmanager
 def proxy_beside_broker(
-    directory: Path, minio: RunningStore, config: Mapping[str, object], settings: Mapping[str, object],
-    *, topics: int = 2, host: str = "127.0.0.1", version: str = "5.3.3",
+    directory: Path, objects: RunningStore | StoreDirectory, config: Mapping[str, object],
+    settings: Mapping[str, object], *, topics: int = 2, host: str = "127.0.0.1", version: str = "5.3.3",
 ) -> Iterator[ProxyScene]:  # fmt: skip
     """A broker that deletes on command, and a tiered proxy at ``host`` beside it, being started."""
     address = f"{host}:{free_port()}"
@@ -102,7 +103,7 @@ def proxy_beside_broker(
     def made(sidecar: Sidecar) -> ProxyScene:
         return ProxyScene(sidecar, address, scene, directory)
 
-    with beside_clients(scene, directory, minio, made) as found:
+    with beside_clients(scene, directory, objects, made) as found:
         found.settings_file.write_text("")
         found.sidecar.arguments = ("--config", str(found.settings_file))
         found.sidecar.start()
