@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,7 +26,11 @@ from tests.end_to_end.archive_check import records_of
 from tests.truth import read_lines
 from tiered.archive.segment_reader import SegmentCache
 from tiered.catalog.catalog_reader import load
+from tiered.errors import UnavailableError
 from tiered.object_store.file import FileStore
+from uploader.cycle_upload import UploadCounters
+from uploader.offload import OffloadStatus
+from uploader.outage_limit import OutageLimit
 
 ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from rocketmq_tiered.cli import main; sys.exit(main())")
@@ -298,3 +303,21 @@ def test_sigterm_stops_in_time_even_when_nothing_can_be_stored(case: Case, small
         errors = process.stderr.read()
         assert process.wait(30) == 4
     assert errors.splitlines()[-1].startswith("tiered: stopped before all uploads in flight were stored")
+
+
+def test_the_outage_limit_counts_from_the_first_refusal() -> None:
+    outage_limit = OutageLimit(outage_s_max=10, drain_s_max=5)
+    outage_limit.check(None, is_stopping=False, now_s=0)
+    refused = cast(
+        "OffloadStatus", SimpleNamespace(counters=UploadCounters(consecutive_failures=3), last_error="503")
+    )
+    well = cast("OffloadStatus", SimpleNamespace(counters=UploadCounters(), last_error="503"))
+    outage_limit.check(refused, is_stopping=False, now_s=1)
+    outage_limit.check(refused, is_stopping=False, now_s=10.9)
+    outage_limit.check(well, is_stopping=False, now_s=11)
+    outage_limit.check(refused, is_stopping=False, now_s=12)
+    with pytest.raises(UnavailableError, match="503"):
+        outage_limit.check(refused, is_stopping=False, now_s=22)
+    outage_limit.check(well, is_stopping=True, now_s=30)
+    with pytest.raises(UnavailableError, match="stopped before"):
+        outage_limit.check(well, is_stopping=True, now_s=35)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +19,14 @@ from rocketmq_tiered.cli import main
 from rocketmq_tiered.process import instance
 from rocketmq_tiered.process.instance import IDENTITY_FILE
 from rocketmq_tiered.process.lifecycle import Service
+from rocketmq_tiered.process.loaded_archive import open_for_reading
 from tests.process.message_counts import MESSAGES
 from tests.truth import read_lines
 from tests.uploader.living_broker import LivingBroker
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -491,3 +494,28 @@ def test_ls_lists_the_archives_of_a_url(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["ls", url]) == 0 and "3 archives; --cluster and --broker" in capsys.readouterr().out
     assert main(["ls", url, "--by-topic"]) == 2 and "choose one with --cluster" in capsys.readouterr().err
     assert main(["ls", url, "--cluster", "x"]) == 3 and "no archive of x/*" in capsys.readouterr().err
+
+
+def test_watching_continues_while_no_process_answers_and_ends_in_order(
+    run: Run, archive: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = []
+
+    def sleep(_seconds: float) -> None:
+        rounds.append(None)
+        if len(rounds) == 4:
+            raise KeyboardInterrupt
+
+    def opened(*arguments: Any) -> Any:
+        if len(rounds) == 1:
+            raise UnavailableError("the store is away")
+        if len(rounds) == 2:
+            raise NotFoundError("the disk is not mounted")
+        return open_for_reading(*arguments)
+
+    # Only the command's: threads of other tests sleep too.
+    monkeypatch.setattr("rocketmq_tiered.cli.status.time", SimpleNamespace(sleep=sleep, time_ns=time.time_ns))
+    monkeypatch.setattr("rocketmq_tiered.cli.status.open_for_reading", opened)
+    code, out, error = run("status", archive, "--watch")
+    assert (code, error) == (0, "tiered: the store is away\ntiered: the disk is not mounted\n")
+    assert out.count("archived    to") == 2

@@ -72,3 +72,21 @@ def test_who_runs_in_another_container_of_the_same_host_name_is_not_gone() -> No
         with pytest.raises(FencedError, match=f":{pid}, seen 0 s ago"):
             GroupLog(store, own_name(), clock, is_gone=is_gone).claim(LEASE_MS)
         first.write({("g", "t"): {0: 9}})
+
+
+def test_another_machine_of_the_same_name_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(NAMED) as name:
+        pass
+    host, _, rest = name.partition("/")
+    boot, _, numbers = rest.partition(".")
+    assert is_gone(f"{host}/{boot}.{numbers}")
+    pid = numbers.rpartition(":")[2]
+    for other in (f"{host}/{boot[::-1]}.{numbers}", f"{host}:{pid}", f"other/{rest}", pid, "", f"{name}x"):
+        assert not is_gone(other), other
+
+    def unreadable(*_: object, **__: object) -> str:
+        raise PermissionError("/proc is hidden")
+
+    monkeypatch.setattr(Path, "read_text", unreadable)
+    assert own_name() != own_name(), "its process number is unknown here: others wait for it"
+    assert not is_gone(name)

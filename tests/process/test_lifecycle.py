@@ -422,3 +422,16 @@ def test_settings_that_no_job_can_be_built_with_are_taken_back(error: Exception)
     harness.service.post(Event.RELOAD)
     harness.wait_for(lambda: harness.seen[-1].topics.exclude == ("quiet-*",))
     assert harness.stop() == 0
+
+
+def test_stop_does_not_wait_for_a_reload_that_does_not_drain() -> None:
+    """Its time is bounded by what kills the process at its end, whatever came before."""
+    drained = threading.Event()
+    harness = Harness(lambda stop: _wait(drained), process__drain_timeout_ms=60_000)
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    harness.next_loaded = _loaded(topics__exclude="noise-*", process__drain_timeout_ms=60_000)
+    harness.service.post(Event.RELOAD)
+    harness.service.post(Event.STOP)
+    harness.wait_for(lambda: harness.service.condition.state is RunState.STOPPING)
+    drained.set()
+    assert harness.join() == 0 and len(harness.seen) == 1

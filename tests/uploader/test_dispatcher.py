@@ -120,3 +120,13 @@ def test_an_oversized_record_is_always_admitted(tmp_path: Path) -> None:
         while (batch := bench.closed.get()) is not None:
             bench.pool.release(batch)
     assert bench.dispatcher.cursor == bench.end
+
+
+def test_a_batch_does_not_wait_for_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, age_ms=1000)
+    bench.now_ms = 3_600_000
+    bench.write(1)
+    bench.dispatcher.dispatch_step(bench.bound())
+    bench.now_ms = 0
+    bench.dispatcher.close_if_due()
+    assert len(bench.closed) == 1

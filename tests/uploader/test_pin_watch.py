@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +15,25 @@ from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.errors import FencedError
+from tiered.errors import FencedError, StoreFullError, TieredError
 from tiered.formats.keys import archive_prefix
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import Body, ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
+from uploader import offload
 from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
+
+
+class FullStore(MemoryStore):
+    """Can be read; takes nothing until that is allowed."""
+
+    is_full = True
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        if self.is_full:
+            raise StoreFullError("no space left")
+        super().put_if_absent(key, body, timeout_s=timeout_s)
 
 
 class Disk:
@@ -65,3 +78,71 @@ def test_a_standby_keeps_no_pin_on_a_full_disk(store: Path, tmp_path: Path) -> N
         with pytest.raises(FencedError):
             offloader_of(broker_store, memory, disk).run(threading.Event(), follow=True)
         assert disk.pins == []
+
+
+def test_a_claim_that_the_archive_does_not_take_holds_no_pin_on_a_full_disk(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "PIN_EVERY_MS", 20)
+    disk, archive, stop = Disk(tmp_path), FullStore("memory://full"), threading.Event()
+    with open_broker_store(store, pinned=disk.keeper.files) as broker_store:
+        disk.keeper.step(broker_store.commit_log.files, 0)
+        failed: list[TieredError] = []
+
+        def run() -> None:
+            try:
+                offloader_of(broker_store, archive, disk).run(stop, follow=True)
+            except TieredError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            assert disk.pins
+            disk.used_ratio = 0.73
+            deadline_s = time.monotonic() + 20
+            while disk.pins and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert disk.pins == []
+        finally:
+            stop.set()
+            archive.is_full = False
+            thread.join()
+    assert failed == []
+
+
+def test_a_drain_that_the_archive_holds_up_holds_no_pin_on_a_full_disk(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload while the object store is away drains until that is back."""
+    monkeypatch.setattr(offload, "PIN_EVERY_MS", 20)
+
+    class DataRefused(FullStore):
+        def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+            if "/catalog/" in key:
+                MemoryStore.put_if_absent(self, key, body, timeout_s=timeout_s)
+            else:
+                super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    disk, archive, stop = Disk(tmp_path), DataRefused("memory://refused"), threading.Event()
+    with open_broker_store(store, pinned=disk.keeper.files) as broker_store:
+        offloader = offloader_of(broker_store, archive, disk)
+        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
+        thread.start()
+        try:
+            deadline_s = time.monotonic() + 30
+            while (
+                (status := offloader.status()) is None or status.pins is None or status.read_phys == 0
+            ) and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            stop.set()
+            assert disk.pins, "of files that are not archived"
+            disk.used_ratio = 0.73
+            while disk.pins and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert disk.pins == []
+            assert thread.is_alive(), "it still drains"
+        finally:
+            stop.set()
+            archive.is_full = False
+            thread.join()
