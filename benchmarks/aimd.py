@@ -272,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
         "seconds": plan.seconds, "prefetch_on": with_ahead, "prefetch_off": without,
     }  # fmt: skip
     if options.events:
-        options.events.write_text("".join(json.dumps(event.to_json()) + "\n" for event in events), "utf-8")
+        options.events.write_text("".join(json.dumps(event._asdict()) + "\n" for event in events), "utf-8")
     if options.plot:
         plot(options.plot, events, began_s, plan, with_ahead)
     json.dump(document, sys.stdout, indent=1)

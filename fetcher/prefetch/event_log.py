@@ -1,14 +1,12 @@
-"""A bounded log of fetcher events, for analysing slow readers; JSON lines on request. Does not own metrics."""
+"""A bounded log of fetcher events, for analysing slow readers. Does not own metrics."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class EventKind(StrEnum):
@@ -37,10 +35,6 @@ class Event(NamedTuple):
     value: float
     detail: str
 
-    def to_json(self) -> dict[str, Any]:
-        """One object, field by field."""
-        return self._asdict()
-
 
 class EventLog:
     """The last ``capacity`` events. Thread-safe."""
@@ -66,12 +60,3 @@ class EventLog:
         with self._lock:
             found = list(self._events)
         return [event for event in found if kind in (None, event.kind) and group in (None, event.group)]
-
-    def lines(self) -> Iterator[str]:
-        """One JSON document per event."""
-        for event in self.events():
-            yield json.dumps(event.to_json(), ensure_ascii=False)
-
-    def write(self, path: Path) -> None:
-        """All of ``lines`` as a file."""
-        path.write_text("".join(line + "\n" for line in self.lines()), "utf-8")

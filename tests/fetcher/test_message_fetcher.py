@@ -680,7 +680,7 @@ def test_lmq_rows_whose_parents_expired_are_passed_like_a_gap() -> None:
 
 def test_bad_arguments_are_errors() -> None:
     fetcher = plain_fetcher(hundred().store)
-    with pytest.raises(ValueError, match="count 0"):
+    with pytest.raises(ValueError, match="count must be 1 or more"):
         pull(fetcher, PLAIN, 0, count=0)
     with pytest.raises(NotFoundError):
         load(MemoryStore())

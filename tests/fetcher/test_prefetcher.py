@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from fetcher.io.background import Background
@@ -50,18 +47,14 @@ def test_after_closing_nothing_is_prefetched() -> None:
     assert simulation.fetcher.prefetcher.counters.fetches == 0
 
 
-def test_events_are_a_ring_and_lines_of_json(tmp_path: Path) -> None:
+def test_the_last_events_are_kept() -> None:
     log = EventLog(3, clock_s=lambda: 1.5)
     for number in range(5):
         log.add(EventKind.FETCH if number % 2 else EventKind.WINDOW, ("g", "t", 4), number, "why")
     assert (len(log.events()), log.recorded) == (3, 5)
     assert [event.value for event in log.events(EventKind.WINDOW)] == [2, 4]
     assert log.events(group="other") == []
-    log.write(tmp_path / "events.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert lines[-1] == {
-        "time_s": 1.5, "kind": "window", "group": "g", "topic": "t", "queue_id": 4, "value": 4, "detail": "why",
-    }  # fmt: skip
+    assert log.events()[-1] == (1.5, EventKind.WINDOW, "g", "t", 4, 4, "why")
 
 
 def test_background_work_continues_when_what_it_waits_for_is_there(caplog: pytest.LogCaptureFixture) -> None:
