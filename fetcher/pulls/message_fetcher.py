@@ -23,13 +23,15 @@ from fetcher.prefetch.prefetcher import Prefetcher, window_limits
 from fetcher.prefetch.range_fetch import RangeFetcher
 from fetcher.prefetch.readers import Reader, ReaderKey, Readers
 from fetcher.pulls.memory_pull import FetcherCounters, MemoryPulls
+from fetcher.pulls.readable_rows import ReadableRows
 from fetcher.rows.block_fetch import BlockSource, BufferedRows
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.queue_view import QueueView, status_at
 from fetcher.rows.row_reader import ROWS_AHEAD, ReadRows, RowReader
+from tiered.archive.unreadable import UnreadableRanges
 from tiered.catalog.state import CatalogState
-from tiered.errors import UnavailableError
+from tiered.errors import CorruptionError, UnavailableError
 from tiered.settings.sections import PrefetchSettings
 
 T = TypeVar("T")
@@ -70,6 +72,9 @@ class TieredMessageFetcher:
         self._clock_s = clock_s
         self._unread_s = unread_ms / 1000
         self._rows = RowReader(source, catalog)
+        self.unreadable = UnreadableRanges()
+        """What pulls could not read, until one can."""
+        self._readable = ReadableRows(source, catalog, self._rows, self.unreadable)
         self.readers = Readers(window_limits(settings, self._unread_s), settings.buffered_bytes, budget)
         self._ranges = RangeFetcher(source, catalog, self._rows)
         self.prefetcher = Prefetcher(
@@ -94,10 +99,11 @@ class TieredMessageFetcher:
 
     async def pull(self, request: PullRequest) -> PullResult:
         """The records from ``request.offset`` on; a first record above ``max_bytes`` comes alone. Only the end of the
-        queue, a gap, or a filter without a match makes it fewer than requested.
+        queue, a gap, a filter without a match, or damage behind them makes it fewer than requested.
 
-        Raises CorruptionError (bytes that fail a check, an offset neither stored nor a recorded gap, an object the
-        newest catalog names but the store does not have) or what the store raises.
+        Raises UnreadableMessagesError when the first record is in an object that is damaged, or that the newest catalog
+        names but the store does not have; CorruptionError for an offset neither stored nor a recorded gap; or what the
+        store raises.
         """
         if request.count < 1 or request.max_bytes < 0:
             raise ValueError(
@@ -111,10 +117,24 @@ class TieredMessageFetcher:
             if result is not None:
                 return result
         name = f"{request.topic} queue {request.queue_id}"
-        return await catalog.read(catalog.state, partial(self._attempt, request), name=name)
+        try:
+            result = await catalog.read(catalog.state, partial(self._attempt, request), name=name)
+        except CorruptionError as error:
+            result = await self._around_damage(request, error)
+        if self.unreadable and (view := catalog.view(catalog.state, _name(request))) is not None:
+            self.unreadable.forget_read(view.queue, request.offset, result.next_offset)
+        return result
+
+    async def _around_damage(self, request: PullRequest, failure: CorruptionError) -> PullResult:
+        view = self.catalog.view(self.catalog.state, _name(request))
+        if view is None:
+            raise failure
+        read = await self._readable.read(request, view, failure)
+        self.counters.messages += len(read.batch)
+        return _result(view, read)
 
     async def _attempt(self, request: PullRequest, state: CatalogState) -> PullResult:
-        name = request.topic, request.queue_id, request.generation
+        name = _name(request)
         view = self.catalog.view(state, name)
         status, next_offset = status_at(view, request.offset)
         if status in _MAY_BE_NEWER:
@@ -166,11 +186,7 @@ class TieredMessageFetcher:
                 self.prefetcher.waited(reader, ready, read.next_offset)
             self._keep(reader, view, request, read, time_s)
         self._memory.sweep(time_s)
-        return PullResult(
-            PullStatus.FOUND if len(read.batch) else PullStatus.NO_MATCHED_MESSAGE,
-            read.next_offset, view.min_offset, view.max_offset, (), len(read.batch), read.batch, read.gap,
-            view.state.version,
-        )  # fmt: skip
+        return _result(view, read)
 
     async def _prefetched(self, reader: Reader, request: PullRequest, view: QueueView, until: int) -> bool:
         """Start what ``reader`` prefetches before this pull; whether it reads sequentially."""
@@ -198,6 +214,18 @@ class TieredMessageFetcher:
         progress = PullProgress(offset, read.next_offset, read.covered, block_bytes, time_s)
         self.prefetcher.pulled(reader, progress, per_offset or None)
         self._memory.prefetch(reader, view, time_s, request.filter)
+
+
+def _name(request: PullRequest) -> tuple[str, int, int | None]:
+    return request.topic, request.queue_id, request.generation
+
+
+def _result(view: QueueView, read: ReadRows) -> PullResult:
+    return PullResult(
+        PullStatus.FOUND if len(read.batch) else PullStatus.NO_MATCHED_MESSAGE,
+        read.next_offset, view.min_offset, view.max_offset, (), len(read.batch), read.batch, read.gap,
+        view.state.version,
+    )  # fmt: skip
 
 
 @types.coroutine

@@ -158,6 +158,11 @@ class RunList:
         chunk, index = self._row(number)
         return int(chunk.runs["base_queue_offset"][index]), int(chunk.runs["end_queue_offset"][index])
 
+    def min_phys(self, number: int) -> int:
+        """Physical commitlog offset of the first record of the run of this number."""
+        chunk, index = self._row(number)
+        return int(chunk.runs["min_phys"][index])
+
     def places(self, offset: int, *, end: int, bytes_max: int, runs_max: int) -> list[RunPlace]:
         """Consecutive runs from the one that holds ``offset``: to the one that reaches ``end`` (an offset), or has
         the last of ``bytes_max`` bytes not counting the first run's, or is the ``runs_max``-th.

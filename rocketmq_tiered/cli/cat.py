@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fetcher.archive import Archive, open_archive
 from fetcher.io.waiting import run_sync
@@ -19,7 +20,8 @@ from fetcher.walk import Walk
 from rocketmq_tiered.cli.arguments import add_archive, instant, settings_of
 from rocketmq_tiered.cli.rendering import BODY_FORMS, BodyForm, is_charset, jsonl_line
 from rocketmq_tiered.process.logs import log_plain
-from tiered.errors import NotFoundError, UnavailableError, UsageError
+from tiered.archive.unreadable import UnreadableMessagesError, UnreadableRange
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
 from tiered.model.queue import QueueKey
 
 logger = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ def execute(options: argparse.Namespace) -> int:
         else:
             printer.print_queues(chosen)
         _warn_of_replaced(printer.body_form)
-    return 0
+    return printer.report_unreadable()
 
 
 def _warn_of_replaced(form: BodyForm | None) -> None:
@@ -190,6 +192,7 @@ class _Printer:
         self._filter = message_filter
         self.body_form = None if options.body is None else BodyForm(options.body, options.charset or CHARSET)
         self._walks: dict[QueueKey, Walk] = {}
+        self._unreadable: list[UnreadableRange] = []
 
     def hidden_since(self, topic: str | None) -> list[QueueListing]:
         """Printed queues that are hidden since their topic was deleted or recreated: they may have more messages."""
@@ -197,12 +200,39 @@ class _Printer:
         return [queue for queue in known if queue.hidden and queue.key in self._walks]
 
     def print_queues(self, listings: list[QueueListing]) -> None:
-        """Print the new messages of each queue."""
+        """Print the new messages of each queue that are readable."""
         for listing in listings:
             walk = self._walks.get(listing.key) or self._begin(listing.key)
-            while (batch := run_sync(walk.next_batch())) is not None:
+            while (batch := self._next_batch(walk)) is not None:
                 for piece in self._pieces(batch, listing):
                     sys.stdout.buffer.write(piece)
+
+    def report_unreadable(self) -> int:
+        """Log one line for each range of offsets that could not be read; the exit code."""
+        sys.stdout.flush()
+        for found in self._unreadable:
+            logger.error("%s", found.text)
+        return CorruptionError.exit_code if self._unreadable else 0
+
+    def _next_batch(self, walk: Walk) -> MessageBatch | None:
+        """The next readable batch."""
+        while True:
+            try:
+                return run_sync(walk.next_batch())
+            except UnreadableMessagesError as error:
+                walk.offset = error.range.end
+                self._note(error.range)
+
+    def _note(self, found: UnreadableRange) -> None:
+        last = self._unreadable[-1] if self._unreadable else None
+        if (
+            last is not None
+            and last == replace(found, begin=last.begin, end=last.end)
+            and last.end == found.begin
+        ):
+            self._unreadable[-1] = replace(last, end=found.end)
+        else:
+            self._unreadable.append(found)
 
     def _begin(self, queue: QueueKey) -> Walk:
         options = self._options

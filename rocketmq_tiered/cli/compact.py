@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -21,10 +22,12 @@ from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_readi
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.console import print_json, print_lines
-from tiered.errors import UsageError
+from tiered.errors import CorruptionError, UsageError
 from tiered.formats.page_decoder import decode_column_page
 from tiered.formats.segment import BlockCodec
 from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +78,9 @@ def _pass(options: argparse.Namespace, settings: Settings, prices: Prices) -> in
         print_json(report.document())
     else:
         print_lines(*report.lines(archive.title))
-    return 0
+    for found in report.unreadable:
+        logger.error("%s", found.text)
+    return CorruptionError.exit_code if report.unreadable else 0
 
 
 def _apply(

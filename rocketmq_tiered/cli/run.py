@@ -85,7 +85,7 @@ def execute(options: argparse.Namespace) -> int:
             metrics,
         )
         factory = _Factory(state, metrics, partial(_committed, view, thread), partial(_reads, thread))
-        on_reload, extended = partial(_reloaded, current, thread), partial(_with_relays, services)
+        on_reload, extended = partial(_reloaded, current, thread), partial(_extended, services, thread)
         service = Service(
             loaded, factory=factory, reload=current.reload, on_reload=on_reload, extended=extended
         )
@@ -179,8 +179,13 @@ def _process(
     )
 
 
-def _with_relays(services: Sequence[RelayService[Any]], report: StatusReport) -> StatusReport:
-    """With the status of proxy and slave mode."""
+def _extended(
+    services: Sequence[RelayService[Any]], thread: ServingThread | None, report: StatusReport
+) -> StatusReport:
+    """With the status of proxy and slave mode, and what their clients could not read."""
+    if thread is not None and thread.access is not None:
+        unreadable = {*report.unreadable, *thread.access.fetcher.unreadable.ranges()}
+        report = replace(report, unreadable=tuple(sorted(unreadable)))
     for service in services:
         if isinstance(service, ProxyService):
             report = replace(report, proxy=service.status())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -19,19 +19,21 @@ from rocketmq_tiered.maintenance.compaction_round import (
     plan_rounds,
     run_round,
 )
+from rocketmq_tiered.maintenance.damaged_sources import DamagedSources
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
 from rocketmq_tiered.maintenance.prices import Prices
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
 from tiered.archive.rewrite.result import RewriteCost, RewriteOptions
 from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES
 from tiered.archive.task import COMPACTION, Due, run_pass
+from tiered.archive.unreadable import UnreadableRange
 from tiered.catalog.garbage import settled_version
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.console import camel_names, counted, size_text
-from tiered.errors import UnavailableError
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.keys import is_compacted
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.quantities import duration_text
@@ -63,6 +65,8 @@ class CompactionReport:
     grace_days: float = 3.0
     young_objects: int = 0
     min_age_ms: int = 0
+    unreadable: tuple[UnreadableRange, ...] = ()
+    """Messages of damaged objects, which stay where they are."""
 
     def document(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -77,6 +81,7 @@ class CompactionReport:
             "currency": self.prices.currency,
             "applied": self.is_applied,
             "youngObjects": self.young_objects,
+            "unreadable": [camel_names(asdict(found)) for found in self.unreadable],
         }
 
     def lines(self, title: str) -> list[str]:
@@ -133,12 +138,14 @@ def planned_rounds(
     limits: CompactionLimits | None = None,
     is_wanted: IsWanted = gains,
     counter: ObjectRunCounter | None = None,
+    damaged: Set[str] = frozenset(),
 ) -> Iterator[PlannedRound]:
     """The rounds of ``state`` over commits older than compaction.min_age_ms, one in memory at a time. Later ones may
-    join their results."""
+    join their results. ``damaged`` objects stay where they are."""
     return plan_rounds(
         store, state, limits or limits_of(settings),
         before_version=_old_before(store, state, settings), is_wanted=is_wanted, counter=counter,
+        damaged=damaged,
     )  # fmt: skip
 
 
@@ -154,9 +161,13 @@ def dry_run(store: ObjectStore, state: CatalogState, settings: Settings, prices:
 
 
 def _forecast(
-    store: ObjectStore, state: CatalogState, settings: Settings, counter: ObjectRunCounter | None = None
+    store: ObjectStore,
+    state: CatalogState,
+    settings: Settings,
+    counter: ObjectRunCounter | None = None,
+    damaged: Set[str] = frozenset(),
 ) -> CompactionForecast:
-    return forecast(planned_rounds(store, state, settings, counter=counter))
+    return forecast(planned_rounds(store, state, settings, counter=counter, damaged=damaged))
 
 
 class CompactionRounds:
@@ -178,7 +189,7 @@ class CompactionRounds:
         self._options, self._write, self._report = options, write, report
         self._counter = ObjectRunCounter()
         self._expected_bytes = self._changed = 0
-        self.done, self.cost = CompactionForecast(), RewriteCost()
+        self.done, self.cost, self.damaged = CompactionForecast(), RewriteCost(), DamagedSources()
 
     def plan(self, state: CatalogState) -> PlannedRound | None:
         """The next round. Forecasts all of them when there is more than was expected."""
@@ -188,22 +199,28 @@ class CompactionRounds:
         # Once for many rounds: planning all of them again for each would take as long as joining them. This one is
         # planned twice, so that two are not in memory.
         del planned
-        forecasts = _forecast(self._store, state, self._settings, self._counter)
+        forecasts = _forecast(self._store, state, self._settings, self._counter, self.damaged.keys)
         self._expected_bytes = (self.done + forecasts).message_bytes
         return self._next(state)
 
     def step(self, state: CatalogState, planned: PlannedRound) -> bool:
-        """Carry it out. Raises UnavailableError when the archive changes too fast; what was committed stays."""
+        """Carry it out; without effect if a source is damaged. Raises UnavailableError when the archive changes too
+        fast; what was committed stays."""
         mine, before_bytes, all_bytes = carried_out(planned), self.done.message_bytes, self._expected_bytes
 
         def report(done_bytes: int) -> None:
             self._report(before_bytes + done_bytes, all_bytes)
 
         report(0)
-        result = run_round(
-            self._store, state, planned, replace(self._options, report=report), clock=_now_ms, write=self._write,
-            maintenance=self._maintenance,
-        )  # fmt: skip
+        try:
+            result = run_round(
+                self._store, state, planned, replace(self._options, report=report), clock=_now_ms, write=self._write,
+                maintenance=self._maintenance,
+            )  # fmt: skip
+        except (CorruptionError, NotFoundError) as error:
+            if not self.damaged.add(planned, error):
+                raise
+            return True
         self._changed = self._changed + 1 if result is None else 0
         if self._changed == CHANGED_MAX:
             raise UnavailableError(
@@ -217,7 +234,10 @@ class CompactionRounds:
     def _next(self, state: CatalogState) -> PlannedRound | None:
         gc.collect()  # tables of the one before may be in a cycle
         self._options.release()
-        return next(planned_rounds(self._store, state, self._settings, counter=self._counter), None)
+        rounds = planned_rounds(
+            self._store, state, self._settings, counter=self._counter, damaged=self.damaged.keys
+        )
+        return next(rounds, None)
 
 
 def compact_archive(
@@ -235,7 +255,8 @@ def compact_archive(
     maintenance = MaintenanceCommit.opened(store, state, "compact", _now_ms)
     rounds = CompactionRounds(maintenance, settings, options, write, report)
     run_pass(rounds, chain([state], iter(maintenance.refresh, None)).__next__)
-    return _report(store, maintenance.state, settings, rounds.done, prices, rounds.cost)
+    found = _report(store, maintenance.state, settings, rounds.done, prices, rounds.cost)
+    return replace(found, unreadable=rounds.damaged.ranges)
 
 
 def _report(

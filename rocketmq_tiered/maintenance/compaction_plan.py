@@ -89,7 +89,7 @@ def plan_join(candidates: Candidates, limits: CompactionLimits) -> RewritePlan |
     """Joins stream objects; None when there is nothing to gain. The store copies them: no iteration, no memory."""
     is_in = np.ones(len(candidates.runs), bool)
     runs_of_object = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
-    alone = ~candidates.is_set & ~candidates.is_pending & (runs_of_object == 1) & (candidates.share == 1)
+    alone = ~candidates.is_set & ~candidates.is_fixed & (runs_of_object == 1) & (candidates.share == 1)
     whole = candidates.runs["rows"] == candidates.objects["rows"][candidates.runs["object"]]
     movable = np.flatnonzero(_live(candidates) & alone[candidates.runs["object"]] & whole)
     sequences = _sequences(candidates, movable)
@@ -117,8 +117,8 @@ def plan_join(candidates: Candidates, limits: CompactionLimits) -> RewritePlan |
 def _live(candidates: Candidates) -> NDArray[np.bool_]:
     runs = candidates.runs
     above: NDArray[np.bool_] = runs["end_queue_offset"] > candidates.floors[runs["queue"]]
-    pending: NDArray[np.bool_] = candidates.is_pending[runs["object"]]
-    return above & ~pending
+    fixed: NDArray[np.bool_] = candidates.is_fixed[runs["object"]]
+    return above & ~fixed
 
 
 def _small_sources(
@@ -128,7 +128,7 @@ def _small_sources(
     queue, which else would tear gaps into sequences."""
     runs, count = candidates.runs, len(candidates.objects)
     sizes = np.bincount(runs["object"], weights=runs["byte_count"], minlength=count)
-    candidate = (candidates.is_set | (sizes <= limits.split_bytes)) & ~candidates.is_pending
+    candidate = (candidates.is_set | (sizes <= limits.split_bytes)) & ~candidates.is_fixed
     has_runs, has_live = np.zeros(count, bool), np.zeros(count, bool)
     has_runs[runs["object"][is_in]] = True
     live = is_in & _live(candidates) & candidate[runs["object"]]

@@ -12,7 +12,7 @@ allows: where a log diverges inside joined objects, their first rows are copied 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -98,16 +98,18 @@ def plan_rounds(
     before_version: int,
     is_wanted: IsWanted = gains,
     counter: ObjectRunCounter | None = None,
+    damaged: Set[str] = frozenset(),
 ) -> Iterator[PlannedRound]:
     """Rounds that are wanted, oldest versions first; only the first one of a large sequence of pages, which says what
     share of it that is. Reads pages, and no data.
 
-    Only versions below ``before_version`` take part. ``counter``: the same one for all rounds.
+    Only versions below ``before_version`` take part. ``counter``: the same one for all rounds. ``damaged`` objects stay
+    where they are.
     """
     index = RunIndex(store)
     counter = counter or ObjectRunCounter()
     for ranges in ranges_of(state, before_version, limits.runs_max):
-        planned = (_planned(index, state, one, limits, is_wanted, counter) for one in ranges)
+        planned = (_planned(index, state, one, limits, is_wanted, counter, damaged) for one in ranges)
         found = next((one for one in planned if one is not None), None)
         if found is not None:
             yield found
@@ -121,10 +123,13 @@ def _planned(
     limits: CompactionLimits,
     is_wanted: IsWanted,
     counter: ObjectRunCounter,
+    damaged: Set[str],
 ) -> PlannedRound | None:
-    candidates = _candidates(state, chosen.compacted(index, state), chosen.runs)
-    if not len(candidates.runs) or any(key in state.unindexed for key in candidates.object_keys):
-        return None  # a query scans unindexed objects by name
+    # A query scans unindexed objects by name.
+    fixed = damaged | state.unindexed.keys()
+    candidates = _candidates(state, chosen.compacted(index, state), chosen.runs, fixed)
+    if not len(candidates.runs):
+        return None
     copied = 0
     if chosen.is_partial:
         found_runs = counter.count(index, state, [*chosen.pages, *chosen.others], chosen.memory(state))
@@ -249,7 +254,7 @@ def _required(state: CatalogState, planned: PlannedRound) -> Requirements:
     )
 
 
-def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Candidates:
+def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int, fixed: Set[str]) -> Candidates:
     """The runs of ``pages``, at most ``runs_max``, with each object once. One page is in memory at a time."""
     queue_numbers: dict[QueueKey, int] = {}
     numbers: dict[str, int] = {}
@@ -286,7 +291,7 @@ def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int) -> Ca
         object_keys=object_keys,
         is_set=np.array([key.startswith(SETS_PREFIX) for key in object_keys], bool),
         floors=Floors.of(state, queues_in_order).minimum,
-        is_pending=np.array([key in state.pending_deletions for key in object_keys], bool),
+        is_fixed=np.array([key in fixed or key in state.pending_deletions for key in object_keys], bool),
         share=np.ones(len(object_keys)),
         covers=tuple(sorted(index.from_version for index in state.indexes)),
     )

@@ -17,6 +17,7 @@ from rocketmq_tiered.maintenance.compaction_due import Due as DueRounds
 from rocketmq_tiered.maintenance.compaction_job import in_flight_bytes, limits_of, planned_rounds
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
+from rocketmq_tiered.maintenance.damaged_sources import DamagedSources
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
 from rocketmq_tiered.maintenance.throttle import SHARES, Level, Throttle
 from rocketmq_tiered.maintenance.yielding_store import YieldingStore
@@ -27,7 +28,14 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.console import size_text
-from tiered.errors import AccessDeniedError, StoreFullError, TieredError, UnavailableError
+from tiered.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    NotFoundError,
+    StoreFullError,
+    TieredError,
+    UnavailableError,
+)
 from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
 from tiered.private_directory import make_private
@@ -43,6 +51,8 @@ VOID_MAX = 5
 FULL_OBJECTS = 16
 """Small objects that fill so many large ones are joined at once. Fewer wait for another compaction.min_age_ms, and if
 it passes a third time they are joined although uploads are behind."""
+DAMAGED_MAX = 100
+"""Damaged objects that compaction works around; with more it stops."""
 GROWTH_MIN = 32
 """What a compaction wrote is written again only among so many times its bytes."""
 
@@ -111,6 +121,9 @@ class CompactionTask:
             in_flight_bytes(settings), release=release, wait=stopping.wait,
         )  # fmt: skip
         self._write, self._counter = writing(self._share_or_stop), ObjectRunCounter()
+        self.damaged = DamagedSources()
+        """Objects that are left where they are, checked again after each ``compaction.every_ms``."""
+        self._check_ms = 0
         self._is_overdue = False
         self.level = Level.FULL
         self._void = 0
@@ -124,6 +137,7 @@ class CompactionTask:
             return None
         self._clear_spool()
         self._refuse_uncollected(state)
+        self._check_damaged(state)
         due = self._due_rounds(state)
         self._change(
             backlog_objects=due.objects,
@@ -139,6 +153,11 @@ class CompactionTask:
         except AccessDeniedError as error:
             hint = "allow the account to read and create objects, or set compaction.every_ms to 0"
             raise AccessDeniedError(str(error), hint=hint) from error
+        except (CorruptionError, NotFoundError) as error:
+            if len(self.damaged) >= DAMAGED_MAX or not self.damaged.add(planned, error):
+                raise
+            logger.error("compaction leaves a damaged object where it is: %s", error)
+            return True
         self._void = self._void + 1 if result is None else 0
         if self._void == VOID_MAX:
             self._void = 0
@@ -146,6 +165,13 @@ class CompactionTask:
                 "the archive's pages change faster than objects are joined", hint="the next pass tries again"
             )
         return True
+
+    def _check_damaged(self, state: CatalogState) -> None:
+        now_ms = self._clock_ms()
+        if now_ms >= self._check_ms:
+            self._check_ms = now_ms + self._settings.compaction.every_ms
+            self.damaged.check_again(self._store, state)
+            self.damaged.add_unindexed(self._store, state)
 
     def status(self, of_loop: TaskStatus) -> CompactionStatus:
         """``of_loop`` with what this task counts."""
@@ -168,7 +194,10 @@ class CompactionTask:
         due = DueRounds(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
         overdue = DueRounds(1 << 62, now_ms - 3 * own.min_age_ms)
         found = _DueRounds()
-        for planned in planned_rounds(self._store, state, self._settings, self._limits, due, self._counter):
+        for planned in planned_rounds(
+            self._store, state, self._settings, self._limits, due, self._counter,
+            self.damaged.keys,
+        ):  # fmt: skip
             found.first = found.first or planned
             share = planned.range.share
             found.is_estimated |= share < 1

@@ -195,7 +195,9 @@ class AdminPages:
         findings = [] if report is None else of_report(report)
         if report is None and contents.value is not None:
             grace_ms = self._settings.settings.gc.grace_ms
-            findings = of_catalog(contents.value.state, int(time.time() * 1000), grace_ms)
+            serving = process.serving()
+            unreadable = () if serving is None else serving.fetcher.unreadable.ranges()
+            findings = of_catalog(contents.value.state, int(time.time() * 1000), grace_ms, unreadable)
         facts: list[tuple[str, Child]] = [("Started", date_text(self._started_ms))]
         if report is not None:
             facts += [("Writer", report.writer or "none"), ("Epoch", f"{report.epoch:,}")]

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import orjson
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fetcher.access import ArchiveAccess
-from rocketmq_tiered.process.metrics import PREFIX, DecodingCollector, ScrapeCollector
+from rocketmq_tiered.process.findings import of_unreadable, unreadable_messages
+from rocketmq_tiered.process.metrics import PREFIX, UNREADABLE_MEANING, DecodingCollector, ScrapeCollector
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
+from tiered.archive.unreadable import UnreadableRange
+from tiered.console import camel_names
+
+logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 STALLED_S = 10.0
@@ -33,6 +40,7 @@ class ArchiveAdminSource:
         self._access, self._service, self._clock_s = access, service, clock_s
         self._problem = problem
         self._beaten_s = clock_s()
+        self._logged: frozenset[UnreadableRange] = frozenset()
         self.address = ""
         """The address that clients connect to, once it serves."""
         self._registry = CollectorRegistry()
@@ -45,7 +53,20 @@ class ArchiveAdminSource:
         """Show that the event loop runs, until cancelled."""
         while True:
             self._beaten_s = self._clock_s()
+            self._log_unreadable()
             await asyncio.sleep(BEAT_S)
+
+    @property
+    def unreadable(self) -> tuple[UnreadableRange, ...]:
+        """What clients could not read."""
+        return self._access.fetcher.unreadable.ranges()
+
+    def _log_unreadable(self) -> None:
+        ranges = self.unreadable
+        for found in ranges:
+            if found not in self._logged:
+                logger.error("attention: %s", of_unreadable([found]).what, extra={"about": "unreadable"})
+        self._logged = frozenset(ranges)
 
     def health(self) -> tuple[bool, str]:
         """Whether the event loop runs."""
@@ -60,9 +81,10 @@ class ArchiveAdminSource:
             return False, "starting"
         if problem := self._problem():
             return False, f"blocked: object store: {problem}"
+        finding = f"\n{of_unreadable(ranges).text}" if (ranges := self.unreadable) else ""
         if not self._service.offsets.holds_lease:
-            return False, "another server owns the consumer groups; messages are served"
-        return True, "serving, and owner of the consumer groups"
+            return False, f"another server owns the consumer groups; messages are served{finding}"
+        return True, f"serving, and owner of the consumer groups{finding}"
 
     def status_json(self) -> bytes:
         """See AdminSource."""
@@ -72,6 +94,7 @@ class ArchiveAdminSource:
             "storeProblem": self._problem(), "ownsGroups": status.owns_groups, "connections": status.connections,
             "groups": [{"name": name, "members": members} for name, members in status.groups],
             "audited": dict(self._service.audited),
+            "unreadable": [camel_names(asdict(found)) for found in self.unreadable],
         }  # fmt: skip
         return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -96,6 +119,8 @@ class _ArchiveCollector(ScrapeCollector):
         }
         for name, (meaning, value) in gauges.items():
             yield GaugeMetricFamily(f"{PREFIX}_serve_{name}", meaning, value=value)
+        count = unreadable_messages(self._access.fetcher.unreadable.ranges())
+        yield GaugeMetricFamily(f"{PREFIX}_unreadable_messages", UNREADABLE_MEANING, value=count)
         yield CounterMetricFamily(
             f"{PREFIX}_serve_refused_proxy_headers",
             "connections closed because of a PROXY header from outside serve.proxy_from",

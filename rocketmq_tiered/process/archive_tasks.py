@@ -21,6 +21,7 @@ from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.archive_rules import rules_in
 from tiered.archive.rewrite.outputs import Rewrite
 from tiered.archive.task import TaskLoop, TaskStatus
+from tiered.archive.unreadable import UnreadableRange
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.object_store.interface import ObjectStore
@@ -98,6 +99,11 @@ class ArchiveTasks:
         """What became of compaction; None if there is none."""
         loop = self._compaction
         return None if loop is None else self._compaction_task.status(loop.status)
+
+    @property
+    def unreadable(self) -> tuple[UnreadableRange, ...]:
+        """Messages of objects that compaction could not read."""
+        return () if self._compaction is None else self._compaction_task.damaged.ranges
 
     def _share(self) -> float:
         """Of the budget, for what has to be done each day whether uploads are behind or not."""

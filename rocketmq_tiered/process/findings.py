@@ -6,11 +6,13 @@ run_state.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
 from tiered.archive.task import COMPACTION, EXPIRY, GARBAGE_COLLECTION, INDEX_BUILDING
+from tiered.archive.unreadable import UnreadableRange
 from tiered.broker_store.bound import BoundReason
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, duration_text
@@ -20,8 +22,8 @@ MARGIN_BAD_SHARE = 6
 GARBAGE_LATE_MS = 86_400_000
 """How long after its grace period garbage counts as late."""
 ABOUT = (
-    "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "compaction", "pins", "index",
-    "settings", "name-servers", "master", "plain-accounts",
+    "unreadable", "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "compaction", "pins",
+    "index", "settings", "name-servers", "master", "plain-accounts",
 )  # fmt: skip
 
 
@@ -93,6 +95,8 @@ TASKS = {
 
 def _of_the_archive(report: StatusReport) -> list[Finding]:
     found = []
+    if report.unreadable:
+        found.append(of_unreadable(report.unreadable, report.broker_min_phys))
     if report.gaps:
         found.append(_gaps(report.gaps))
     if report.diverged_objects:
@@ -117,13 +121,37 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
     return found
 
 
-def of_catalog(state: CatalogState, now_ms: int, gc_grace_ms: int) -> list[Finding]:
-    """Of an archive, for a process without a report."""
-    found = [_gaps(len(state.gaps))] if len(state.gaps) else []
+def of_catalog(
+    state: CatalogState, now_ms: int, gc_grace_ms: int, unreadable: Sequence[UnreadableRange] = ()
+) -> list[Finding]:
+    """Of an archive, for a process without a report. ``unreadable``: what it could not read."""
+    found = [of_unreadable(unreadable)] if unreadable else []
+    found += [_gaps(len(state.gaps))] if len(state.gaps) else []
     oldest_ms = state.oldest_garbage_ms
     if oldest_ms is not None and now_ms - oldest_ms > gc_grace_ms + GARBAGE_LATE_MS:
         found.append(_late_garbage((now_ms - oldest_ms - gc_grace_ms) / 1000))
     return found
+
+
+def of_unreadable(ranges: Sequence[UnreadableRange], broker_min_phys: int | None = None) -> Finding:
+    """The finding of ``ranges``, of which there is one or more. ``broker_min_phys``: where the broker's log begins."""
+    first, others = ranges[0], len(ranges) - 1
+    more = f" and {counted(others, 'more range')}" if others else ""
+    what = (
+        f"{counted(unreadable_messages(ranges), 'archived message')} cannot be read: {first.name}{more}, because "
+        f"{first.object_key} is missing or damaged"
+    )
+    if broker_min_phys is not None:
+        count = sum(found.min_phys >= broker_min_phys for found in ranges)
+        has = {0: "no longer has them", len(ranges): "still has them"}
+        what += f"; the broker {has.get(count, f'still has {count} of {len(ranges)} ranges')}"
+    step = "restore the object from a version or a copy of the bucket; tiered verify ARCHIVE_URL lists all damage"
+    return Finding("unreadable", what, step, is_bad=True)
+
+
+def unreadable_messages(ranges: Sequence[UnreadableRange]) -> int:
+    """How many offsets ``ranges`` have."""
+    return sum(found.end - found.begin for found in ranges)
 
 
 def _gaps(count: int) -> Finding:

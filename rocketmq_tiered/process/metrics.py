@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.expiry_task import TOO_MUCH
-from rocketmq_tiered.process.findings import ABOUT, of_report
+from rocketmq_tiered.process.findings import ABOUT, of_report, unreadable_messages
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.run_state import UP, RunState, word_of
 from tiered.archive.task import EXPIRY, GARBAGE_COLLECTION
@@ -24,6 +24,7 @@ from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats
 PREFIX = "rocketmq_tiered_store"
 QUEUES_MAX = 1000
 """Bound of per-queue series: the queues with the largest lag have them; totals count all."""
+UNREADABLE_MEANING = "Archived messages that this process could not read: their object is missing or damaged."
 
 Rows = list[tuple[str, str, float | None]]
 """Name, meaning and value of each family; without a value there is none."""
@@ -127,6 +128,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
             "Damaged data objects excluded from the message index.",
             report.unindexed_objects,
         ),
+        ("unreadable_messages", UNREADABLE_MEANING, unreadable_messages(report.unreadable)),
     ]
     yield from _families(GaugeMetricFamily, gauges)
     counters: Rows = [

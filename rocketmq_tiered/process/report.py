@@ -10,6 +10,7 @@ import orjson
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
 from tiered.archive.task import TaskStatus
+from tiered.archive.unreadable import UnreadableRange
 from tiered.broker_store.retention import SHORT_S_MAX
 from tiered.console import camel_name, camel_names
 
@@ -81,6 +82,10 @@ class StatusReport:
     queues: tuple[QueueReport, ...] = ()
     unindexed_objects: int = 0
     """Damaged data objects excluded from the message index: queries by key read them directly."""
+    unreadable: tuple[UnreadableRange, ...] = ()
+    """Archived messages that this process could not read, as their object is missing or damaged."""
+    broker_min_phys: int | None = None
+    """First physical offset of the broker's log; None if unknown."""
     index_files_rebuilt: int = 0
     """Damaged index files rebuilt by this process."""
     store_problem: str = ""
@@ -145,6 +150,10 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
     """The report of a /status.json body; unknown members are dropped."""
     known = _members(StatusReport, document)
     known["queues"] = tuple(QueueReport(**_members(QueueReport, queue)) for queue in known["queues"])
+    known["excluded"] = tuple(known.get("excluded", ()))
+    known["unreadable"] = tuple(
+        UnreadableRange(**_members(UnreadableRange, found)) for found in known.get("unreadable", ())
+    )
     known["tasks"] = tuple(TaskStatus(**_members(TaskStatus, task)) for task in known.get("tasks", ()))
     if known.get("compaction") is not None:
         known["compaction"] = CompactionStatus(**_members(CompactionStatus, known["compaction"]))

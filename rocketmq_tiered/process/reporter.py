@@ -185,6 +185,7 @@ class Reporter:
         return replace(
             report,
             bound_phys=bound_phys,
+            broker_min_phys=log.broker_min_phys if log.files else None,
             lag_messages=lag.messages,
             is_lag_estimated=lag.estimated_from < 1,
             lag_bytes=max(0, end_phys - committed_phys),

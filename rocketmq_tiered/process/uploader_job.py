@@ -221,7 +221,9 @@ class UploaderJob:
         """The full report; from any thread, also before and after the run."""
         report = self._reporter.report(self.offloader.status)
         tasks = (*report.tasks, *self._tasks.statuses)
-        report = replace(report, tasks=tasks, compaction=self._tasks.compaction)
+        report = replace(
+            report, tasks=tasks, compaction=self._tasks.compaction, unreadable=self._tasks.unreadable
+        )
         if report.bound_reason != BoundReason.FROZEN.value:
             return report
         problem = self._voice.silence or "it reports no offsets"

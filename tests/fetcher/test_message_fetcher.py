@@ -516,7 +516,7 @@ def test_an_object_that_is_gone_is_corruption_and_hurts_no_other_queue() -> None
     builder.commit([Sent(OTHER)])
     builder.store.delete([builder.keys[0]])
     fetcher = plain_fetcher(builder.store)
-    with pytest.raises(CorruptionError, match=r"names a missing object") as caught:
+    with pytest.raises(CorruptionError, match=r"does not exist") as caught:
         pull(fetcher, PLAIN, 0)
     assert builder.keys[0] in caught.value.message
     assert pull(fetcher, OTHER, 0).status is PullStatus.FOUND

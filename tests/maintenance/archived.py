@@ -54,7 +54,7 @@ def archived_candidates(store: ObjectStore) -> Candidates:
         object_keys=[index.key for index in indexes],
         is_set=np.array([index.key.startswith("sets/") for index in indexes]),
         floors=np.zeros(len(queues), np.int64),
-        is_pending=np.zeros(len(indexes), bool),
+        is_fixed=np.zeros(len(indexes), bool),
         share=np.ones(len(indexes)),
     )
 
@@ -83,7 +83,7 @@ def after(candidates: Candidates, plan: RewritePlan, result: RewriteResult) -> C
         object_keys=[*candidates.object_keys, *result.object_keys],
         is_set=np.append(candidates.is_set, [key.startswith("sets/") for key in result.object_keys]),
         floors=candidates.floors,
-        is_pending=np.append(candidates.is_pending, np.zeros(count, bool)),
+        is_fixed=np.append(candidates.is_fixed, np.zeros(count, bool)),
         share=np.ones(len(candidates.objects) + count),
     )
 

@@ -48,7 +48,7 @@ def candidates_of(objects: Sequence[str], floors: Mapping[str, int] | None = Non
         object_keys=[f"sets/00/{number}-1-1.sso" for number in range(count)],
         is_set=np.ones(count, bool),
         floors=np.array([(floors or {}).get(topic, 0) for topic in topics], np.int64),
-        is_pending=np.zeros(count, bool),
+        is_fixed=np.zeros(count, bool),
         share=np.ones(count),
     )
 

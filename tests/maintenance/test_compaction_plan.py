@@ -113,7 +113,7 @@ def test_objects_that_share_no_queue_stay() -> None:
 
 
 def test_objects_pending_deletion_are_ignored() -> None:
-    pending = replace(F, is_pending=np.array([False, False, True]))
+    pending = replace(F, is_fixed=np.array([False, False, True]))
     plan = plan_rewrite(pending, limits(100))
     assert sources(plan) == [0, 1]
     assert plan is not None
@@ -251,7 +251,7 @@ def test_level_2_waits_for_enough_objects() -> None:
     some = stream_objects("S0[0,10)", "S0[10,20)", "S0[20,30)")
     assert plan_join(some, limits(0, sources_min=4)) is None
     assert plan_join(some, limits(0, sources_min=3)) is not None
-    assert plan_join(replace(some, is_pending=np.ones(3, bool)), limits(0)) is None
+    assert plan_join(replace(some, is_fixed=np.ones(3, bool)), limits(0)) is None
 
 
 # -- rules --------------------------------------------------------------------

@@ -12,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rocketmq_tiered.process.archive_admin import STALLED_S, ArchiveAdminSource
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
+from tiered.archive.unreadable import UnreadableRange, UnreadableRanges
 from tiered.formats.memory_bound import SHORTAGES
+from tiered.model.queue import QueueKey
 
 PREFIX = "rocketmq_tiered_store_"
 
@@ -29,7 +31,11 @@ class Scene:
             status=lambda: ArchiveStatus(5, [("a", 2), ("b", 1)], self.offsets.holds_lease),
             offsets=self.offsets, audited=self.audited, refused_proxy_headers=7,
         )  # fmt: skip
-        access: Any = SimpleNamespace(title="c/b in file:///a", state=SimpleNamespace(version=9))
+        self.unreadable = UnreadableRanges()
+        access: Any = SimpleNamespace(
+            title="c/b in file:///a", state=SimpleNamespace(version=9),
+            fetcher=SimpleNamespace(unreadable=self.unreadable),
+        )  # fmt: skip
         self.source = ArchiveAdminSource(access, service, lambda: self.problem, lambda: self.now_s)
 
     def metrics(self) -> dict[tuple[str, ...], float]:
@@ -79,7 +85,7 @@ def test_status_and_metrics_have_clients_groups_and_audit(monkeypatch: pytest.Mo
     assert status == {
         "archive": "c/b in file:///a", "address": "h:1", "catalogVersion": 9, "storeProblem": "", "ownsGroups": True,
         "connections": 5, "groups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}],
-        "audited": {"refused": 3, "reset": 1},
+        "audited": {"refused": 3, "reset": 1}, "unreadable": [],
     }  # fmt: skip
     found = scene.metrics()
     expected = {
@@ -90,3 +96,30 @@ def test_status_and_metrics_have_clients_groups_and_audit(monkeypatch: pytest.Mo
     }  # fmt: skip
     assert expected.items() <= found.items()
     assert any(name.startswith("process_") for name, *_ in found)
+
+
+def test_unreadable_messages_are_named_until_they_can_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.source.address = "h:1"
+    scene.unreadable.note(UnreadableRange("orders", 3, 0, 20, 40, "sets/1.sso", "no such object"))
+
+    async def beats() -> None:
+        for _ in range(2):
+            beating = asyncio.create_task(scene.source.beat())
+            await asyncio.sleep(0)
+            beating.cancel()
+
+    asyncio.run(beats())
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    is_ready, text = scene.source.readiness()
+    assert is_ready, "all other messages are served"
+    for shown in (text, record.message):
+        assert (
+            "20 archived messages cannot be read: orders queue 3: offsets 20 to 39" in shown
+            and "sets/1.sso" in shown
+        )
+    assert scene.metrics()["unreadable_messages",] == 20
+    scene.unreadable.forget_read(QueueKey("orders", 3, 0), 10, 30)
+    assert scene.metrics()["unreadable_messages",] == 0
+    assert scene.source.readiness() == (True, "serving, and owner of the consumer groups")

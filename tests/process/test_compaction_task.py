@@ -99,6 +99,34 @@ def test_a_pass_joins_all_that_is_due(tmp_path: Path) -> None:
     assert families["rocketmq_tiered_store_compaction_joined_objects"] == report.joined_objects
 
 
+@pytest.mark.parametrize("damage", ["missing", "a flipped byte", "a flipped tail"])
+def test_a_damaged_object_stays_and_all_others_are_joined(tmp_path: Path, damage: str) -> None:
+    beside = Beside(tmp_path)
+    store, before = beside.scene.store, beside.scene.data_sizes()
+    key = sorted(before)[len(before) // 2]
+    whole = store.get_range(key, 0, before[key])
+    damaged = bytearray(whole)
+    damaged[100 if damage == "a flipped byte" else -60] ^= 1
+    store.delete([key])
+    if damage != "missing":
+        store.put_if_absent(key, [bytes(damaged)])
+    beside.compact()
+    assert (beside.report.problem, beside.report.backlog_objects) == ("", 0)
+    assert beside.report.joined_objects > len(before) * 0.8
+    ranges = beside.task.damaged.ranges
+    assert {found.object_key for found in ranges} == {key}
+    rows = sum(len(truth.rows) for truth in beside.scene.owner.truth.values())
+    assert 0 < sum(found.end - found.begin for found in ranges) < rows / 4 and key in ranges[0].why
+    store.delete([key])
+    store.put_if_absent(key, [whole])
+    beside.scene.check()
+    beside.now_ms += 1000
+    beside.scene.append(20)
+    beside.compact()
+    assert beside.task.damaged.ranges == ()
+    beside.scene.check()
+
+
 def test_a_backlog_in_parts_of_a_sequence_is_an_estimate(tmp_path: Path) -> None:
     beside = Beside(tmp_path)
     beside.scene.append(60)

@@ -11,9 +11,12 @@ from rocketmq_tiered.page.messages import hex_dump, text_of
 from rocketmq_tiered.page.overview import _upkeep, level_of
 from rocketmq_tiered.page.topic_summary import TopicNumbers, summarize
 from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_report
+from rocketmq_tiered.process.metrics import StatusCollector
+from rocketmq_tiered.process.report import decode_report
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
 from tests.process.status_report import REPORT
 from tiered.archive.task import TaskStatus
+from tiered.archive.unreadable import UnreadableRange
 from tiered.catalog.deletions import DeletionList, PendingDeletion, Reason
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import CatalogState
@@ -63,6 +66,29 @@ def test_findings_name_the_next_step() -> None:
     proxy = ProxyStatus("h:1", 1, True, (), 1, has_plain_accounts=True)
     slave = SlaveStatus("h:1", 1, True, (), 7, False, None, (), "refused")
     assert "TLS" in of_relay(proxy)[0].what and "refused" in of_relay(slave)[0].what
+
+
+def test_unreadable_messages_are_a_critical_finding() -> None:
+    ranges = tuple(
+        UnreadableRange("orders", 0, 0, begin, begin + 20, "sets/1.sso", "damaged", phys)
+        for begin, phys in ((0, 1000), (20, 5000))
+    )
+    report = replace(REPORT, retention_margin_seconds=None, unreadable=ranges, broker_min_phys=900)
+    assert decode_report(report.to_json()) == report
+    (finding,) = of_report(report)
+    assert finding.is_bad and finding.step
+    assert finding.what == (
+        "40 archived messages cannot be read: orders queue 0: offsets 0 to 19 and 1 more range, because sets/1.sso is "
+        "missing or damaged; the broker still has them"
+    )
+    (finding,) = of_report(replace(report, broker_min_phys=2000))
+    assert "the broker still has 1 of 2 ranges" in finding.what
+    (finding,) = of_report(replace(report, broker_min_phys=6000))
+    assert "the broker no longer has them" in finding.what
+    families = {family.name: family for family in StatusCollector(lambda: report).collect()}
+    assert families["rocketmq_tiered_store_unreadable_messages"].samples[0].value == 40
+    attention = families["rocketmq_tiered_store_attention"].samples
+    assert [one.labels["about"] for one in attention if one.value] == ["unreadable"]
 
 
 def test_the_archive_names_the_last_passes_and_what_is_to_be_deleted() -> None:

@@ -271,3 +271,28 @@ def test_a_walk_beyond_the_end_says_so_once(archive: str, caplog: pytest.LogCapt
             assert run_sync(walk.next_batch()) is None
     (record,) = [one for one in caplog.records if one.name == "fetcher.walk"]
     assert "ends at" in record.getMessage() and str(1 << 40) in record.getMessage()
+
+
+@pytest.mark.parametrize("damage", ["missing", "a flipped byte"])
+def test_cat_prints_what_is_readable_and_names_what_is_not(run: Run, tmp_path: Path, damage: str) -> None:
+    store = WrittenStore(tmp_path / "store")
+    url = f"file://{tmp_path}/archive"
+    for first in range(0, 60, 20):
+        for number in range(first, first + 20):
+            store.put("t", 0, b"%d" % number)
+        assert run("backfill", store.path, url, "--cluster", "c", "--broker", "b")[0] == 0
+    objects = sorted((tmp_path / "archive").rglob("*.s*o"), key=lambda path: path.stat().st_mtime_ns)
+    assert len(objects) == 3
+    if damage == "missing":
+        objects[1].unlink()
+    else:
+        data = bytearray(objects[1].read_bytes())
+        data[100] ^= 1
+        objects[1].write_bytes(data)
+    code, out, error = run("cat", url, "t")
+    assert [line["queueOffset"] for line in lines(out)] == [*range(20), *range(40, 60)]
+    (line,) = error.splitlines()
+    assert code == 1 and "t queue 0: offsets 20 to 39 cannot be read" in line and objects[1].name in line
+    code, out, _ = run("cat", url, "t", "--from", "25", "--limit", "5")
+    assert (code, [line["queueOffset"] for line in lines(out)]) == (1, [*range(40, 45)])
+    assert run("cat", url, "t", "--limit", "20")[::2] == (0, "")

@@ -179,7 +179,7 @@ def part_of(candidates: Candidates, plan: RewritePlan, outputs: set[int]) -> tup
         object_keys=keys,
         is_set=candidates.is_set[numbers],
         floors=candidates.floors[queue_numbers],
-        is_pending=candidates.is_pending[numbers],
+        is_fixed=candidates.is_fixed[numbers],
         share=candidates.share[numbers],
         covers=candidates.covers,
     )

@@ -50,7 +50,7 @@ class RewriteLimits:
 class Candidates:
     """Runs (RUN_DTYPE) and objects (OBJECT_DTYPE) of whole versions of one log history, or of some queues in them.
 
-    ``is_set``, ``is_pending`` (deletion) and ``share`` have an entry for each object, ``floors`` one for each queue.
+    ``is_set``, ``is_fixed`` (no source) and ``share`` have an entry for each object, ``floors`` one for each queue.
     ``share``: of the object's runs, that are in ``runs``; below 1 the catalog references it elsewhere too. ``covers``:
     first versions of index files, ascending; an output never has keys of two of them.
     """
@@ -61,7 +61,7 @@ class Candidates:
     object_keys: Sequence[str]
     is_set: NDArray[np.bool_]
     floors: NDArray[np.int64]
-    is_pending: NDArray[np.bool_]
+    is_fixed: NDArray[np.bool_]
     share: NDArray[np.float64]
     covers: tuple[int, ...] = ()
 

@@ -1,0 +1,121 @@
+"""Objects that compaction cannot read: it leaves them where they are, joins the others, and reports their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from rocketmq_tiered.maintenance.compaction_round import PlannedRound
+from tiered.archive.unreadable import UnreadableRange
+from tiered.archive.verify_segment import SegmentCheck, check_segment
+from tiered.catalog.living_runs import living_pages, memory_page
+from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError, NotFoundError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import picked
+from tiered.object_store.interface import ObjectStore
+
+
+class _Damaged(NamedTuple):
+    check: SegmentCheck
+    ranges: tuple[UnreadableRange, ...]
+
+
+class DamagedSources:
+    """Those found so far. Not thread-safe, but for ``ranges``."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, _Damaged] = {}
+        self.ranges: tuple[UnreadableRange, ...] = ()
+        """Their messages, by queue and offset."""
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The objects."""
+        return frozenset(self._found)
+
+    def add(self, planned: PlannedRound, error: CorruptionError | NotFoundError) -> bool:
+        """Add the source of ``planned`` that ``error`` names; whether it names one."""
+        candidates = planned.candidates
+        sources = {
+            candidates.object_keys[int(candidates.objects["key"][number])]: number
+            for number in planned.plan.sources.tolist()
+        }
+        key = max((key for key in sources if key in error.message), key=len, default=None)
+        if key is None:
+            return False
+        runs = picked(candidates.runs, np.flatnonzero(candidates.runs["object"] == sources[key]))
+        queues = [candidates.queues[number] for number in runs["queue"].tolist()]
+        self._add(SegmentCheck(key, candidates.objects[sources[key]], [runs], queues), error.message)
+        self._changed()
+        return True
+
+    def add_unindexed(self, store: ObjectStore, state: CatalogState) -> None:
+        """Add those of ``state`` that the message index leaves out because they are damaged."""
+        checks: dict[str, SegmentCheck] = {}
+        for page in _pages_of(store, state, state.unindexed):
+            chunk = page.chunk
+            keys = [chunk.object_keys[number] for number in chunk.objects["key"].tolist()]
+            for number in (at for at, key in enumerate(keys) if key in state.unindexed):
+                runs = picked(chunk.runs, np.flatnonzero(chunk.runs["object"] == number))
+                check = checks.setdefault(
+                    keys[number], SegmentCheck(keys[number], chunk.objects[number], [], [])
+                )
+                check.runs.append(runs)
+                check.queues.extend(page.queues[queue] for queue in runs["queue"].tolist())
+        for key, check in checks.items():
+            if key not in self._found and (
+                anomalies := check_segment(store, state, check, full=True).anomalies
+            ):
+                self._add(check, anomalies[0].detail)
+        self._changed()
+
+    def _add(self, check: SegmentCheck, why: str) -> None:
+        bounds = (
+            zip(
+                runs["base_queue_offset"].tolist(), runs["end_queue_offset"].tolist(), runs["min_phys"].tolist(),
+                strict=True,
+            )
+            for runs in check.runs
+        )  # fmt: skip
+        ranges = [
+            UnreadableRange(*queue, begin, end, check.key, why, phys)
+            for queue, (begin, end, phys) in zip(check.queues, chain.from_iterable(bounds), strict=True)
+        ]
+        self._found[check.key] = _Damaged(check, tuple(ranges))
+
+    def check_again(self, store: ObjectStore, state: CatalogState) -> None:
+        """Drop objects that are whole again, and those whose messages have expired."""
+        for key, (check, ranges) in [*self._found.items()]:
+            is_alive = any(
+                one.end > _minimum(state, QueueKey(one.topic, one.queue_id, one.generation)) for one in ranges
+            )
+            if not is_alive or not check_segment(store, state, check, full=True).anomalies:
+                del self._found[key]
+        self._changed()
+
+    def _changed(self) -> None:
+        self.ranges = tuple(sorted(one for found in self._found.values() for one in found.ranges))
+
+
+def _pages_of(
+    store: ObjectStore, state: CatalogState, objects: Mapping[str, Collection[int]]
+) -> Iterator[Page]:
+    """Pages that may have runs of ``objects``, whose versions are given."""
+    if not objects:
+        return iter(())
+    versions = {version for found in objects.values() for version in found}
+    refs = [ref for ref in state.pages if any(ref.overlaps(version, version) for version in versions)]
+    return chain(living_pages(RunIndex(store), state, refs), memory_page(state))
+
+
+def _minimum(state: CatalogState, queue: QueueKey) -> int:
+    row = state.queue(queue)
+    return 1 << 62 if row is None else int(row["min_queue_offset"])
