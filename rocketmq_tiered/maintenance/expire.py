@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.expire_plan import (
+    NEVER_MS,
     PARENT_DTYPE,
     CommitTimes,
     ExpiryPlan,
@@ -166,10 +167,12 @@ def _queues(state: CatalogState, rule_of: Callable[[str], TopicRule], erase: Era
 
 
 def _commit_times(store: ObjectStore, state: CatalogState, queues: ExpiryQueues, now_ms: int) -> CommitTimes:
-    """The bucket's time of the newest commit that is older than each time that messages stay after their upload."""
+    """The bucket's time of the newest commit that is older than each time to live, and than each time that messages
+    stay after their upload."""
     found: dict[int, int] = {}
-    for archived_ms in sorted(set(queues.min_archived_ms.tolist()), reverse=True):
-        version = settled_version(store, state.version, now_ms - archived_ms)
+    ages_ms = {*queues.min_archived_ms.tolist(), *queues.ttl_ms.tolist()} - {NEVER_MS}
+    for age_ms in sorted(ages_ms, reverse=True):
+        version = settled_version(store, state.version, now_ms - age_ms)
         if version:
             info = next(iter(store.list(catalog_key(version), limit=1)))
             found[version] = info.modified_ms

@@ -1,10 +1,12 @@
 """Plans expiry: the new floor of every queue, from the rules of topics and the runs of the catalog. Pure.
 
 - A run expires when its newest store timestamp and the bucket's time of its commit are both past: the time to live, and
-  the time that messages stay after their upload. So a broker's clock that is behind expires nothing early.
+  the time that messages stay after their upload. So a broker's clock that is behind expires nothing early. The newest
+  store timestamp counts as no later than the commit, so that one that is ahead keeps nothing long.
 - Whole runs expire, the oldest of a queue first; the first one that stays ends it. A floor only rises.
-- A size limit expires the oldest runs of its topic, over all queues and generations, until the topic's message bytes
-  fit. It alone may expire a message younger than its time to live. Runs behind them follow in the next pass.
+- A size limit expires the oldest runs of its topic in the order of the log, over all queues and generations, until the
+  topic's message bytes fit. It alone may expire a message younger than its time to live. Runs behind them follow in the
+  next pass.
 - A run of LMQ entries expires when all messages that it refers to are below the floors of their queues.
 
 Runs arrive page by page. Memory is a few integers for each queue, and about 100 bytes for each run of a topic with a
@@ -34,7 +36,8 @@ _OPEN, _STAYS, _AT_LMQ = 0, 1, 2
 
 _LIMITED_DTYPE = np.dtype([
     ("queue", "<u4"), ("rows", "<u4"),
-    ("end_queue_offset", "<i8"), ("byte_count", "<i8"), ("newest_ms", "<i8"), ("is_lmq", "?"),
+    ("end_queue_offset", "<i8"), ("byte_count", "<i8"), ("version", "<i8"), ("end_phys", "<i8"), ("newest_ms", "<i8"),
+    ("is_lmq", "?"),
 ])  # fmt: skip
 """A run of a topic with a size limit."""
 LMQ_DTYPE = np.dtype([
@@ -210,6 +213,7 @@ class ExpiryPlanner:
         ttl_ms = self._queues.ttl_ms[queue]
         newest_ms = np.clip(runs["max_store_timestamp"], -_TIME_MS_MAX, _TIME_MS_MAX)
         commit_ms = self._commits.of(runs["version"])
+        newest_ms = np.minimum(newest_ms, commit_ms)
         due_ms = np.maximum(newest_ms + np.minimum(ttl_ms, _TIME_MS_MAX), np.minimum(commit_ms, _TIME_MS_MAX)
                             + self._queues.min_archived_ms[queue])  # fmt: skip
         found: Ints = np.where((ttl_ms == NEVER_MS) | (commit_ms == NEVER_MS), NEVER_MS, due_ms)
@@ -272,11 +276,14 @@ class ExpiryPlanner:
             first = _starts(held["queue"])
         if not len(held):
             return
+        # Not by times alone: clocks jump. A run of a replaced log has a later version.
+        age = np.empty(len(held), np.int64)
+        age[np.lexsort((held["newest_ms"], held["end_phys"], held["version"]))] = np.arange(len(held))
         for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(held)], strict=True):
             # A run cannot expire before those in front of it: it counts as being as new as the newest of them.
-            held["newest_ms"][begin:end] = np.maximum.accumulate(held["newest_ms"][begin:end])
+            age[begin:end] = np.maximum.accumulate(age[begin:end])
         topic = self._queues.topic[held["queue"]]
-        order = np.lexsort((held["newest_ms"], topic))
+        order = np.lexsort((age, topic))
         topic = topic[order]
         sizes = held["byte_count"][order]
         excess = np.maximum(self._topic_bytes - self._queues.max_bytes, 0)

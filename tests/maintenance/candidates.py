@@ -41,10 +41,12 @@ def candidates_of(objects: Sequence[str], floors: Mapping[str, int] | None = Non
         mine = mine[np.argsort(runs["base_queue_offset"][mine])]
         runs["base_byte"][mine] = np.cumsum(runs["byte_count"][mine]) - runs["byte_count"][mine]
     count = len(objects)
+    rows_of = np.zeros(count, OBJECT_DTYPE)
+    rows_of["rows"] = np.bincount(runs["object"], runs["rows"], minlength=count)
     return Candidates(
         queues=[QueueKey(topic, 0, 0) for topic in topics],
         runs=runs,
-        objects=np.zeros(count, OBJECT_DTYPE),
+        objects=rows_of,
         object_keys=[f"sets/00/{number}-1-1.sso" for number in range(count)],
         is_set=np.ones(count, bool),
         floors=np.array([(floors or {}).get(topic, 0) for topic in topics], np.int64),

@@ -106,6 +106,27 @@ def test_messages_expire_by_the_time_to_live_of_their_topic() -> None:
     assert verify_archive(store, full=True).anomalies == []
 
 
+def test_a_clock_of_the_future_keeps_no_older_messages_after_its_time_in_the_bucket() -> None:
+    store = Bucket()
+    made = ArchiveBuilder(store)
+    for hour, stored_ms in (
+        (0, NOW_MS),
+        (1, NOW_MS + 10**12),
+        (2, NOW_MS + 2 * HOUR_MS),
+        (8, NOW_MS + 8 * HOUR_MS),
+    ):
+        store.now_ms = NOW_MS + hour * HOUR_MS
+        made.commit([Sent(A, b"%d" % hour, stored_ms=stored_ms)])
+    store.now_ms = NOW_MS + 10 * HOUR_MS + 1_000
+    expire(store)
+    assert readable(store, A) == bodies(made, A, 1), (
+        "the next one stays: it is ten hours in the bucket in an hour"
+    )
+    store.now_ms += 2 * HOUR_MS
+    expire(store)
+    assert readable(store, A) == bodies(made, A, 3)
+
+
 def test_nothing_expires_before_its_time_in_the_bucket() -> None:
     """The broker's clock was in 1970."""
     store = Bucket()

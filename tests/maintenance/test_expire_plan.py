@@ -118,7 +118,7 @@ def floors(plan: ExpiryPlan) -> dict[int, tuple[int, int]]:
 
 
 def test_runs_expire_from_the_oldest_to_the_first_that_stays() -> None:
-    old, young = Run(rows=2, newest_ms=NOW - DAY), Run(newest_ms=NOW - DAY + 1)
+    old, young = Run(rows=2, newest_ms=NOW - DAY), Run(newest_ms=NOW - DAY + 1, version=10)
     plan = one_queue(rule(DAY), old, old, young, old).plan()
     assert floors(plan) == {0: (4, 4)}
     assert (plan.runs, plan.rows, plan.byte_count, plan.living_rows, plan.living_bytes) == (2, 4, 20, 7, 40)
@@ -139,12 +139,27 @@ def test_a_clock_of_1970_expires_nothing_before_its_time_in_the_bucket(version: 
 
 
 @pytest.mark.parametrize("newest_ms", [NOW + 1, (1 << 63) - 1])
-def test_a_clock_of_the_future_expires_nothing(newest_ms: int) -> None:
-    assert floors(one_queue(rule(DAY), Run(newest_ms=newest_ms)).plan()) == {}
+@pytest.mark.parametrize(("version", "expires"), [(9, True), (10, False), (11, False)])
+def test_a_clock_of_the_future_keeps_nothing_beyond_its_time_in_the_bucket(
+    newest_ms: int, version: int, expires: bool
+) -> None:
+    ahead = Run(newest_ms=newest_ms, version=version)
+    assert floors(one_queue(rule(DAY), Run(), ahead, Run(version=9)).plan()) == {
+        0: (3, 3) if expires else (1, 1)
+    }
+
+
+def test_a_size_limit_follows_the_order_of_the_log_whatever_the_times() -> None:
+    runs = [
+        [Run(newest_ms=NOW * 9, version=2), Run(newest_ms=100, version=4)],
+        [Run(newest_ms=50, version=3), Run(newest_ms=60, version=5)],
+    ]
+    for limit, expected in ((30, {0: (1, 1)}), (20, {0: (1, 1), 1: (1, 1)}), (10, {0: (2, 2), 1: (1, 1)})):
+        assert floors(World([rule(None, max_bytes=limit)], [0, 0], runs).plan()) == expected
 
 
 def test_runs_below_the_floor_are_neither_expired_nor_counted_again() -> None:
-    plan = one_queue(rule(DAY), Run(rows=5), Run(rows=2), Run(newest_ms=NOW), floor=5).plan()
+    plan = one_queue(rule(DAY), Run(rows=5), Run(rows=2), Run(newest_ms=NOW, version=10), floor=5).plan()
     assert floors(plan) == {0: (7, 2)} and plan.living_rows == 3
 
 
@@ -169,7 +184,7 @@ def test_a_size_limit_expires_the_oldest_of_a_topic_over_its_queues() -> None:
 
 
 def test_lmq_entries_expire_with_the_last_of_their_messages() -> None:
-    messages = [Run(rows=2), Run(rows=2, newest_ms=NOW)]
+    messages = [Run(rows=2), Run(rows=2, newest_ms=NOW, version=10)]
     entries = [
         Run(parents=[(0, 2)]),
         Run(parents=[(0, 1), (2, 4)]),
@@ -238,7 +253,7 @@ def oracle(world: World) -> dict[int, int]:
             return True
         return (
             own.ttl_ms is not None
-            and run.newest_ms + own.ttl_ms <= NOW
+            and min(run.newest_ms, 1_000 * run.version) + own.ttl_ms <= NOW
             and run.version <= 10
             and 1_000 * run.version + own.min_archived_ms <= NOW
         )
@@ -257,19 +272,19 @@ def oracle(world: World) -> dict[int, int]:
             waits.add(queue)
     for topic, own in enumerate(world.rules):
         mine = [queue for queue in range(len(left)) if world.topics[queue] == topic]
-        age = dict.fromkeys(mine, -(1 << 63))
+        age = dict.fromkeys(mine, (0, 0))
         while (
             own.max_bytes is not None and sum(_bytes(r) for q in mine for _, _, r in left[q]) > own.max_bytes
         ):
             heads = [
-                (max(age[q], left[q][0][2].newest_ms), q)
+                (max(age[q], (left[q][0][2].version, left[q][0][2].newest_ms)), q)
                 for q in mine
                 if left[q] and q not in waits and left[q][0][2].parents is None
             ]
             if not heads:
                 break
-            newest_ms, queue = min(heads)
-            age[queue] = newest_ms
+            age_of_head, queue = min(heads)
+            age[queue] = age_of_head
             expire(queue)
     fixed = list(low)
     for queue in sorted(waits) if any(fixed) else ():
