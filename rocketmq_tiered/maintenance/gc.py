@@ -3,15 +3,16 @@
 Pending deletions stay in the catalog until their objects are gone, so that a collection that was killed, or could not
 delete some, is finished by the next one. What another command may take back is withdrawn by a commit first.
 
-A key that cannot be deleted is reported, and the rest is deleted all the same. Does not decide what is garbage
-(tiered/catalog/garbage.py).
+A key that cannot be deleted is reported, and the rest is deleted all the same, unless nothing can be
+deleted. Does not decide what is garbage (tiered/catalog/garbage.py).
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 
@@ -42,6 +43,10 @@ FIRST_AFTER_S = 600.0
 CLOCK_SKEW_MS_MAX = 5 * 60_000
 CLOCK_UNIT_MS = 1_000
 DELETE_BATCH = 1000
+REFUSALS_MAX = 5
+"""Keys of a refused batch, one by one: after so many refusals of one kind in a row the rest of it is not tried."""
+REFUSED_BATCHES_MAX = 3
+"""Batches in a row of which nothing could be deleted; then the collection ends."""
 PROBE_KEY = f"{DATA_PREFIX}00/gc-may-delete"
 """A key that no object has: deleting it shows whether the account may delete."""
 TAKEN_BACK = frozenset({Reason.DIVERGED, Reason.INTENT})
@@ -173,7 +178,7 @@ def require_same_clock(store: ObjectStore, now_ms: int) -> int:
 
 def _delete(store: ObjectStore, plan: GcPlan, how: Deletions) -> set[str]:
     """Delete the plan's objects; returns those that were not. ``plan.failed`` has the reasons."""
-    keys = plan.delete
+    keys, refused_batches = plan.delete, 0
     how.progress(0, len(keys))
     for first in range(0, len(keys), DELETE_BATCH):
         if how.is_stopped():
@@ -182,20 +187,42 @@ def _delete(store: ObjectStore, plan: GcPlan, how: Deletions) -> set[str]:
         begun_s = time.monotonic()
         try:
             store.delete(batch)
+            refused_batches = 0
         except TieredError:
-            for key in batch:
-                try:
-                    store.delete([key])
-                except TieredError as error:
-                    plan.failed[key] = error.message
-            if len(plan.failed) >= DELETE_BATCH and len(plan.failed) == first + len(batch):
-                plan.failed |= dict.fromkeys(keys[first + len(batch) :], "not tried: none could be deleted")
+            failed = _delete_singly(store, batch, lambda done, at=first: how.progress(at + done, len(keys)))
+            plan.failed |= failed
+            refused_batches = refused_batches + 1 if len(failed) == len(batch) else 0
+            if refused_batches == REFUSED_BATCHES_MAX:
+                plan.failed |= dict.fromkeys(
+                    keys[first + len(batch) :], "not tried: no object could be deleted"
+                )
                 break
         how.progress(first + len(batch), len(keys))
         wait_s = len(batch) / how.keys_per_s - (time.monotonic() - begun_s)
         if wait_s > 0:
             how.sleep(wait_s)
     return set(plan.failed)
+
+
+def _delete_singly(
+    store: ObjectStore, batch: Sequence[str], progress: Callable[[int], object]
+) -> dict[str, str]:
+    """Delete the keys of a refused batch one by one; returns those that stay, with the reasons. In any order, so that
+    the first ones stand for the others."""
+    failed: dict[str, str] = {}
+    kinds: list[type[TieredError]] = []
+    left = random.sample(batch, len(batch))
+    while left and not (len(kinds) >= REFUSALS_MAX and len(set(kinds[-REFUSALS_MAX:])) == 1):
+        key = left.pop()
+        try:
+            store.delete([key])
+            kinds.clear()
+        except TieredError as error:
+            failed[key] = error.message
+            kinds.append(type(error))
+        progress(len(batch) - len(left))
+    reason = next(reversed(failed.values()), "")
+    return failed | dict.fromkeys(left, f"not tried after {REFUSALS_MAX} refusals: {reason}")
 
 
 class _Collection:
