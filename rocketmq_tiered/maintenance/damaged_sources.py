@@ -58,7 +58,7 @@ class DamagedSources:
         return True
 
     def add_unindexed(self, store: ObjectStore, state: CatalogState) -> None:
-        """Add those of ``state`` that the message index leaves out because they are damaged."""
+        """Add those of ``state`` that are not in the message index because they are damaged."""
         checks: dict[str, SegmentCheck] = {}
         for page in _pages_of(store, state, state.unindexed):
             chunk = page.chunk

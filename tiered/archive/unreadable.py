@@ -1,6 +1,6 @@
 """Archived messages that cannot be read because their object is missing or damaged: what a process has found so far.
 
-Whoever reads an object notes it here, and takes it back when the offsets can be read again. Does not read.
+Readers of objects note it here, and take it back when the offsets can be read again. Does not read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tiered.errors import CorruptionError
 from tiered.model.queue import QueueKey
 
 RANGES_MAX = 1000
-"""Ranges that a process remembers."""
+"""Ranges that are kept."""
 
 
 @dataclass(frozen=True, order=True)
