@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.rows.run_list import RunList
+from tiered.catalog.broker_facts import recorded_facts
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import NotFoundError
@@ -29,8 +30,8 @@ from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH
 
-FILE_ROWS = 300_000
-"""Messages in a broker's consume-queue file by default (mappedFileSizeConsumeQueue)."""
+FILE_ROWS, UNIT_BYTES = 300_000, 20
+"""Messages in a broker's consume-queue file by default (mappedFileSizeConsumeQueue), and bytes of each there."""
 
 IndexOpener = Callable[[str, int, int], Awaitable[SegmentIndex]]
 """(object key, size in bytes, bytes of its tail) -> the decoded tail; at most one request."""
@@ -64,6 +65,8 @@ class QueueTimes:
     is_batch: bool
     chunk: RunChunk
     gaps: QueueGaps = field(default_factory=lambda: QueueGaps(np.zeros(0, GAP_DTYPE)))
+    file_rows: int = FILE_ROWS
+    """Messages in a file of the broker's consume queue."""
 
     @classmethod
     def of(cls, state: CatalogState, queue: QueueKey, chunk: RunChunk) -> QueueTimes:
@@ -73,7 +76,8 @@ class QueueTimes:
             raise NotFoundError(f"{queue} is not in the archive")
         low, high = int(row["min_queue_offset"]), int(row["end_queue_offset"])
         gaps = QueueGaps(state.gaps_of(queue))
-        return cls(queue, min(low, high), high, bool(row["flags"] & QUEUE_BATCH), chunk, gaps)
+        file_rows = recorded_facts(state).consume_queue_file_bytes // UNIT_BYTES or FILE_ROWS
+        return cls(queue, min(low, high), high, bool(row["flags"] & QUEUE_BATCH), chunk, gaps, file_rows)
 
     def ends_before(self, timestamp_ms: int) -> bool:
         """Whether the last messages may be stored at or before ``timestamp_ms``: then messages archived since this
@@ -139,7 +143,8 @@ class _PlainSearch:
 
     async def lower(self) -> int:
         first, last = self._first, self._last
-        for file in range(first // FILE_ROWS, last // FILE_ROWS + 1):
+        file_rows = self._times.file_rows
+        for file in range(first // file_rows, last // file_rows + 1):
             first, last = self._ends(file)
             if first <= last and await self._order(last) >= 0:
                 break
@@ -161,7 +166,8 @@ class _PlainSearch:
 
     async def upper(self) -> int:
         first, last = self._first, self._last
-        for file in range(last // FILE_ROWS, first // FILE_ROWS - 1, -1):
+        file_rows = self._times.file_rows
+        for file in range(last // file_rows, first // file_rows - 1, -1):
             first, last = self._ends(file)
             if first <= last and await self._order(first) <= 0:
                 break
@@ -183,8 +189,8 @@ class _PlainSearch:
 
     def _ends(self, file: int) -> tuple[int, int]:
         """First and last offset with a record in a file; the first is larger for one without any."""
-        gaps = self._times.gaps
-        begin, end = file * FILE_ROWS, (file + 1) * FILE_ROWS - 1
+        gaps, file_rows = self._times.gaps, self._times.file_rows
+        begin, end = file * file_rows, (file + 1) * file_rows - 1
         return gaps.after(max(begin, self._first)), gaps.before(min(end, self._last))
 
     async def _order(self, offset: int) -> int:

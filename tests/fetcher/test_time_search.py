@@ -179,12 +179,10 @@ def test_times_in_any_order_are_searched_as_the_broker_does(
 ) -> None:
     times = rows.times
     low = min(times.min_offset + expired, times.max_offset - 1)
-    later = Rows(QueueTimes(QUEUE, low, times.max_offset, False, times.chunk), rows.columns)
+    later = Rows(replace(times, min_offset=low, file_rows=file_rows), rows.columns)
     stamps = {offset: stamp for offset, stamp in every_row(rows) if offset >= low}
     expected = java_search(stamps, low, timestamp_ms, boundary, file_rows)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fetcher.queries.time_search.FILE_ROWS", file_rows)
-        assert later.find(timestamp_ms, boundary) == expected
+    assert later.find(timestamp_ms, boundary) == expected
 
 
 def test_a_clock_that_was_ahead_is_searched_as_a_5_5_0_broker_answers() -> None:
