@@ -33,5 +33,6 @@ def recorded_facts(state: CatalogState) -> BrokerFacts:
 def facts_to_record(state: CatalogState, found: BrokerFacts) -> Mapping[str, Any]:
     """Settings of the next commit: empty if ``state`` has all that is known."""
     before = recorded_facts(state)
-    after = BrokerFacts(*(new or old for new, old in zip(found, before, strict=True)))
+    known: dict[str, Any] = {name: value for name, value in found._asdict().items() if value}
+    after = before._replace(**known)
     return {} if after == before else {BROKER: after._asdict()}
