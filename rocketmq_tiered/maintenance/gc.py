@@ -130,7 +130,7 @@ def plan_collection(
     plan = plan_gc(
         (info for prefix in COLLECTED for info in store.list(prefix)),
         state,
-        referenced_by(store, state),
+        referenced_by(store, state, now_ms - grace.diverged_ms),
         now_ms=now_ms,
         grace=grace,
         settled_version=cache(lambda grace: settled_version(store, state.version, latest_ms - grace)),

@@ -482,7 +482,7 @@ TROUBLES = (
         "diverged-log",
         "truncated or replaced",
         "ls ARCHIVE_URL --histories",
-        "TieredLogDiverged",
+        "TieredMessagesHidden",
         _cut_log,
         harms_broker=True,
     ),

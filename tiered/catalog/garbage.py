@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.deletions import DeletionList, Reason, read_list
+from tiered.catalog.hidden_history import objects_hidden_since
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex, referenced_keys
 from tiered.catalog.state import CatalogState
@@ -185,11 +186,12 @@ def _reason_to_keep(
     return "of the current epoch" if epoch >= epoch_now else ""
 
 
-def referenced_by(store: ObjectStore, state: CatalogState) -> KeySet:
-    """All keys that the head references; reads every page once."""
+def referenced_by(store: ObjectStore, state: CatalogState, hidden_since_ms: int = 1 << 62) -> KeySet:
+    """All keys that the head references, and what log histories hid since ``hidden_since_ms``; reads each page once."""
 
     def keys() -> Iterator[str]:
         yield from state.catalog_keys()
+        yield from objects_hidden_since(store, state, hidden_since_ms)
         for page in living_runs(RunIndex(store), state):
             yield from referenced_keys(page)
 

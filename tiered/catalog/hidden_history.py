@@ -6,13 +6,15 @@ old and new log share no record, the queues that ended, whose runs stay in the a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from tiered.catalog.catalog_reader import read_root
+from tiered.catalog.catalog_reader import history_spans, read_root
 from tiered.catalog.deletions import PendingDeletion, Reason, read_list
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
@@ -129,7 +131,7 @@ class HistoryListing:
 
 def list_histories(store: ObjectStore, state: CatalogState) -> list[HistoryListing]:
     """All log histories of ``state``, oldest first. Reads what each hid."""
-    lister = _Lister(state, diverged_deletions(store, state) if state.log_histories else {})
+    lister = _Lister(state, _Left(store, state))
     begins_phys = [int(state.table["first_phys"].min()) if len(state.table) else 0]
     begins_phys += [history.begin_phys for history in state.log_histories]
     found = [HistoryListing(state.cursor.history, begins_phys[-1], state.cursor.phys, True)]
@@ -152,7 +154,7 @@ def history_state(store: ObjectStore, state: CatalogState, number: int) -> Catal
     ended = ended_keys(hidden)
     if not hidden.memory_runs:
         return _unhidden(state, hidden)
-    hidden = _left(hidden, diverged_deletions(store, state))
+    hidden = _left(hidden, _Left(store, state))
     return _both(store, state, hidden, ended) if ended else hidden
 
 
@@ -175,17 +177,51 @@ def object_names(chunk: RunChunk) -> list[str]:
     return [chunk.object_keys[key] for key in chunk.objects["key"][chunk.runs["object"]].tolist()]
 
 
+class _Left:
+    """Which hidden runs are left: their object waits for its deletion as one of a diverged log; or it has other runs,
+    which are visible or wait, and this one is not of the current history."""
+
+    def __init__(self, store: ObjectStore, state: CatalogState) -> None:
+        self._store, self._state = store, state
+        self._spans = history_spans(state)
+        self.pending = diverged_deletions(store, state) if state.log_histories else {}
+
+    def has(self, run: np.void, name: str) -> bool:
+        """Whether ``run`` of the object ``name`` is left."""
+        if name in self.pending:
+            return True
+        is_visible = any(first <= run["version"] <= last for first, last in self._spans)
+        return not is_visible and name in self._shared
+
+    @cached_property
+    def _shared(self) -> set[str]:
+        """Objects that the state names, and those of other pending deletions."""
+        found = set(self._state.pending_deletions)
+        for listed in self._state.deletion_lists:
+            found.update(read_list(self._store, listed))
+        for page in living_runs(RunIndex(self._store), self._state):
+            found.update(object_names(page.chunk))
+        return found
+
+
+def objects_hidden_since(store: ObjectStore, state: CatalogState, since_ms: int) -> Iterator[str]:
+    """Data objects of messages that were hidden after ``since_ms``: not garbage, though all else in them may be."""
+    for history in state.log_histories:
+        if history.created_ms > since_ms:
+            yield from object_names(read_hidden(store, history).memory)
+
+
 class _Lister:
     """Lists what begins of histories hid, the newest first: messages that were hidden twice count once."""
 
-    def __init__(self, state: CatalogState, pending: Mapping[str, PendingDeletion]) -> None:
-        self._state, self._pending = state, pending
+    def __init__(self, state: CatalogState, left: _Left) -> None:
+        self._state, self._left = state, left
         self._rows: set[int] = set()
         self._runs: set[tuple[QueueKey, int, str]] = set()
 
     def listing(self, begin_phys: int, hidden: CatalogState, history: LogHistory) -> HistoryListing:
         """Of the history before ``history``."""
-        table, pending = self._state.table, self._pending
+        table, pending = self._state.table, self._left.pending
         rows = [row for row in _ended_rows(self._state, hidden) if row not in self._rows]
         self._rows.update(rows)
         names = object_names(hidden.memory)
@@ -212,7 +248,7 @@ class _Lister:
         place = hidden.key_of(int(run["queue"])), int(run["base_queue_offset"]), name
         is_new = place not in self._runs
         self._runs.add(place)
-        return is_new and name in self._pending
+        return is_new and self._left.has(run, name)
 
 
 def _ended_rows(state: CatalogState, hidden: CatalogState) -> Iterator[int]:
@@ -237,10 +273,11 @@ def _unhidden(state: CatalogState, hidden: CatalogState) -> CatalogState:
     return replace(state, table=table)
 
 
-def _left(hidden: CatalogState, pending: Mapping[str, PendingDeletion]) -> CatalogState:
-    """``hidden`` with runs whose objects wait for their deletion: others are visible again, or gone."""
+def _left(hidden: CatalogState, left: _Left) -> CatalogState:
+    """``hidden`` with runs that are left: others are visible again, or gone."""
     chunk = hidden.memory
-    kept = selected(chunk, np.array([name in pending for name in object_names(chunk)], bool))
+    names = enumerate(object_names(chunk))
+    kept = selected(chunk, np.array([left.has(chunk.runs[at], name) for at, name in names], bool))
     table = hidden.table.copy()
     table["flags"] |= QUEUE_HIDDEN
     for row in np.unique(kept.runs["queue"]).tolist():
