@@ -58,7 +58,7 @@ def cut_run(run: np.void, rows: RowTable, first: int, end: int) -> np.void:
     ``SegmentIndex.row_columns(CatalogRun.of(run))`` returns them. Raises ValueError for other rows."""
     if len(rows) != int(run["rows"]) or not 0 <= first < end <= len(rows):
         raise ValueError(f"rows [{first}, {end}) of a run of {int(run['rows'])}, with columns of {len(rows)}")
-    cut = np.array([run], RUN_DTYPE)[0]
+    cut: np.void = np.array([run], RUN_DTYPE)[0]
     part = slice(first, end)
     cut["first_row"], cut["rows"] = int(run["first_row"]) + first, end - first
     cut["base_queue_offset"] = rows.queue_offset[first]
