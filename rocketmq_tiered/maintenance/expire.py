@@ -20,6 +20,7 @@ from rocketmq_tiered.maintenance.expire_plan import (
     ExpiryPlan,
     ExpiryPlanner,
     ExpiryQueues,
+    MissedPasses,
 )
 from rocketmq_tiered.maintenance.gc import require_same_clock
 from tiered.archive.segment_reader import SegmentCache
@@ -79,6 +80,7 @@ def plan_pass(
     *,
     clock: Callable[[], int],
     erase: Erasure | None = None,
+    missed: MissedPasses | None = None,
 ) -> ExpiryPass:
     """What expires now. Reads every page of the catalog, again if something expires, and tails of objects with LMQ runs
     that may expire.
@@ -87,7 +89,7 @@ def plan_pass(
     """
     now_ms = require_same_clock(store, clock())
     queues = _queues(state, rule_of, erase)
-    planner = ExpiryPlanner(queues, _commit_times(store, state, queues, now_ms), now_ms)
+    planner = ExpiryPlanner(queues, _commit_times(store, state, queues, now_ms), now_ms, missed)
     index = RunIndex(store)
     for page in _in_order(state, index):
         rows = state.directory.rows(page.queues, len(state.table))

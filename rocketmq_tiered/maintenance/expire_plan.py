@@ -32,6 +32,8 @@ Bools = NDArray[np.bool_]
 NEVER_MS: Final = 1 << 62
 _TIME_MS_MAX: Final = 1 << 60
 """Times of damaged records are cut here, so that sums do not overflow."""
+_MISSED_MAX = 1000
+"""Missed passes that are counted."""
 _OPEN, _STAYS, _AT_LMQ = 0, 1, 2
 
 _LIMITED_DTYPE = np.dtype([
@@ -112,10 +114,27 @@ class ExpiryQueues:
 
 
 @dataclass(frozen=True)
+class MissedPasses:
+    """Passes that should have followed the one at ``last_ms``, every ``every_ms``, such as during an outage."""
+
+    last_ms: int
+    every_ms: int
+
+    def taken(self, due_ms: Ints, sizes: Ints, now_ms: int) -> Ints:
+        """By missed pass: the sum of ``sizes`` that it should have taken. The pass at ``now_ms`` is none of them."""
+        count = min(max(0, (now_ms - self.last_ms) // self.every_ms - 1), _MISSED_MAX)
+        number = (due_ms - self.last_ms - 1) // self.every_ms
+        is_missed = (number >= 0) & (number < count)
+        found: Ints = np.bincount(number[is_missed], sizes[is_missed], _MISSED_MAX).astype(np.int64)
+        return found
+
+
+@dataclass(frozen=True)
 class ExpiryPlan:
     """``floors``: FLOOR_DTYPE rows of the queues whose floor rises, by queue number, and ``floor_bytes`` that expire of
     each. ``runs``, ``rows`` and ``byte_count`` expire; ``living_…`` is before it. ``next_due_ms``: by queue, when the
-    first run that is not due will be; NEVER_MS: no such run, it never expires, or it depends on others."""
+    first run that is not due will be; NEVER_MS: no such run, it never expires, or it depends on others.
+    ``missed_bytes``: of ``byte_count``, by missed pass."""
 
     floors: Table
     floor_bytes: Ints
@@ -123,6 +142,7 @@ class ExpiryPlan:
     living_rows: int
     living_bytes: int
     next_due_ms: Ints
+    missed_bytes: Ints
 
     @property
     def rows(self) -> int:
@@ -142,15 +162,23 @@ class ExpiryPlan:
         return self.rows / self.living_rows if self.living_rows else 0.0
 
     def exceeds(self, max_share: float) -> bool:
-        """Whether the pass must stop (retention.max_share)."""
-        return self.share > max_share
+        """Whether the pass must stop (retention.max_share). What a missed pass should have taken does not count, up to
+        what that pass might have taken."""
+        if not self.living_bytes:
+            return self.share > max_share
+        taken_bytes = np.minimum(self.missed_bytes, int(max_share * self.living_bytes)).sum()
+        return bool((self.byte_count - taken_bytes) / self.living_bytes > max_share)
 
 
 class ExpiryPlanner:
-    """Plans one pass at the bucket's time ``now_ms``: ``add`` all runs, then ``plan`` once."""
+    """Plans one pass at the bucket's time ``now_ms``: ``add`` all runs, then ``plan`` once. ``missed``: passes before
+    it."""
 
-    def __init__(self, queues: ExpiryQueues, commits: CommitTimes, now_ms: int) -> None:
-        self._queues, self._commits, self._now_ms = queues, commits, now_ms
+    def __init__(
+        self, queues: ExpiryQueues, commits: CommitTimes, now_ms: int, missed: MissedPasses | None = None
+    ) -> None:
+        self._queues, self._commits, self._now_ms, self._missed = queues, commits, now_ms, missed
+        self._missed_bytes = np.zeros(_MISSED_MAX, np.int64)
         count = len(queues)
         self._floor = queues.floor.astype(np.int64)
         self._rows = np.zeros(count, np.int64)
@@ -186,6 +214,10 @@ class ExpiryPlanner:
         length = np.where(before == _OPEN, _prefixes(stays, first), 0)
         is_expired = _in_prefix(length, first, len(runs))
         self._expire(runs["end_queue_offset"], runs["rows"], runs["byte_count"], queue, is_expired)
+        if self._missed is not None and is_expired.any():
+            old, ttl_ms = runs[is_expired], self._queues.ttl_ms[queue[is_expired]]
+            natural_ms = self._newest_ms(old) + np.minimum(ttl_ms, _TIME_MS_MAX)
+            self._missed_bytes += self._missed.taken(natural_ms, old["byte_count"], self._now_ms)
         # The first run that stays decides how the queue is continued.
         is_ended = (before == _OPEN) & (length < np.diff(np.append(first, len(runs))))
         end = (first + length)[is_ended]
@@ -211,12 +243,17 @@ class ExpiryPlanner:
     def _due_ms(self, runs: Table, queue: Ints) -> Ints:
         """When each run is due by its rule."""
         ttl_ms = self._queues.ttl_ms[queue]
-        newest_ms = np.clip(runs["max_store_timestamp"], -_TIME_MS_MAX, _TIME_MS_MAX)
         commit_ms = self._commits.of(runs["version"])
-        newest_ms = np.minimum(newest_ms, commit_ms)
-        due_ms = np.maximum(newest_ms + np.minimum(ttl_ms, _TIME_MS_MAX), np.minimum(commit_ms, _TIME_MS_MAX)
-                            + self._queues.min_archived_ms[queue])  # fmt: skip
+        stored_ms = self._newest_ms(runs) + np.minimum(ttl_ms, _TIME_MS_MAX)
+        archived_ms = np.minimum(commit_ms, _TIME_MS_MAX) + self._queues.min_archived_ms[queue]
+        due_ms = np.maximum(stored_ms, archived_ms)
         found: Ints = np.where((ttl_ms == NEVER_MS) | (commit_ms == NEVER_MS), NEVER_MS, due_ms)
+        return found
+
+    def _newest_ms(self, runs: Table) -> Ints:
+        """The newest time of each run, no later than its commit."""
+        newest_ms = np.clip(runs["max_store_timestamp"], -_TIME_MS_MAX, _TIME_MS_MAX)
+        found: Ints = np.minimum(newest_ms, self._commits.of(runs["version"]))
         return found
 
     def _expire(self, end: Ints, rows: Ints, sizes: Ints, queue: Ints, is_expired: Bools) -> None:
@@ -265,6 +302,7 @@ class ExpiryPlanner:
         floors["rows"] = self._rows[raised]
         return ExpiryPlan(
             floors, self._expired_bytes[raised], self._runs, self._living_rows, self._living_bytes, self._next_due_ms,
+            self._missed_bytes,
         )  # fmt: skip
 
     def _apply_limits(self) -> None:

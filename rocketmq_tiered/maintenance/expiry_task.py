@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass, commit_pass, plan_pass
+from rocketmq_tiered.maintenance.expire_plan import MissedPasses
 from tiered.archive.task import EXPIRY, Due
 from tiered.catalog.state import CatalogState
 from tiered.console import size_text
@@ -42,10 +43,21 @@ class ExpiryTask:
         self._clock, self._erase, self._is_unlimited = clock, erase, is_unlimited or erase is not None
         self.due = Due(every_s=(settings.gc.every_ms or DAY_MS) / 1000, first_s=FIRST_AFTER_S)
         self.problem = ""
+        self._planned_ms = 0
+        self._missed: MissedPasses | None = None
+        """Since the last pass of this process, unless that was stopped."""
 
     def plan(self, state: CatalogState) -> ExpiryPass:
         """What expires now. Raises as ``plan_pass``."""
-        return plan_pass(self._store, state, self._rules_of(state), clock=self._clock, erase=self._erase)
+        self._planned_ms = self._clock()
+        return plan_pass(
+            self._store,
+            state,
+            self._rules_of(state),
+            clock=self._clock,
+            erase=self._erase,
+            missed=self._missed,
+        )
 
     def is_too_much(self, found: ExpiryPass) -> bool:
         """Whether it is more than retention.max_share of the archive, and may not be."""
@@ -55,6 +67,7 @@ class ExpiryTask:
         """Expire it, unless it is too much."""
         plan, max_share = found.plan, self._settings.retention.max_share
         self.problem = TOO_MUCH if self.is_too_much(found) else ""
+        self._missed = None
         if self.problem:
             logger.error(
                 "nothing expired: it would be %.0f%% of the archive, more than retention.max_share (%.0f%%); check "
@@ -63,6 +76,7 @@ class ExpiryTask:
             )  # fmt: skip
             return False
         commit_pass(self._store, state, found, clock=self._clock)
+        self._missed = MissedPasses(self._planned_ms, max(1, int((self.due.every_s or 0) * 1000)))
         if found.is_committed:
             logger.info(
                 "%d messages expired, %s; %d objects, %s, are deleted after the grace period",
