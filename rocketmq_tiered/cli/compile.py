@@ -54,7 +54,7 @@ def _uses() -> Iterator[Callable[[], object]]:
 
 def _rescan() -> None:
     one = np.zeros(1, np.int64)
-    rescan(np.zeros(8, np.uint8), one, one + 8, one, QueueTable(), RecordColumns(1, 1, 1))
+    rescan(np.zeros(8, np.uint8), one, np.full(1, 8, np.int32), one, QueueTable(), RecordColumns(1, 1, 1))
 
 
 def _bytes(directory: Path) -> int:

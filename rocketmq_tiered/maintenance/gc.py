@@ -189,7 +189,7 @@ def _delete(store: ObjectStore, plan: GcPlan, how: Deletions) -> set[str]:
             store.delete(batch)
             refused_batches = 0
         except TieredError:
-            failed = _delete_singly(store, batch, lambda done, at=first: how.progress(at + done, len(keys)))
+            failed = _delete_singly(store, batch, _progress_from(how, first, len(keys)))
             plan.failed |= failed
             refused_batches = refused_batches + 1 if len(failed) == len(batch) else 0
             if refused_batches == REFUSED_BATCHES_MAX:
@@ -202,6 +202,10 @@ def _delete(store: ObjectStore, plan: GcPlan, how: Deletions) -> set[str]:
         if wait_s > 0:
             how.sleep(wait_s)
     return set(plan.failed)
+
+
+def _progress_from(how: Deletions, first: int, total: int) -> Callable[[int], object]:
+    return lambda done: how.progress(first + done, total)
 
 
 def _delete_singly(
