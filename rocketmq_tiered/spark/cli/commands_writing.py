@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from rocketmq_tiered.spark.jobs.compact import compact
 from rocketmq_tiered.spark.jobs.delta_table import delta_conf
 from rocketmq_tiered.spark.jobs.export import DELTA, FORMATS, PARQUET, export
 from tiered.console import camel_names, print_json, print_lines, size_text
-from tiered.errors import UsageError
+from tiered.errors import CorruptionError, UsageError
 from tiered.object_store.open_store import check_addresses
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.topic_rules import TopicRules
@@ -167,7 +168,8 @@ def run_compact(options: argparse.Namespace) -> int:
         print_json(found.report.document())
     else:
         print_lines(*found.report.lines(f"{found.cluster}/{found.broker} in {options.url}"))
-    return 0
+    print_lines(*(one.text for one in found.report.unreadable), file=sys.stderr)
+    return CorruptionError.exit_code if found.report.unreadable else 0
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -202,4 +204,5 @@ def run_export(options: argparse.Namespace) -> int:
             f"{report.target}: {report.rows:,} rows in {report.files:,} {report.format} files, "
             f"{size_text(report.size_bytes)}{expired}"
         )
-    return 0
+    print_lines(*(f"not exported: {line}" for line in report.unreadable), file=sys.stderr)
+    return CorruptionError.exit_code if report.unreadable else 0

@@ -50,7 +50,8 @@ PARTS_PER_STAGE = 8
 
 @dataclass(frozen=True)
 class ExportReport:
-    """The result of one call. ``expired``: offsets that retention deleted before they were exported."""
+    """The result of one call. ``expired``: offsets that retention deleted before they were exported. ``unreadable``:
+    damage that mode PERMISSIVE skipped in an export to Parquet."""
 
     target: str
     format: str
@@ -59,6 +60,7 @@ class ExportReport:
     files: int = 0
     size_bytes: int = 0
     expired: int = 0
+    unreadable: tuple[str, ...] = ()
 
 
 def export(
@@ -183,6 +185,7 @@ class _Export:
             files=so_far.files + done.files,
             size_bytes=so_far.size_bytes + done.size_bytes,
             expired=so_far.expired + plan.expired,
+            unreadable=(*so_far.unreadable, *(line for part in parts for line in part.unreadable)),
         )
         return done
 

@@ -88,6 +88,8 @@ class PartDone:
     rows: int
     files: int
     size_bytes: int
+    unreadable: Sequence[str] = ()
+    """Damage that was skipped: queue, object and range."""
 
 
 class ExportProgress:

@@ -22,6 +22,7 @@ from rocketmq_tiered.spark.options.predicate import Predicate
 from rocketmq_tiered.spark.options.source_options import SourceOptions
 from rocketmq_tiered.spark.options.spark_types import schema_of
 from rocketmq_tiered.spark.plan.partitions import Slices
+from rocketmq_tiered.spark.scan.row_chunk import CorruptPlace
 from rocketmq_tiered.spark.source.partition_reader import read_partition
 from tiered.errors import UnavailableError
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
@@ -80,7 +81,12 @@ def _write(task: PartTask) -> PartDone:
     schema = to_arrow_schema(schema_of(columns), timezone="UTC")
     dropped = [name for name in names if name == "topic" or name not in task.columns]
     files: dict[tuple[str, int], _File] = {}
-    for batch in read_partition(task.part, task.source, Predicate(), columns, schema):
+    unreadable: list[str] = []
+
+    def skipped(place: CorruptPlace) -> None:
+        unreadable.append(place.message if place.queue is None else f"{place.queue}: {place.message}")
+
+    for batch in read_partition(task.part, task.source, Predicate(), columns, schema, skipped):
         for key, rows in _by_directory(batch):
             files.setdefault(key, _File()).add(rows.drop_columns(dropped))
     size_bytes = rows = 0
@@ -89,7 +95,7 @@ def _write(task: PartTask) -> PartDone:
         name = f"{partition_directory(topic, day)}/{task.batch:08d}-{task.number:08d}.parquet"
         _put(task, name, data)
         size_bytes, rows = size_bytes + len(data), rows + file.rows
-    return PartDone(rows, len(files), size_bytes)
+    return PartDone(rows, len(files), size_bytes, unreadable)
 
 
 def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:

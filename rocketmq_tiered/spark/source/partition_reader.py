@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rocketmq_tiered.spark.batches.message_batches import BatchBuilder
@@ -57,9 +57,11 @@ def read_partition(
     predicate: Predicate,
     columns: list[Column],
     schema: pa.Schema,
+    skipped: Callable[[CorruptPlace], object] = lambda place: None,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of ``part``. In mode FAILFAST, raises CorruptionError naming object and range."""
-    damage = _Damage(options.mode, any(column.name == CORRUPT_RECORD for column in columns))
+    """The batches of ``part``. In mode FAILFAST, raises CorruptionError naming object and range; in the other one,
+    ``skipped`` gets what was skipped."""
+    damage = _Damage(options.mode, any(column.name == CORRUPT_RECORD for column in columns), skipped)
     builder = BatchBuilder(columns, schema, batch_bytes=options.batch_bytes, on_corrupt=damage)
     for chunk in _chunks(part, options, predicate, damage, with_records=cost_of(columns) > Cost.FOOTER):
         yield from builder.batches(chunk)
@@ -93,8 +95,8 @@ def _chunks(
 class _Damage:
     """Handles damage by mode, and collects it for rows of its own."""
 
-    def __init__(self, mode: Mode, wants_rows: bool) -> None:
-        self._mode = mode
+    def __init__(self, mode: Mode, wants_rows: bool, skipped: Callable[[CorruptPlace], object]) -> None:
+        self._mode, self._skipped = mode, skipped
         self._wants_rows = wants_rows
         self._found: list[CorruptPlace] = []
 
@@ -102,6 +104,7 @@ class _Damage:
         if self._mode is Mode.FAILFAST:
             raise CorruptionError(place.message, hint="option mode=PERMISSIVE skips and reports damage")
         logger.warning("skipped: %s", place.message)
+        self._skipped(place)
         if self._wants_rows:
             self._found.append(place)
 

@@ -16,6 +16,7 @@ import pytest
 from rocketmq_tiered.spark.jobs.export import export
 from rocketmq_tiered.spark.jobs.export_progress import DIRECTORY, ExportProgress
 from rocketmq_tiered.spark.jobs.parquet_parts import PartTask, partition_directory
+from rocketmq_tiered.spark.options.source_options import Mode
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
@@ -239,3 +240,21 @@ def test_a_corrupt_block_fails_the_export_and_names_it(real_store: RealStore, tm
     with pytest.raises(CorruptionError, match=file.name):
         run(source(tmp_path / "archive"), tmp_path / "table")
     assert ExportProgress(FileStore(tmp_path / "table")).done(1) is None
+
+
+@pytest.mark.parametrize("damage", ["missing", "a flipped byte"])
+def test_a_permissive_export_has_what_is_readable_and_names_what_is_not(
+    real_store: RealStore, tmp_path: Path, damage: str
+) -> None:
+    backfill(real_store("K") / "store", FileStore(tmp_path / "archive"))
+    run(source(tmp_path / "archive"), tmp_path / "whole")
+    (file, *_) = sorted((tmp_path / "archive").rglob("*.sso"))
+    data = bytearray(file.read_bytes())
+    file.unlink()
+    if damage != "missing":
+        data[5_000] ^= 0xFF
+        file.write_bytes(data)
+    report = run(source(tmp_path / "archive", mode=Mode.PERMISSIVE), tmp_path / "table")
+    assert report.unreadable and all(file.name in line for line in report.unreadable)
+    whole, found = exported(tmp_path / "whole"), exported(tmp_path / "table")
+    assert 0 < len(found) < len(whole) and not found - whole
