@@ -209,7 +209,7 @@ def _largest_tails(store: ObjectStore) -> list[int]:
     """Tail bytes of the largest data objects."""
     infos = [info for prefix in ("data/", "sets/") for info in store.list(prefix)]
     largest = sorted(infos, key=lambda info: -info.size_bytes)[:TAILS]
-    tails = [store.get_tail(info.key, TRAILER_BYTES) for info in largest]
+    tails = [store.get_range(info.key, info.size_bytes - TRAILER_BYTES, TRAILER_BYTES) for info in largest]
     return [
         info.size_bytes - decode_trailer(tail, info.size_bytes, source=info.key).tail_offset
         for info, tail in zip(largest, tails, strict=True)

@@ -33,7 +33,6 @@ LOG = logging.getLogger(__name__)
 
 _MAGIC = b"RMQTBLK1"
 _HEADER = struct.Struct("<8sIIIH")
-_OWN_CRC_AT = 8
 _PAGE_BYTES = 4096
 """Allocation unit of disks; blocks of LMQs have about a hundred bytes."""
 _NAME = re.compile(r"[0-9a-f]{32}-\d+\.block")

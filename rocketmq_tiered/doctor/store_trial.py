@@ -130,12 +130,9 @@ class StoreTrial:
 
     def _range(self) -> Finding:
         key = self._key("small")
-        if (
-            self._store.get_range(key, 8, 5) != _CONTENT[8:13]
-            or self._store.get_tail(key, 7) != _CONTENT[-7:]
-        ):
+        if self._store.get_range(key, 8, 5) != _CONTENT[8:13]:
             return failed("a range read returns other bytes", f"{_USE_ANOTHER}; a proxy may ignore Range")
-        return ok("from an offset, and of the end")
+        return ok("from an offset")
 
     def _order(self) -> Finding:
         for name in ("m", "z", "A", "0", "a", "a-b", "a.b", "a_b"):
@@ -168,7 +165,7 @@ class StoreTrial:
 
     def _may_read(self) -> bool:
         try:
-            self._store.get_tail(self._key("small"), 1)
+            self._store.get_range(self._key("small"), 0, 1)
         except TieredError as error:
             if denied_action(error):
                 return False

@@ -68,11 +68,6 @@ class YieldingStore(StoreWrapper):
         self._wait(length)
         return self._store.get_range(key, offset, length)
 
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        self._wait(length)
-        return self._store.get_tail(key, length)
-
     def _wait(self, byte_count: float) -> None:
         """Until what earlier requests cost has passed; then this one owes its own cost."""
         while True:

@@ -347,7 +347,7 @@ class World:
     def run(self, steps: int, *, replacing: bool) -> None:
         for fault in (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED, Fault.THROTTLED, Fault.CONFLICT):
             self.store.add(FaultRule(fault, frozenset({"put"}), "*", probability=0.07))
-        reads = frozenset({"get", "get_tail", "get_range", "list"})
+        reads = frozenset({"get", "get_range", "list"})
         self.store.add(FaultRule(Fault.LOST_BEFORE, reads, "*", probability=0.01))
         for _ in range(steps):
             self.log.grow(self.source.randrange(4))

@@ -65,7 +65,3 @@ class _Reads(MemoryStore):
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         self.count += 1
         return self._inner.get_range(key, offset, length)
-
-    def get_tail(self, key: str, length: int) -> bytes:
-        self.count += 1
-        return self._inner.get_tail(key, length)

@@ -35,7 +35,7 @@ from tiered.object_store.wrapper import StoreWrapper
 
 A, B = queue("a"), queue("b")
 CATALOG = "catalog/*"
-READS = frozenset({"get", "get_range", "get_tail"})
+READS = frozenset({"get", "get_range"})
 IN_OBJECTS = {"pack_bytes_max": 3000}
 """Pages are put besides the commits, some of them as parts of one object."""
 

@@ -22,7 +22,7 @@ from tiered.object_store.memory import MemoryStore
 
 IN_OBJECTS = {"pack_bytes_max": 3000}
 GRACE_MS = 72 * 3_600_000
-READS = frozenset({"get", "get_range", "get_tail"})
+READS = frozenset({"get", "get_range"})
 
 
 @pytest.fixture

@@ -46,9 +46,6 @@ class CrashingStore:
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         return bytes(self._do(lambda: self._store.get_range(key, offset, length)))
 
-    def get_tail(self, key: str, length: int) -> bytes:
-        return bytes(self._do(lambda: self._store.get_tail(key, length)))
-
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         found: Iterator[ObjectInfo] = self._do(
             lambda: self._store.list(prefix, start_after=start_after, limit=limit)

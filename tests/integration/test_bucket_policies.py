@@ -393,7 +393,7 @@ def test_the_writer_may_copy_parts_and_a_denied_copy_names_both_actions(archived
     store = archived.archive(archived.policy("writer"))
     store.put_if_absent("data/source", [bytes(6 << 20)])
     store.compose_if_absent("data/composed", [ObjectRange("data/source", 0, 6 << 20), b"tail"])
-    assert store.get_tail("data/composed", 5) == b"\0tail"
+    assert store.get("data/composed").endswith(b"\0tail")
     store.close()
     store = archived.archive(without(archived.policy("writer"), "s3:GetObject"))
     with pytest.raises(AccessDeniedError, match="s3:PutObject or s3:GetObject: AccessDenied"):

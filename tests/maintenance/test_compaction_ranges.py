@@ -212,7 +212,7 @@ def test_a_later_part_of_similar_sequences_may_be_the_first_that_is_worth_a_roun
 @pytest.mark.parametrize(
     "rule",
     [
-        FaultRule(Fault.THROTTLED, frozenset({"get_range", "get_tail"}), "[ds]*", skip=9),
+        FaultRule(Fault.THROTTLED, frozenset({"get_range"}), "[ds]*", skip=9),
         FaultRule(Fault.FULL, frozenset({"compose"}), "[ds]*"),
         FaultRule(Fault.THROTTLED, frozenset({"put"}), "pages/*", skip=2),
     ],

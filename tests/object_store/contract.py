@@ -46,7 +46,6 @@ class StoreContract:
     def test_empty_object(self, store: ObjectStore) -> None:
         store.put_if_absent("empty", [])
         assert store.get("empty") == b""
-        assert store.get_tail("empty", 10) == b""
         assert store.get_range("empty", 0, 0) == b""
 
     def test_large_object(self, store: ObjectStore) -> None:
@@ -84,7 +83,7 @@ class StoreContract:
         assert store.get("race/00001") in [f"racer {n} ".encode() * 500 for n in range(RACERS) if won[n]]
 
     def test_missing_object(self, store: ObjectStore) -> None:
-        for read in (store.get, lambda key: store.get_range(key, 0, 1), lambda key: store.get_tail(key, 1)):
+        for read in (store.get, lambda key: store.get_range(key, 0, 1)):
             with pytest.raises(NotFoundError):
                 read("no/such")
 
@@ -195,13 +194,6 @@ class StoreContract:
         with pytest.raises(CorruptionError):
             store.get_range("k", offset, length)
 
-    def test_tails(self, store: ObjectStore) -> None:
-        store.put_if_absent("k", [b"0123456789"])
-        assert store.get_tail("k", 3) == b"789"
-        assert store.get_tail("k", 10) == b"0123456789"
-        assert store.get_tail("k", 5000) == b"0123456789"
-        assert store.get_tail("k", 0) == b""
-
     # -- list -----------------------------------------------------------------
 
     def test_list_is_in_byte_order_of_whole_keys(self, store: ObjectStore) -> None:
@@ -274,7 +266,7 @@ class StoreContract:
         assert [info.key for info in below.list("")] == ["a", "b/1", "b/2", "c"]
         assert [info.key for info in below.list("", start_after="b/1", limit=1)] == ["b/2"]
         assert [info.key for info in store.list("archive/b")] == ["archive/b/1", "archive/b/2"]
-        assert below.get("b/1") == below.get_range("b/1", 0, 3) == below.get_tail("b/1", 3) == b"b/1"
+        assert below.get("b/1") == below.get_range("b/1", 0, 3) == b"b/1"
         below.delete(["a", "c"])
         assert [info.key for info in below.list("")] == ["b/1", "b/2"]
         assert below.url == f"{store.url.rstrip('/')}/archive" or store.url == "memory://"

@@ -55,7 +55,7 @@ class Request(NamedTuple):
     outcome: str
 
 
-OPERATIONS = frozenset({"put", "compose", "get", "get_range", "get_tail", "list", "delete", "clock"})
+OPERATIONS = frozenset({"put", "compose", "get", "get_range", "list", "delete", "clock"})
 
 
 @dataclass
@@ -152,10 +152,6 @@ class FaultStore(StoreWrapper):
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See ObjectStore."""
         return self._call("get_range", key, lambda: self._store.get_range(key, offset, length))
-
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        return self._call("get_tail", key, lambda: self._store.get_tail(key, length))
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """See ObjectStore. A fault hits the call, not the iteration."""

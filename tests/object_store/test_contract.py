@@ -103,7 +103,6 @@ class S3Contract(StoreContract):
         assert _etag(server, bucket_url, "data/parts").endswith("-3")
         with pytest.raises(AlreadyExistsError):
             part_store.put_if_absent("data/parts", [b"y" * (6 * MIB)])
-        assert part_store.get_tail("data/parts", 5) == pieces[-1][-5:]
         assert _open_uploads(server, bucket_url) == []
 
     def test_composed_in_parts(
@@ -128,7 +127,6 @@ class S3Contract(StoreContract):
         ])  # fmt: skip
         assert part_store.get("data/composed") == expected
         assert _etag(server, bucket_url, "data/composed").endswith("-5")
-        assert part_store.get_tail("data/composed", 5) == b"\x0ftail"
 
     def test_a_composed_upload_that_fails_is_aborted(
         self, server: RunningStore, bucket_url: str, part_store: ObjectStore
@@ -140,7 +138,7 @@ class S3Contract(StoreContract):
         part_store.compose_if_absent("data/k", [whole, b"x"])
         with pytest.raises(AlreadyExistsError):
             part_store.compose_if_absent("data/k", [whole, b"y"])
-        assert part_store.get_tail("data/k", 1) == b"x"
+        assert part_store.get_range("data/k", 6 * MIB, 1) == b"x"
         assert _open_uploads(server, bucket_url) == []
 
     def test_commits_and_pages_are_never_multipart(

@@ -57,7 +57,6 @@ def test_reads_lists_and_deletes_are_repeated() -> None:
     acts: dict[str, Callable[[], object]] = {
         "get": lambda: store.get("a"),
         "get_range": lambda: store.get_range("a", 0, 1),
-        "get_tail": lambda: store.get_tail("a", 1),
         "list": lambda: [info.key for info in store.list("")],
         "clock": store.clock_ms,
         "delete": lambda: store.delete(["a"]),

@@ -187,7 +187,7 @@ def test_lifecycle_rules_that_destroy_an_archive_are_failures() -> None:
 def test_what_stays_of_deleted_objects_and_until_when() -> None:
     assert judge_versioning("", [], "").outcome is Outcome.OK
     assert judge_versioning("Enabled", [], "").outcome is Outcome.FAILED
-    kept = LifecycleRule("old", "", True, noncurrent_expires="14 days")
+    kept = LifecycleRule("old", "", noncurrent_expires="14 days")
     assert "14 days (rule old)" in judge_versioning("Enabled", [kept], "rmq/").detail
     assert "30 days (COMPLIANCE)" in judge_lock(LockRule("COMPLIANCE", "30 days")).detail
     assert "not locked" in judge_lock(LockRule("", "")).detail

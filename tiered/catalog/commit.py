@@ -45,11 +45,6 @@ COMMIT_KIND = b"RMQTCMIT"
 _TABLES = {"queues", "runs", "removed", "objects", "gaps", "floors"}
 RESERVED_RUN_KINDS = {3: "sparse runs"}
 """Kinds of runs that the format has, and this program does not support. Sparse: offsets of the queue are explicit."""
-RESERVED_COMMIT_KINDS = {"repair"}
-"""Kinds of commits that the format has, and this program does not support. Repair: a claim whose root is the whole
-state."""
-RESERVED_TABLES = {"timers", "quarantine"}
-"""Tables that the format has, and this program supports only when they are empty."""
 
 
 class CommitKind(StrEnum):

@@ -22,7 +22,6 @@ from tiered.object_store.interface import ObjectStore
 
 LIST_KIND = b"RMQTDELS"
 ENTRY_DTYPE = np.dtype([("since_ms", "<i8"), ("version", "<i8")])
-LISTED_BYTES_MAX = 256 << 20
 
 
 class Reason(StrEnum):

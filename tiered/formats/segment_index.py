@@ -99,12 +99,6 @@ class SegmentBounds(NamedTuple):
             begins(blocks["raw_bytes"]),
         )
 
-    def blocks_of_runs(self, runs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The blocks [first, end) that hold each of ``runs``; of an LMQ they mean nothing."""
-        first = np.searchsorted(self.block_rows, self.run_rows[runs], side="right") - 1
-        end = np.searchsorted(self.block_rows, self.run_rows[runs + 1], side="left")
-        return first, end
-
 
 @dataclass(frozen=True)
 class KeySection:

@@ -36,8 +36,6 @@ class LifecycleRule:
 
     name: str
     prefix: str
-    is_for_all: bool
-    """Whether the rule applies to every object below ``prefix``, not only to some sizes or tags."""
     expires: str = ""
     noncurrent_expires: str = ""
     moves: str = ""
@@ -141,12 +139,10 @@ def lifecycle_rule(rule: Mapping[str, Any]) -> LifecycleRule:
     condition = rule.get("Filter", {})
     combined = condition.get("And", condition)
     prefix = combined.get("Prefix", rule.get("Prefix", "")) or ""
-    some = set(combined) - {"Prefix"}
     moves = [f"{_period(move)} to {move.get('StorageClass', '')}" for move in rule.get("Transitions", ())]
     return LifecycleRule(
         name=str(rule.get("ID", "")),
         prefix=str(prefix),
-        is_for_all=not some,
         expires=_period(rule.get("Expiration", {})),
         noncurrent_expires=_period(rule.get("NoncurrentVersionExpiration", {})),
         moves=", ".join(moves),

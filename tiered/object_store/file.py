@@ -278,12 +278,6 @@ class FileStore:
                 )
             return self._read(key, descriptor, offset, length)
 
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        with self._opened(key) as (descriptor, size):
-            taken = min(max(length, 0), size)
-            return self._read(key, descriptor, size - taken, taken)
-
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
         path = self._path(key)

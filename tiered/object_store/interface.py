@@ -96,10 +96,6 @@ class ObjectStore(Protocol):
         """Exactly ``length`` bytes from ``offset``; a shorter answer is a CorruptionError."""
         ...
 
-    def get_tail(self, key: str, length: int) -> bytes:
-        """The last ``length`` bytes, or the whole object when it is smaller."""
-        ...
-
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """Keys with ``prefix`` in ascending byte order, beginning after ``start_after``."""
         ...

@@ -83,11 +83,6 @@ class MemoryStore:
             )
         return content[offset : offset + length]
 
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        content = self.get(key)
-        return content[max(0, len(content) - length) :]
-
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """See ObjectStore. The result is a snapshot."""
         with self._lock:

@@ -53,10 +53,6 @@ class PrefixedStore(StoreWrapper):
         """See ObjectStore."""
         return self._store.get_range(self._prefix + key, offset, length)
 
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        return self._store.get_tail(self._prefix + key, length)
-
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """See ObjectStore."""
         after = self._prefix + start_after if start_after else ""

@@ -47,7 +47,7 @@ class StoreMetrics:
                 stats.failures[failure] = stats.failures.get(failure, 0) + 1
 
     def snapshot(self) -> dict[str, OperationStats]:
-        """A copy of the totals by operation: put, compose, get, get_range, get_tail, list, delete, clock."""
+        """A copy of the totals by operation: put, compose, get, get_range, list, delete, clock."""
         with self._lock:
             return {
                 name: replace(stats, failures=dict(stats.failures), latency_counts=list(stats.latency_counts))
@@ -111,13 +111,6 @@ class MetricsStore(StoreWrapper):
         """See ObjectStore."""
         with self._timed("get_range") as timing:
             content = self._store.get_range(key, offset, length)
-            timing.transferred_bytes = len(content)
-        return content
-
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        with self._timed("get_tail") as timing:
-            content = self._store.get_tail(key, length)
             timing.transferred_bytes = len(content)
         return content
 

@@ -65,10 +65,6 @@ class RetryingStore(StoreWrapper):
         """See ObjectStore."""
         return self._call(lambda: self._store.get_range(key, offset, length))
 
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        return self._call(lambda: self._store.get_tail(key, length))
-
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """See ObjectStore. After a failure the listing continues behind the last key."""
         after, left = start_after, limit

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from tiered.errors import (
     AlreadyExistsError,
     CorruptionError,
     NotFoundError,
-    ObjectTooLargeError,
     RefusedRequestError,
     TieredError,
     UnansweredError,
@@ -253,17 +252,6 @@ class S3Store:
             return b""
         content = self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"}, length)
         return exact_range(content, f"{self.url}/{key}", offset, length)
-
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        if length <= 0:
-            return b""
-        try:
-            return self._fetch(key, {"Range": f"bytes=-{length}"}, length)
-        except CorruptionError as error:  # an empty object has no satisfiable range
-            with suppress(ObjectTooLargeError):
-                return self._fetch(key, {}, 0)
-            raise error
 
     def _fetch(self, key: str, extra: dict[str, str], max_bytes: int) -> bytes:
         check_key(key)

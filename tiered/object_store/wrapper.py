@@ -37,10 +37,6 @@ class StoreWrapper:
         """See ObjectStore."""
         return self._store.get_range(key, offset, length)
 
-    def get_tail(self, key: str, length: int) -> bytes:
-        """See ObjectStore."""
-        return self._store.get_tail(key, length)
-
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """See ObjectStore."""
         return self._store.list(prefix, start_after=start_after, limit=limit)
