@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.fetcher.broker_store_writer import WrittenStore
+
 Run = Callable[..., tuple[int, str, str]]
 CYCLES = ("--set", "offload.batch_bytes=65536")
 
@@ -64,3 +66,20 @@ def test_compact_counts_joins_and_keeps_every_message(
         assert run("cat", url, topic, "--queue", queue_id, "--format", "jsonl")[1] == messages
         assert run("gc", url, "--apply", "--grace", "0")[0] == 0
     assert len(data_files(directory)) == len(before) - document["objects"] + document["newObjects"]
+
+
+def test_compact_leaves_a_damaged_object_and_names_its_messages(run: Run, tmp_path: Path) -> None:
+    store, directory = WrittenStore(tmp_path / "store"), tmp_path / "archive"
+    url = f"file://{directory}"
+    for _ in range(4):
+        for number in range(20):
+            store.put("orders", 0, b"%d" % number)
+        assert run("backfill", store.path, url, "--cluster", "c", "--broker", "b")[0] == 0
+    objects = sorted(data_files(directory), key=lambda path: path.stat().st_mtime_ns)
+    objects[0].unlink()
+    code, out, error = run("compact", url, "--older-than", "0", "--apply", "--spool", tmp_path / "spool")
+    assert (code, "joined 3 objects" in out) == (1, True)
+    (line,) = (line for line in error.splitlines() if "orders" in line)
+    assert "orders queue 0: offsets 0 to 19 cannot be read" in line and objects[0].name in line
+    code, out, _ = run("cat", url, "orders")
+    assert (code, len(out.splitlines())) == (1, 60)

@@ -22,6 +22,11 @@ from tests.maintenance.compaction_scene import Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.archive.task import StoppedError, TaskLoop
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.index_refs import with_unindexed
+from tiered.catalog.living_runs import living_runs
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, StoreFullError, UnansweredError, UnavailableError
 from tiered.object_store.interface import ObjectStore
@@ -125,6 +130,27 @@ def test_a_damaged_object_stays_and_all_others_are_joined(tmp_path: Path, damage
     beside.compact()
     assert beside.task.damaged.ranges == ()
     beside.scene.check()
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_an_unindexed_object_stays_and_its_messages_are_named_if_it_is_damaged(
+    tmp_path: Path, is_missing: bool
+) -> None:
+    beside = Beside(tmp_path)
+    store, before = beside.scene.store, beside.scene.data_sizes()
+    key = sorted(before)[len(before) // 2]
+    versions: set[int] = set()
+    for page in living_runs(RunIndex(store), beside.scene.state):
+        keys = [page.chunk.object_keys[number] for number in page.chunk.objects["key"].tolist()]
+        versions |= {int(run["version"]) for run in page.chunk.runs if keys[int(run["object"])] == key}
+    draft = CommitDraft(CommitKind.MAINTENANCE, settings=with_unindexed({}, {key: versions}))
+    assert MaintenanceCommit(store, beside.scene.owner.writer, lambda: NOW_MS).commit(lambda _state: draft)
+    if is_missing:
+        store.delete([key])
+    beside.compact()
+    assert beside.report.joined_objects > len(before) * 0.8
+    assert {found.object_key for found in beside.task.damaged.ranges} == ({key} if is_missing else set())
+    assert key not in beside.scene.state.pending_deletions, "queries read it by its name"
 
 
 def test_a_backlog_in_parts_of_a_sequence_is_an_estimate(tmp_path: Path) -> None:
