@@ -2,8 +2,8 @@
 
 A fast, a slow and a stalling consumer read one topic each from ``file://`` with a fixed time added to every GET; once
 with prefetch and once without. Blocks expire unread after seconds instead of minutes, so that a run of half a
-minute shows growing, halving and recovery. Owns the consumers, the slow store and the plot, which is drawn from the
-fetcher's own event log.
+minute shows growing, halving and recovery. Owns the consumers, the slow store, the samples of the windows, and the plot
+of these.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from benchmarks.synthetic_store import StoreSpec, topic_name, write_store
 from fetcher.access import ArchiveAccess
 from fetcher.io.range_reader import ThreadRangeReader
 from fetcher.io.waiting import run_sync
-from fetcher.prefetch.event_log import Event, EventKind
+from fetcher.prefetch.prefetch_window import PrefetchWindow
 from fetcher.prefetch.readers import ReaderKey
+from fetcher.pulls.message_fetcher import counting_waits
 from fetcher.rows.pull import PullRequest, PullStatus
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
@@ -45,6 +47,8 @@ STALLS_S = 4.0
 QUEUE_OFFSET_AT = 20
 """Where a record holds its queue offset, 8 bytes, big-endian."""
 NAMES = ("fast", "slow", "stalling")
+SAMPLE_S = 0.01
+"""How often the size of a window is looked at."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,21 @@ class Consumer:
     pulls: int = 0
     latencies_s: list[float] = field(default_factory=list)
     held_bytes_max: int = 0
+    window: PrefetchWindow | None = None
+    sizes: list[tuple[float, int]] = field(default_factory=list)
+    """(seconds since the start, size of the window), where it changed."""
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    """(seconds since the start, seconds) of pulls that waited for the store."""
+
+    def sample(self, elapsed_s: float) -> None:
+        """Look at the window."""
+        if self.window is not None and (not self.sizes or self.sizes[-1][1] != self.window.size):
+            self.sizes.append((elapsed_s, self.window.size))
+
+    @property
+    def halvings(self) -> list[tuple[float, int]]:
+        """Where the window became smaller."""
+        return [after for before, after in pairwise(self.sizes) if after[1] < before[1]]
 
 
 class DelayedReader(ThreadRangeReader):
@@ -109,11 +128,11 @@ def make_archive(directory: Path, plan: Plan) -> str:
 # -- one run --------------------------------------------------------------------------------------------------
 
 
-def run(url: str, plan: Plan, *, ahead: bool) -> tuple[dict[str, Any], list[Event], float]:
-    """Run all consumers; returns numbers, events, and the start by the events' clock."""
+def run(url: str, plan: Plan, *, ahead: bool) -> tuple[dict[str, Any], list[Consumer]]:
+    """Run all consumers; returns numbers, and the consumers."""
     settings = Settings(
         fetch=FetchSettings(unread_expiry_ms=int(plan.unread_s * 1000)),
-        prefetch=replace(PrefetchSettings(), enabled=ahead, events=1_000_000),
+        prefetch=replace(PrefetchSettings(), enabled=ahead),
     )
     root = open_store(url)
     place = open_archive(root, None, None)
@@ -136,26 +155,25 @@ def run(url: str, plan: Plan, *, ahead: bool) -> tuple[dict[str, Any], list[Even
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    while any(thread.is_alive() for thread in threads):
+        for consumer in consumers:
+            consumer.sample(time.monotonic() - began_s)
+        time.sleep(SAMPLE_S)
     row = _row(access, consumers, plan.seconds)
-    events = access.fetcher.log.events()
     access.close()
-    return row | {"stall_s": list(stall_s)}, events, began_s
+    return row | {"stall_s": list(stall_s)}, consumers
 
 
 def _consume(access: ArchiveAccess, consumer: Consumer, began_s: float, seconds: float) -> None:
-    window = None
     while (elapsed_s := time.monotonic() - began_s) < seconds:
         before = time.perf_counter()
-        result = run_sync(
-            access.fetcher.pull(
-                PullRequest(
-                    consumer.topic, 0, consumer.offset, count=COUNT, max_bytes=MAX_BYTES, group=consumer.name
-                )
-            )
+        request = PullRequest(
+            consumer.topic, 0, consumer.offset, count=COUNT, max_bytes=MAX_BYTES, group=consumer.name
         )
+        result, waits = run_sync(counting_waits(access.fetcher.pull(request)))
         consumer.latencies_s.append(time.perf_counter() - before)
+        if waits:
+            consumer.waits.append((elapsed_s, consumer.latencies_s[-1]))
         if result.status is not PullStatus.FOUND:
             break
         said = [
@@ -166,33 +184,30 @@ def _consume(access: ArchiveAccess, consumer: Consumer, began_s: float, seconds:
             raise RuntimeError(f"{consumer.name}: offsets {said[:3]}… at {consumer.offset}")
         consumer.offset = result.next_offset
         consumer.pulls += 1
-        if window is None:
+        if consumer.window is None:
             reader = access.fetcher.readers.find(ReaderKey(consumer.name, QueueKey(consumer.topic, 0, 0)))
             assert reader is not None
-            window = reader.window
-        consumer.held_bytes_max = max(consumer.held_bytes_max, window.unread_bytes)
+            consumer.window = reader.window
+        consumer.held_bytes_max = max(consumer.held_bytes_max, consumer.window.unread_bytes)
         time.sleep(max(0.0, consumer.think_s(elapsed_s)))
 
 
 def _row(access: ArchiveAccess, consumers: list[Consumer], seconds: float) -> dict[str, Any]:
-    log, statistics = access.fetcher.log, access.source.statistics()
+    statistics = access.source.statistics()
     row: dict[str, Any] = {}
     for consumer in consumers:
         latencies_ms = np.array(consumer.latencies_s) * 1000
-        waits = log.events(EventKind.WAIT, consumer.name)
         row[consumer.name] = {
             "pulls": consumer.pulls,
             "messages": consumer.offset,
-            "waited_share": round(len(waits) / max(1, consumer.pulls), 4),
-            "waited_time_share": round(sum(event.value for event in waits) / seconds, 4),
+            "waited_share": round(len(consumer.waits) / max(1, consumer.pulls), 4),
+            "waited_time_share": round(sum(wait_s for _, wait_s in consumer.waits) / seconds, 4),
             "pull_ms": {
                 name: round(float(np.percentile(latencies_ms, percent)), 3)
                 for name, percent in (("p50", 50), ("p99", 99), ("max", 100))
             },
             "unread_bytes_max": consumer.held_bytes_max,
-            "halvings": sum(
-                "halved" in event.detail for event in log.events(EventKind.WINDOW, consumer.name)
-            ),
+            "halvings": len(consumer.halvings),
         }
     row["bytes_fetched"] = statistics.bytes_fetched
     row["bytes_fetched_twice_share"] = round(
@@ -206,8 +221,8 @@ def _row(access: ArchiveAccess, consumers: list[Consumer], seconds: float) -> di
 # -- the plot -------------------------------------------------------------------------------------------------
 
 
-def plot(path: Path, events: list[Event], began_s: float, plan: Plan, row: dict[str, Any]) -> None:
-    """Window over time for the three consumers, from the event log."""
+def plot(path: Path, consumers: list[Consumer], plan: Plan, row: dict[str, Any]) -> None:
+    """Window over time for the three consumers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -215,21 +230,15 @@ def plot(path: Path, events: list[Event], began_s: float, plan: Plan, row: dict[
 
     colours = {"fast": "#0072b2", "slow": "#009e73", "stalling": "#d55e00"}
     figure, panels = pyplot.subplots(len(NAMES), 1, sharex=True, figsize=(10, 8), layout="constrained")
-    for name, axes in zip(NAMES, panels, strict=True):
-        mine = [event for event in events if event.group == name]
-        windows = [(event.time_s - began_s, event.value) for event in mine if event.kind == EventKind.WINDOW]
-        times, sizes = zip(*windows, (plan.seconds, windows[-1][1]), strict=True)
+    for consumer, axes in zip(consumers, panels, strict=True):
+        name, halved = consumer.name, consumer.halvings
+        times, sizes = zip(*consumer.sizes, (plan.seconds, consumer.sizes[-1][1]), strict=True)
         axes.step(times, sizes, where="post", color=colours[name], linewidth=1.6, label="window")
-        halved = [
-            (event.time_s - began_s, event.value)
-            for event in mine
-            if event.kind == EventKind.WINDOW and "halved" in event.detail
-        ]
         if halved:
             axes.plot(
                 *zip(*halved, strict=True), "v", color="black", markersize=7, label="halved: expired unread"
             )
-        waits = [event.time_s - began_s for event in mine if event.kind == EventKind.WAIT]
+        waits = [time_s for time_s, _ in consumer.waits]
         axes.plot(
             waits, [0] * len(waits), "|", color="#cc79a7", markersize=12, label="pull waited for the store",
             zorder=3,
@@ -265,16 +274,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     with tempfile.TemporaryDirectory(dir=options.work, prefix="aimd-") as work:
         url = make_archive(Path(work), plan)
-        with_ahead, events, began_s = run(url, plan, ahead=True)
-        without, _, _ = run(url, plan, ahead=False)
+        with_ahead, consumers = run(url, plan, ahead=True)
+        without, _ = run(url, plan, ahead=False)
     document = {
         "added_ms": options.added_ms, "fast_think_ms": options.think_ms, "unread_s": plan.unread_s,
         "seconds": plan.seconds, "prefetch_on": with_ahead, "prefetch_off": without,
     }  # fmt: skip
-    if options.events:
-        options.events.write_text("".join(json.dumps(event._asdict()) + "\n" for event in events), "utf-8")
     if options.plot:
-        plot(options.plot, events, began_s, plan, with_ahead)
+        plot(options.plot, consumers, plan, with_ahead)
     json.dump(document, sys.stdout, indent=1)
     print()
     return 0
@@ -289,9 +296,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--body-bytes", type=int, default=1024)
     parser.add_argument("--work", type=Path, help="directory for store and archive; removed afterwards")
     parser.add_argument("--plot", type=Path, metavar="PNG")
-    parser.add_argument(
-        "--events", type=Path, metavar="JSONL", help="the fetcher's event log of the first run"
-    )
     return parser
 
 

@@ -88,9 +88,8 @@ class PrefetchWindow:
         self.size = min(self.size_max, int(self.limits.bytes_first / max(self.bytes_per_offset, 1.0)))
         self.sequential = SEQUENTIAL_PULLS_MIN
 
-    def pulled(self, pull: PullProgress) -> bool:
-        """A pull ended. True when the size changed."""
-        before = self.size
+    def pulled(self, pull: PullProgress) -> None:
+        """A pull ended."""
         if self.position < 0 or not self.last_offset <= pull.offset <= max(self.fetched, self.position):
             self._restart()
         elif pull.next_offset > self.position:
@@ -107,16 +106,15 @@ class PrefetchWindow:
         self.fetched = max(self.fetched, pull.covered, pull.next_offset)
         self._grow()
         self._drop_read()
-        return self.size != before
 
-    def stepped(self, offset: int, next_offset: int, time_s: float) -> bool | None:
-        """As ``pulled`` for a pull within the buffered block, at a fraction of the cost. None, without an effect, for
+    def stepped(self, offset: int, next_offset: int, time_s: float) -> bool:
+        """As ``pulled`` for a pull within the buffered block, at a fraction of the cost. False, without an effect, for
         any other pull."""
         moved = next_offset - self.position
         if not (self.last_offset <= offset <= self.position and moved > 0 and next_offset <= self.covered):
-            return None
+            return False
         if not self.has_begun:
-            return None
+            return False
         self.last_offset, self.position, self.last_s, self.batch = (
             offset,
             next_offset,
@@ -125,11 +123,9 @@ class PrefetchWindow:
         )
         self.sequential += 1
         self.consumed += moved
-        if self.consumed < self.size >= self.batch:
-            return False
-        before = self.size
-        self._grow()
-        return self.size != before
+        if not self.consumed < self.size >= self.batch:
+            self._grow()
+        return True
 
     def _restart(self) -> None:
         self.sequential = self.consumed = 0

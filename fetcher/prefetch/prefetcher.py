@@ -15,7 +15,6 @@ from typing import NamedTuple
 from fetcher.blocks.block_cache import DroppedUnread, DropReason
 from fetcher.io.background import Background
 from fetcher.io.waiting import Executor
-from fetcher.prefetch.event_log import EventKind, EventLog
 from fetcher.prefetch.prefetch_range import PrefetchRange, PullProgress, WindowLimits
 from fetcher.prefetch.prefetch_window import PrefetchWindow
 from fetcher.prefetch.range_fetch import RangeFetcher, run_ends
@@ -76,13 +75,11 @@ class Prefetcher:
         unread_s: float,
         executor: Executor,
         clock_s: Callable[[], float],
-        log: EventLog,
     ) -> None:
         self._reader = ahead
         self._catalog = catalog
         self._settings = settings
         self._clock_s = clock_s
-        self._log = log
         self._background = Background(executor)
         self._lock = threading.Lock()
         self._ahead: set[Reader] = set()
@@ -115,22 +112,16 @@ class Prefetcher:
             before = window.unread_bytes if window.ranges else 0
             if bytes_per_offset is not None:
                 window.bytes_per_offset = bytes_per_offset
-            is_changed = window.pulled(pull)
+            window.pulled(pull)
             self._account(reader, before)
-        if is_changed:
-            self._log.add(
-                EventKind.WINDOW, reader.name, window.size, "grown" if window.sequential else "restarted"
-            )
 
     def stepped(self, reader: Reader, offset: int, next_offset: int, time_s: float) -> None:
         """A reader's pull ended within its buffered block."""
         window = reader.window
         with self._lock:
-            is_changed = window.stepped(offset, next_offset, time_s)
-        if is_changed is None:
+            is_within_block = window.stepped(offset, next_offset, time_s)
+        if not is_within_block:
             self.pulled(reader, PullProgress(offset, next_offset, window.covered, 0, time_s))
-        elif is_changed:
-            self._log.add(EventKind.WINDOW, reader.name, window.size, "grown")
 
     def announced(self, reader: Reader, offset: int, until: int, bytes_per_offset: float) -> None:
         """A new reader announces that it reads [offset, until) completely."""
@@ -140,7 +131,6 @@ class Prefetcher:
             window.bytes_per_offset = bytes_per_offset
             window.announced(offset, until, self._clock_s())
             self._account(reader, before)
-        self._log.add(EventKind.WINDOW, reader.name, window.size, "announced")
 
     def ready(self, reader: Reader, offset: int) -> PrefetchRange | None:
         """The prefetched range that holds ``offset``: needed after a wait."""
@@ -155,7 +145,6 @@ class Prefetcher:
             self._account(reader, before)
         if is_lost:
             self.counters.evicted += 1
-            self._log.add(EventKind.WINDOW, reader.name, reader.window.size, "halved: evicted unread")
 
     def fetch_ahead(
         self, reader: Reader, view: QueueView, message_filter: MessageFilter | None, *, inline: bool
@@ -189,12 +178,12 @@ class Prefetcher:
         begin, end = part.begin, part.end
         try:
             read = await self._reader.read(view, begin, end, message_filter)
-        except TieredError as error:
+        except TieredError:
             # Not lost: a pull of these offsets reports the same error, if it persists.
-            self._failed(reader, part, str(error))
+            self._failed(reader, part)
             return
         except BaseException:
-            self._failed(reader, part, "cancelled")
+            self._failed(reader, part)
             raise
         with self._lock:
             before = reader.window.unread_bytes
@@ -203,21 +192,18 @@ class Prefetcher:
             self._account(reader, before)
             self.counters.fetches += 1
             self.counters.fetched_bytes += read.block_bytes
-        self._log.add(EventKind.FETCH, reader.name, read.block_bytes, f"{begin}-{read.covered}")
 
-    def _failed(self, reader: Reader, part: PrefetchRange, detail: str) -> None:
+    def _failed(self, reader: Reader, part: PrefetchRange) -> None:
         with self._lock:
             before = reader.window.unread_bytes
             reader.window.failed(part, self._clock_s())
             self._account(reader, before)
             self.counters.failures += 1
-        self._log.add(EventKind.FAILED, reader.name, part.end - part.begin, detail)
 
     def dropped(self, gone: Sequence[DroppedUnread]) -> None:
         """Blocks were evicted or expired unread: halve the windows that fetched them."""
         keys = {tuple(drop.key): drop.reason for drop in gone}
         time_s = self._clock_s()
-        halved: list[tuple[Reader, DropReason]] = []
         with self._lock:
             for reader in list(self._ahead):
                 window = reader.window
@@ -227,35 +213,23 @@ class Prefetcher:
                         continue
                     before = window.unread_bytes
                     lost_bytes = part.bytes_from(window.read_end)
-                    if window.lost(part, time_s):
-                        halved.append((reader, keys[key]))
+                    window.lost(part, time_s)
                     self._account(reader, before)
                     if keys[key] is DropReason.EXPIRED:
                         self.counters.expired_bytes += lost_bytes
-                        self._log.add(EventKind.EXPIRED, reader.name, lost_bytes)
                     else:
                         self.counters.evicted += 1
-        for reader, reason in halved:
-            self._log.add(EventKind.WINDOW, reader.name, reader.window.size, f"halved: {reason.value} unread")
 
     def sweep(self, time_s: float) -> bool:
         """Expire ranges that waited too long, at intervals. True if it was time."""
         if time_s - self._swept_s < self._sweep_s:
             return False
-        expired: list[tuple[Reader, int, bool]] = []
         with self._lock:
             self._swept_s = time_s
             for reader in list(self._ahead):
-                before, size = reader.window.unread_bytes, reader.window.size
-                expired_bytes = reader.window.expire(time_s)
+                before = reader.window.unread_bytes
+                self.counters.expired_bytes += reader.window.expire(time_s)
                 self._account(reader, before)
-                if expired_bytes:
-                    expired.append((reader, expired_bytes, reader.window.size < size))
-                    self.counters.expired_bytes += expired_bytes
-        for reader, expired_bytes, is_halved in expired:
-            self._log.add(EventKind.EXPIRED, reader.name, expired_bytes)
-            if is_halved:
-                self._log.add(EventKind.WINDOW, reader.name, reader.window.size, "halved: expired unread")
         return True
 
     def _account(self, reader: Reader, before_bytes: int) -> None:

@@ -17,7 +17,6 @@ from fetcher.blocks.budget import ByteBudget
 from fetcher.io.pace import Turn
 from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Executor, Wait
-from fetcher.prefetch.event_log import EventKind, EventLog
 from fetcher.prefetch.prefetch_range import PullProgress
 from fetcher.prefetch.prefetcher import Prefetcher, window_limits
 from fetcher.prefetch.range_fetch import RangeFetcher
@@ -63,11 +62,9 @@ class TieredMessageFetcher:
         executor: Executor,
         clock_s: Callable[[], float],
         unread_ms: int = UNREAD_MS,
-        log: EventLog | None = None,
         budget: ByteBudget | None = None,
     ) -> None:
         self.catalog = catalog
-        self.log = log or EventLog(settings.events, clock_s=clock_s)
         self.counters = FetcherCounters()
         self._clock_s = clock_s
         self._unread_s = unread_ms / 1000
@@ -79,7 +76,7 @@ class TieredMessageFetcher:
         self._ranges = RangeFetcher(source, catalog, self._rows)
         self.prefetcher = Prefetcher(
             self._ranges, catalog, settings,
-            unread_s=self._unread_s, executor=executor, clock_s=clock_s, log=self.log,
+            unread_s=self._unread_s, executor=executor, clock_s=clock_s,
         )  # fmt: skip
         self._memory = MemoryPulls(
             source, catalog, self.readers, self.prefetcher, self.counters,
@@ -172,12 +169,10 @@ class TieredMessageFetcher:
             has_room = is_sequential and buffered.rows is not None and request.until is None
             rows_ahead = ROWS_AHEAD if has_room else 0
         reading = self._rows.read(view, request, Priority.USER, buffered, rows_ahead=rows_ahead)
-        read, waits = await _counting(reading)
+        read, waits = await counting_waits(reading)
         time_s = self._clock_s()
         if waits:
             self.counters.waited += 1
-            name = request.group, view.queue.topic, view.queue.queue_id
-            self.log.add(EventKind.WAIT, name, time_s - began_s, str(offset))
         self.counters.messages += len(read.batch)
         if reader is None and read.next_offset < until:
             reader = self.readers.open(key, began_s)  # not all of it fitted
@@ -229,7 +224,7 @@ def _result(view: QueueView, read: ReadRows) -> PullResult:
 
 
 @types.coroutine
-def _counting(coroutine: Coroutine[Any, Any, T]) -> Generator[Wait[Any], None, tuple[T, int]]:
+def counting_waits(coroutine: Coroutine[Any, Any, T]) -> Generator[Wait[Any], None, tuple[T, int]]:
     """The result of ``coroutine``, and how often it waited for data."""
     waits = 0
     try:

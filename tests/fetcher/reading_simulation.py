@@ -38,9 +38,7 @@ FETCH = FetchSettings(
     memory_bytes=4 << 20, cache_bytes=2 << 20, index_cache_bytes=1 << 20, unread_expiry_ms=20_000,
     piece_bytes=64 << 10, get_max_bytes=256 << 10, memory_wait_ms=5_000,
 )  # fmt: skip
-PREFETCH = PrefetchSettings(
-    window_max_bytes=256 << 10, memory_bytes=1 << 20, buffered_bytes=1 << 20, events=100_000
-)
+PREFETCH = PrefetchSettings(window_max_bytes=256 << 10, memory_bytes=1 << 20, buffered_bytes=1 << 20)
 
 
 @lru_cache

@@ -262,14 +262,14 @@ def test_a_step_inside_the_buffered_block_is_a_pull_at_less_cost(counts: list[in
     offset, time_s = 64, 1.2
     for number, count in enumerate(counts):
         if number % 5 == repeated:
-            assert subject.stepped(offset - 1, offset, time_s) is None  # no progress: for ``pulled``
-        is_changed = subject.stepped(offset, offset + count, time_s)
-        assert is_changed is other.pulled(PullProgress(offset, offset + count, 100_000, 0, time_s))
+            assert not subject.stepped(offset - 1, offset, time_s)  # no progress: for ``pulled``
+        assert subject.stepped(offset, offset + count, time_s)
+        other.pulled(PullProgress(offset, offset + count, 100_000, 0, time_s))
         for name in ("position", "size", "consumed", "sequential", "batch", "last_offset", "last_s"):
             assert getattr(subject, name) == getattr(other, name), name
         offset, time_s = offset + count, time_s + 0.1
-    assert subject.stepped(99_990, 100_001, time_s) is None  # leaves the block
-    assert subject.stepped(offset + 1, offset + 2, time_s) is None  # a jump
+    assert not subject.stepped(99_990, 100_001, time_s)  # leaves the block
+    assert not subject.stepped(offset + 1, offset + 2, time_s)  # a jump
 
 
 def test_little_room_is_waited_for_while_half_of_it_is_still_unread() -> None:

@@ -1,4 +1,4 @@
-"""Prefetch beside pulls: it shares the readers' budget, survives errors, and reports them as events."""
+"""Prefetch beside pulls: it shares the readers' budget and survives errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from fetcher.io.background import Background
 from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import InlineExecutor, Wait, new_future
-from fetcher.prefetch.event_log import EventKind, EventLog
 from tests.fetcher.reading_simulation import PREFETCH, QUEUES, Consumer, Simulation, archive
 from tiered.errors import UnansweredError
 
@@ -16,7 +15,7 @@ def fast(_pull: int) -> float:
     return 0.02
 
 
-def test_errors_of_prefetch_are_events_and_fail_no_pull() -> None:
+def test_errors_of_prefetch_fail_no_pull() -> None:
     simulation = Simulation(archive(), 3)
     original = simulation.source.blocks_at
 
@@ -30,11 +29,10 @@ def test_errors_of_prefetch_are_events_and_fail_no_pull() -> None:
     simulation.run()
     assert consumer.got == simulation.builder.truth[QUEUES[0]].rows
     assert consumer.errors == 0
-    failed = simulation.fetcher.log.events(EventKind.FAILED, "c")
-    assert failed and failed[0].detail == "no answer"
+    failures = simulation.fetcher.prefetcher.counters.failures
     # A failure holds off; two fetches may have been under way.
-    assert len(failed) <= 2 * (1 + simulation.clock.time_s * 1000 / PREFETCH.hold_off_ms)
-    assert len(failed) < consumer.pulls / 2
+    assert 0 < failures <= 2 * (1 + simulation.clock.time_s * 1000 / PREFETCH.hold_off_ms)
+    assert failures < consumer.pulls / 2
     assert simulation.fetcher.prefetcher.unread_bytes == 0
 
 
@@ -45,16 +43,6 @@ def test_after_closing_nothing_is_prefetched() -> None:
     simulation.run()
     assert consumer.got == simulation.builder.truth[QUEUES[0]].rows
     assert simulation.fetcher.prefetcher.counters.fetches == 0
-
-
-def test_the_last_events_are_kept() -> None:
-    log = EventLog(3, clock_s=lambda: 1.5)
-    for number in range(5):
-        log.add(EventKind.FETCH if number % 2 else EventKind.WINDOW, ("g", "t", 4), number, "why")
-    assert (len(log.events()), log.recorded) == (3, 5)
-    assert [event.value for event in log.events(EventKind.WINDOW)] == [2, 4]
-    assert log.events(group="other") == []
-    assert log.events()[-1] == (1.5, EventKind.WINDOW, "g", "t", 4, 4, "why")
 
 
 def test_background_work_continues_when_what_it_waits_for_is_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -467,8 +467,6 @@ class PrefetchSettings:
     """Blocks that readers keep between pulls."""
     hold_off_ms: int = 1_000
     """Wait after a failed prefetch."""
-    events: int = 4096
-    """Events of the read path that are kept for diagnosis."""
 
 
 @dataclass(frozen=True)
