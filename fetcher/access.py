@@ -200,9 +200,6 @@ class ArchiveAccess:
         self._kept = PartCache(settings.fetch.query_cache_bytes, self.budget)
         self._is_closed = False
 
-    def __repr__(self) -> str:
-        return f"ArchiveAccess({self.title!r})"
-
     def _unread_dropped(self, gone: list[DroppedUnread]) -> None:
         self.fetcher.prefetcher.dropped(gone)
 

@@ -2,8 +2,7 @@
 
     commits name new segments → enough of them: read their key sections → one file → one maintenance commit
     enough files, or a day ended: merge neighbours through a temporary file → one maintenance commit
-    a file to be merged is damaged or of version 1, or most of its messages expired: rebuild it from its key sections
-        → one commit
+    a file to be merged is damaged, or most of its messages expired: rebuild it from its key sections → one commit
 
 A damaged segment is excluded from the index and listed by the commit: queries read its key section and report the
 damage. A file that can neither be read nor rebuilt stays, and its neighbours are merged without it.

@@ -17,9 +17,9 @@ class QueueTtlClasses:
     """Classes of one queue table, by ``rules`` and the broker's topic table. One thread may adopt a topic
     table while another plans."""
 
-    def __init__(self, rules: TopicRules | None = None, topics: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, rules: TopicRules | None = None) -> None:
         self._rules = rules or TopicRules()
-        self._attributes = attributes_in_use(self._rules, topics or {})
+        self._attributes = attributes_in_use(self._rules, {})
         self._made_of = self._attributes
         self._days = np.empty(0, np.int64)
 

@@ -61,9 +61,6 @@ class AdjacentPrefetch:
         self._unread: dict[BlockKey, int] = {}
         self._unread_bytes = 0
 
-    def __repr__(self) -> str:
-        return f"AdjacentPrefetch({len(self._trails)} objects, {self._unread_bytes} bytes unread)"
-
     @property
     def unread_bytes(self) -> int:
         """Raw bytes brought along and not read yet."""

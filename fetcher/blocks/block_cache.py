@@ -99,9 +99,6 @@ class BlockCache:
         self._held_bytes = 0
         self.counts = BlockCacheCounts()
 
-    def __repr__(self) -> str:
-        return f"BlockCache({len(self)} blocks, {self._held_bytes} of {self._limits.bytes_max} bytes)"
-
     def __len__(self) -> int:
         return len(self._unread) + len(self._read)
 

@@ -54,9 +54,6 @@ class BlockLoader:
         self._history = FetchHistory()
         self.counts = LoadCounts()
 
-    def __repr__(self) -> str:
-        return f"BlockLoader({len(self._loads)} blocks)"
-
     def __len__(self) -> int:
         return len(self._loads)
 

@@ -58,9 +58,6 @@ class ByteBudget:
         self._dead: deque[int] = deque()
         self.waits = 0
 
-    def __repr__(self) -> str:
-        return f"ByteBudget({self._charged_bytes} of {self._total_bytes} bytes, {len(self._waiting)} waiting)"
-
     @property
     def total_bytes(self) -> int:
         """The bound."""

@@ -35,9 +35,6 @@ class DecodeQueue:
         self._turns = itertools.count()
         self._entries = itertools.count()
 
-    def __repr__(self) -> str:
-        return f"DecodeQueue({self._left} wait)"
-
     def turn(self) -> int:
         """A place in the order, taken when bytes are requested, as they arrive later and out of order."""
         return next(self._turns)

@@ -66,9 +66,6 @@ class DiskCache:
         log_exposed_parent(Path(self._directory))
         self._scan()
 
-    def __repr__(self) -> str:
-        return f"DiskCache({self._directory!r}, {len(self)} blocks, {self.held_bytes} bytes)"
-
     def __len__(self) -> int:
         return len(self._names)
 

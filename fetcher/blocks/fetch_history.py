@@ -15,12 +15,9 @@ HISTORY_OBJECTS = 4096
 class FetchHistory:
     """The blocks fetched of the objects used last, one bit each. Thread-safe."""
 
-    def __init__(self, objects_max: int = HISTORY_OBJECTS) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._fetched: Lru[str, int] = Lru(objects_max)
-
-    def __repr__(self) -> str:
-        return f"FetchHistory({len(self._fetched)} objects)"
+        self._fetched: Lru[str, int] = Lru(HISTORY_OBJECTS)
 
     def note(self, key: str, spans: Sequence[BlockSpan]) -> int:
         """Blocks of ``key`` came from the store (spans of one each); returns stored bytes of those known already."""

@@ -87,9 +87,6 @@ class IndexCache:
         self._loads: dict[str, IndexLoad] = {}
         self.counts = IndexCounts()
 
-    def __repr__(self) -> str:
-        return f"IndexCache({self._entries!r})"
-
     @property
     def held_bytes(self) -> int:
         """Memory of the tails held, about."""

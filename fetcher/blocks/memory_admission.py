@@ -33,9 +33,6 @@ class MemoryAdmission:
         """Reads that got none."""
         self._is_closed = False
 
-    def __repr__(self) -> str:
-        return f"MemoryAdmission({self._budget!r}, {self.refused} refused)"
-
     async def charge(self, cost_bytes: int, priority: Priority, key: str) -> None:
         """Charge the budget. User reads wait for memory for a limited time; prefetch does not wait."""
         if priority is Priority.PREFETCH:

@@ -100,9 +100,6 @@ class SegmentSource:
         self._expire_s = clock_s()
         budget.add_reclaimer(self._reclaim)
 
-    def __repr__(self) -> str:
-        return f"SegmentSource({self._cache!r}, {self._scheduler!r})"
-
     # -- reading ----------------------------------------------------------------------------------------------
 
     async def index(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> SegmentIndex:

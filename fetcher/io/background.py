@@ -24,9 +24,6 @@ class Background:
         self._running: set[Work] = set()
         self._is_closed = False
 
-    def __repr__(self) -> str:
-        return f"Background({len(self._running)} running)"
-
     def start(self, work: Work, *, inline: bool) -> None:
         """Begin ``work``; ``inline``: up to its first wait in this thread, so that its requests are under way."""
         with self._lock:

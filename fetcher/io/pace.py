@@ -21,25 +21,18 @@ class Turn(Wait[None]):
 
 
 class Pace:
-    """Slices of ``slice_s``, waits for data included, together ``read_s``. ``turn``: a future that is done when a slice
-    may begin."""
+    """Slices of SLICE_S, waits for data included, together READ_S. ``turn``: a future that is done when a slice may
+    begin."""
 
-    def __init__(
-        self,
-        turn: Callable[[], Future[None]],
-        *,
-        slice_s: float = SLICE_S,
-        read_s: float = READ_S,
-        clock_s: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._turn, self._slice_s, self._clock_s = turn, slice_s, clock_s
-        self._slices = max(1, round(read_s / slice_s))
+    def __init__(self, turn: Callable[[], Future[None]]) -> None:
+        self._turn = turn
+        self._slices = round(READ_S / SLICE_S)
         self._ends_s = float("-inf")
 
     @property
     def is_over(self) -> bool:
         """Whether the slice has ended, or none has begun."""
-        return self._clock_s() >= self._ends_s
+        return time.perf_counter() >= self._ends_s
 
     async def next_slice(self) -> bool:
         """Wait until a slice begins; False if the read has used all of them."""
@@ -47,5 +40,5 @@ class Pace:
             return False
         self._slices -= 1
         await Turn(self._turn())
-        self._ends_s = self._clock_s() + self._slice_s
+        self._ends_s = time.perf_counter() + SLICE_S
         return True

@@ -42,9 +42,6 @@ class ThreadRangeReader:
         self._store = store
         self._pool = Threads(threads, name="range-reader")
 
-    def __repr__(self) -> str:
-        return f"ThreadRangeReader({self._store!r})"
-
     def submit(self, key: str, offset: int, length: int) -> Future[bytes]:
         """See RangeReader."""
         return self._pool.submit(self._store.get_range, key, offset, length)
@@ -76,9 +73,6 @@ class LoopRangeReader:
         self._process_id = os.getpid()
         self._in_flight: set[Future[Any]] = set()
         self._thread.start()
-
-    def __repr__(self) -> str:
-        return f"LoopRangeReader({self._store!r})"
 
     def _run(self) -> None:
         try:

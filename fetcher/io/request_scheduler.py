@@ -110,9 +110,6 @@ class RequestScheduler:
         self._limits = dict(limits)
         self._pace = Pace(bytes_per_s, clock_s())
 
-    def __repr__(self) -> str:
-        return f"RequestScheduler(in flight {self.in_flight}, queued {self.queued})"
-
     @property
     def in_flight(self) -> dict[Priority, int]:
         """Requests started and not ended, by the priority they started in."""
@@ -258,9 +255,6 @@ class ScheduledReader:
     def __init__(self, scheduler: RequestScheduler, priority: Priority) -> None:
         self._scheduler = scheduler
         self._priority = priority
-
-    def __repr__(self) -> str:
-        return f"ScheduledReader({self._priority.name}, {self._scheduler!r})"
 
     def submit(self, key: str, offset: int, length: int) -> Future[bytes]:
         """See RangeReader."""

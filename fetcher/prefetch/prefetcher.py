@@ -89,9 +89,6 @@ class Prefetcher:
         """Raw bytes fetched ahead or being fetched, not consumed yet, of all readers."""
         self.counters = PrefetchCounters()
 
-    def __repr__(self) -> str:
-        return f"Prefetcher({len(self._ahead)} readers ahead, {self.unread_bytes} bytes)"
-
     def windows(self) -> list[WindowStatus]:
         """The windows of readers with prefetched ranges, the largest first."""
         with self._lock:

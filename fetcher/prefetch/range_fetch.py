@@ -47,9 +47,6 @@ class RangeFetcher:
         self._catalog = catalog
         self._rows = rows
 
-    def __repr__(self) -> str:
-        return f"RangeFetcher({self._source!r})"
-
     async def read(
         self, view: QueueView, begin: int, end: int, message_filter: MessageFilter | None
     ) -> FetchedBlocks:

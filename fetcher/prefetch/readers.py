@@ -86,9 +86,6 @@ class Readers:
     def __len__(self) -> int:
         return len(self._readers)
 
-    def __repr__(self) -> str:
-        return f"Readers({len(self)}, {self.buffered_bytes} bytes buffered)"
-
     @property
     def kept_bytes(self) -> int:
         """Approximate memory of all readers without buffered rows."""

@@ -69,9 +69,6 @@ class MemoryPulls:
         self._by_name_of = catalog.state
         readers.on_evicted = self._forget
 
-    def __repr__(self) -> str:
-        return f"MemoryPulls({self._source!r})"
-
     def pull(self, request: PullRequest) -> PullResult | None:
         """The result of an unfiltered pull, without columns; None if memory does not have all of it."""
         catalog = self._catalog

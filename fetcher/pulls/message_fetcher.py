@@ -85,9 +85,6 @@ class TieredMessageFetcher:
         self.pull_from_memory = self._memory.pull
         """The result of an unfiltered ``pull`` without columns, if memory has all of it; None: call ``pull``."""
 
-    def __repr__(self) -> str:
-        return f"TieredMessageFetcher({self.catalog!r}, {self.readers!r}, {self.prefetcher!r})"
-
     def close(self) -> None:
         """Stop prefetch. Idempotent."""
         self.prefetcher.close()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from fetcher.io.range_reader import RangeReader, ThreadRangeReader
+from fetcher.io.range_reader import ThreadRangeReader
 from fetcher.io.waiting import InlineExecutor, run_sync
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find_by_key, find_by_keys
@@ -26,11 +26,10 @@ CACHE_BYTES = 32 * 1024 * 1024
 class ArchiveQueries:
     """Queries the archive at ``store``, its own prefix. Not thread-safe. Close it."""
 
-    def __init__(self, store: ObjectStore, state: CatalogState, *, reader: RangeReader | None = None) -> None:
+    def __init__(self, store: ObjectStore, state: CatalogState) -> None:
         self._store = store
         self._catalog = CatalogView(store, state, executor=InlineExecutor(), clock_s=time.monotonic)
-        self._reader = reader or ThreadRangeReader(store, READ_THREADS)
-        self._owns_reader = reader is None
+        self._reader = ThreadRangeReader(store, READ_THREADS)
         self._cache = PartCache(CACHE_BYTES)
         self.requests = 0
         """Object requests so far, without those that refresh the catalog."""
@@ -48,8 +47,7 @@ class ArchiveQueries:
 
     def close(self) -> None:
         """Release the threads."""
-        if self._owns_reader:
-            self._reader.close()
+        self._reader.close()
 
     def by_key(self, query: KeyQuery) -> QueryPage:
         """Messages with a key, newest first. Raises CorruptionError or what the store raises."""

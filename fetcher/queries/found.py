@@ -126,9 +126,6 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
     return FoundMessage(entry.queue, entry.queue_offset, data, is_batch, inner_num)
 
 
-def newest_ms(state: CatalogState, queues: Iterable[QueueKey] | None = None) -> int:
-    """Store timestamp of the newest archived message, of all queues or of some; 0 for none."""
-    if queues is None:
-        return int(state.table["max_store_timestamp"].max(initial=0))
-    rows = [state.queue(queue) for queue in queues]
-    return max((int(row["max_store_timestamp"]) for row in rows if row is not None), default=0)
+def newest_ms(state: CatalogState) -> int:
+    """Store timestamp of the newest archived message; 0 for none."""
+    return int(state.table["max_store_timestamp"].max(initial=0))

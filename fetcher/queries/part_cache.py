@@ -40,9 +40,6 @@ class PartCache:
         if budget is not None:
             budget.add_reclaimer(self._reclaim)
 
-    def __repr__(self) -> str:
-        return f"PartCache({self._parts!r})"
-
     def __len__(self) -> int:
         return len(self._parts)
 

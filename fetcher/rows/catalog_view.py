@@ -66,9 +66,6 @@ class CatalogView:
         self.retries = 0
         """Reads repeated at a newer version, because an object was missing."""
 
-    def __repr__(self) -> str:
-        return f"CatalogView({self._store.url!r}, version={self._state.version})"
-
     # -- versions ---------------------------------------------------------------------------------------------
 
     @property

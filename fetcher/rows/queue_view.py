@@ -32,9 +32,6 @@ class QueueView:
         self.tail: RunList | None = None
         """The newest runs, kept by RunWindows."""
 
-    def __repr__(self) -> str:
-        return f"QueueView({self.queue}, [{self.min_offset}, {self.max_offset}) at {self.state.version})"
-
     def existing(self, offset: int) -> int:
         """The first offset from ``offset`` on that is no recorded gap and not below the minimum."""
         return self._gaps.after(max(offset, self.min_offset))

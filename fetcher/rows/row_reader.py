@@ -111,9 +111,6 @@ class RowReader:
         self._catalog = catalog
         self._lmq = LmqReader(catalog)
 
-    def __repr__(self) -> str:
-        return f"RowReader({self._source!r})"
-
     async def read(
         self,
         view: QueueView,

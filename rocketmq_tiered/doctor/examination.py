@@ -21,6 +21,7 @@ from rocketmq_tiered.doctor.store_trial import PART_BYTES, StoreTrial
 from rocketmq_tiered.process.broker_side import (
     address_of,
     credentials_of,
+    name_servers_of,
     names_of,
     open_store_of,
     read_conf,
@@ -166,11 +167,6 @@ class Examination:
 
     def _broker_subject(self, names: BrokerNames) -> BrokerSubject:
         broker, conf = self._settings.broker, self._conf
-        servers = broker.name_servers or tuple(
-            part.strip()
-            for part in (conf.properties.get("namesrvAddr", "") if conf is not None else "").split(";")
-            if part.strip()
-        )
         return BrokerSubject(
             address_of(self._settings, conf),
             self._loaded.origins.get("broker.address", "broker.conf"),
@@ -178,7 +174,7 @@ class Examination:
             broker.request_timeout_ms / 1000,
             BrokerClient,
             self._liveness,
-            servers,
+            name_servers_of(self._settings, conf),
             credentials_of(self._settings),
             tls_of(self._settings),
         )

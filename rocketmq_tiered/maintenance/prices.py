@@ -30,7 +30,6 @@ class Prices:
     """PUT, COPY, POST: also the start, each part and the end of an upload in parts."""
     get_1000: float = 0.0004
     list_1000: float = 0.005
-    delete_1000: float = 0.0
     read_gib: float = 0.0
     """Retrieval and traffic of reads; 0 in the bucket's region."""
 
@@ -38,10 +37,9 @@ class Prices:
         """Price of ``size_bytes`` kept for ``days``."""
         return size_bytes / GIB * self.storage_gib_month * days / DAYS_A_MONTH
 
-    def requests(self, *, puts: float = 0, gets: float = 0, lists: float = 0, deletes: float = 0) -> float:
+    def requests(self, *, puts: float = 0, gets: float = 0, lists: float = 0) -> float:
         """Price of so many requests."""
-        charged = puts * self.put_1000 + gets * self.get_1000 + lists * self.list_1000
-        return (charged + deletes * self.delete_1000) / 1000
+        return (puts * self.put_1000 + gets * self.get_1000 + lists * self.list_1000) / 1000
 
     def reads(self, size_bytes: float) -> float:
         """Price of the bytes that are read, besides that of the requests."""

@@ -47,13 +47,13 @@ def level_of(load: Load, *, is_reading: bool, is_overdue: bool) -> Level:
 class Throttle:
     """One for all tasks of a process. ``load`` is called several times a second."""
 
-    def __init__(self, load: Callable[[], Load], monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._load, self._monotonic_s = load, monotonic_s
+    def __init__(self, load: Callable[[], Load]) -> None:
+        self._load = load
         self._reads, self._read_s = 0, -READING_S
 
     def level(self, *, is_overdue: bool = False) -> Level:
         """How much of its budget a task may use now; overdue work never stands still beside uploads."""
-        load, now_s = self._load(), self._monotonic_s()
+        load, now_s = self._load(), time.monotonic()
         if load.reads != self._reads:
             self._reads, self._read_s = load.reads, now_s
         is_reading = now_s - self._read_s < READING_S

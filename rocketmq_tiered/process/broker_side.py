@@ -5,6 +5,7 @@ Precedence: settings, then broker.conf, then the store itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,12 @@ def address_of(settings: Settings, conf: BrokerConf | None) -> str:
             f"broker.address = {address} is not an address", hint="use host:port, such as 127.0.0.1:10911"
         )
     return address
+
+
+def name_servers_of(settings: Settings, conf: BrokerConf | None) -> tuple[str, ...]:
+    """The broker's name servers, by the settings or by broker.conf."""
+    listed = conf.properties.get("namesrvAddr", "") if conf is not None else ""
+    return settings.broker.name_servers or tuple(filter(None, re.split(r"[;,\s]+", listed)))
 
 
 def topic_filter_of(settings: Settings, conf: BrokerConf | None, cluster: str, broker: str) -> TopicFilter:

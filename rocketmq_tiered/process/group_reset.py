@@ -107,6 +107,9 @@ class ArchiveGroups:
         return moves
 
 
+TIMEOUT_S = 10.0
+
+
 class ServerGroups:
     """Offsets at a running server, whose name-server requests go to ``address``. ``credentials`` sign requests; ``tls``
     is for the server and its brokers."""
@@ -114,16 +117,15 @@ class ServerGroups:
     def __init__(
         self,
         address: str,
-        timeout_s: float = 10.0,
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,
     ) -> None:
-        self._timeout_s, self._credentials, self._tls = timeout_s, credentials, tls
+        self._credentials, self._tls = credentials, tls
         self._names = self._client(address)
         self._brokers: dict[str, BrokerClient] = {}
 
     def _client(self, address: str) -> BrokerClient:
-        return BrokerClient(address, self._timeout_s, self._credentials, self._tls)
+        return BrokerClient(address, TIMEOUT_S, self._credentials, self._tls)
 
     def close(self) -> None:
         """Disconnect."""

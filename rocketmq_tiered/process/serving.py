@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.process.broker_side import (
     address_of,
     credentials_of,
+    name_servers_of,
     open_store_of,
     read_conf,
     tls_of,
@@ -118,8 +118,7 @@ def _upstream_addresses(
         raise UsageError(
             f"{key} requires the broker's address", hint="set broker.address, or brokerIP1 in broker.conf"
         )
-    listed = conf.properties.get("namesrvAddr", "") if conf is not None else ""
-    name_servers = settings.broker.name_servers or tuple(filter(None, re.split(r"[;,\s]+", listed)))
+    name_servers = name_servers_of(settings, conf)
     if not name_servers:
         raise UsageError(
             f"{key} requires name servers", hint="set broker.name_servers, or namesrvAddr in broker.conf"

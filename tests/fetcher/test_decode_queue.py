@@ -154,7 +154,6 @@ def test_everything_is_done_once_and_the_most_urgent_next(course: list[tuple[str
     while pool.runs:
         run()
     assert sorted(done) == list(range(len(tasks)))
-    assert queue.__repr__() == "DecodeQueue(0 wait)"
     assert not queue._waiting
 
 

@@ -16,13 +16,11 @@ from tiered.remoting.command import RemotingCommand
 def test_runtime_information_and_tables_in_fastjsons_dialect() -> None:
     bodies = {
         RequestCode.GET_BROKER_RUNTIME_INFO: b'{"table":{"commitLogMaxOffset":"123","dispatchBehindBytes":"0"}}',
-        RequestCode.GET_ALL_DELAY_OFFSET: b'{"offsetTable":{1:5,2:6}}',
         RequestCode.GET_BROKER_CONFIG: b"brokerRole=ASYNC_MASTER\nlistenPort=1\n",
     }
     with peer(lambda request: reply(request, bodies[RequestCode(request.code)])) as address:
         client = BrokerClient(address, 5)
         assert client.runtime_info()["commitLogMaxOffset"] == "123"
-        assert client.delay_offsets() == {"1": 5, "2": 6}
         assert client.broker_config() == {"brokerRole": "ASYNC_MASTER", "listenPort": "1"}
         client.close()
 
@@ -67,7 +65,6 @@ def test_hang_ups_and_nonsense_are_unavailable_and_the_next_call_connects_again(
     [
         (BrokerClient.runtime_info, b'{"table":[1]}'),
         (BrokerClient.topics, b'{"topicConfigTable":"x"}'),
-        (BrokerClient.delay_offsets, b'{"offsetTable":[[1,2]]}'),
         (BrokerClient.confirm_offset, b'{"masterCommitLogMaxOffset":"x"}'),
         (BrokerClient.confirm_offset, b'{"masterCommitLogMaxOffset":1,"haConnectionInfo":5}'),
         (BrokerClient.confirm_offset, b'{"haConnectionInfo":["x"]}'),

@@ -198,11 +198,6 @@ def test_unsupported_settings_are_refused(key: str) -> None:
         load_settings(flags={key: ("flag", "30d")})
 
 
-def test_a_replaced_setting_names_the_new_one() -> None:
-    with pytest.raises(UsageError, match=r"read\.topic_policies .* no longer.*topics\.rules.*read_policy"):
-        load_settings(environment={"TIERED_READ__TOPIC_POLICIES": "a=FORCE"})
-
-
 def test_unsupported_settings_do_not_exist() -> None:
     assert not set(UNSUPPORTED) & set(FIELDS)
     assert not set(UNSUPPORTED) & set(SECTIONS)

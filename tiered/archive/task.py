@@ -111,15 +111,14 @@ class TaskLoop(Generic[P]):
         state_of: StateOf,
         *,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        monotonic_s: Callable[[], float] = time.monotonic,
         level: Callable[[], str] = lambda: "",
     ) -> None:
         self.task = task
         self._state_of, self._level = state_of, level
-        self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
+        self._clock_ms = clock_ms
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._is_in_pass = False
-        self._well_s = monotonic_s()
+        self._well_s = time.monotonic()
         """When a pass ended well, or the process did not own the archive, last; or the start."""
         self._status = TaskStatus(task.name, task.due.every_s or 0.0)
 
@@ -127,7 +126,7 @@ class TaskLoop(Generic[P]):
     def status(self) -> TaskStatus:
         """What became of it so far; from any thread."""
         level = self._level() if self._is_in_pass else ""
-        return replace(self._status, idle_seconds=self._monotonic_s() - self._well_s, level=level)
+        return replace(self._status, idle_seconds=time.monotonic() - self._well_s, level=level)
 
     def wake(self) -> None:
         """Begin a pass at once, or another one after the present one. From any thread."""
@@ -163,7 +162,7 @@ class TaskLoop(Generic[P]):
             is_owner = run_pass(self.task, lambda: None if self._stopped.is_set() else self._state_of())
         finally:
             self._is_in_pass = False
-        self._well_s = self._monotonic_s()
+        self._well_s = time.monotonic()
         if is_owner:
             self._status = replace(self._status, last_ms=self._clock_ms(), problem=self.task.problem)
             if self.task.problem:

@@ -214,9 +214,6 @@ class SegmentIndex:
         """Runs."""
         return len(self.runs)
 
-    def __repr__(self) -> str:
-        return f"SegmentIndex({self.key!r}, runs={len(self.runs)}, rows={int(self.first_row[-1])})"
-
     @property
     def nbytes(self) -> int:
         """Memory, roughly, for the budget of a cache."""
@@ -422,19 +419,14 @@ class SegmentIndex:
         rows[0], rows[-1] = 0, span.end_row - span.first_row  # both may hold rows of other runs too
         return rows.tolist(), (self._block_raw[first : end + 1] - self._block_raw[first]).tolist()
 
-    def split_span(
-        self,
-        run: int | RunPart,
-        span: BlockSpan,
-        stored_bytes_max: int,
-        raw_bytes_max: int = SPAN_RAW_BYTES_MAX,
-    ) -> list[BlockSpan]:
-        """``span`` in pieces of at most so many bytes, stored and raw; a larger block is a piece of its own."""
+    def split_span(self, run: int | RunPart, span: BlockSpan, stored_bytes_max: int) -> list[BlockSpan]:
+        """``span`` in pieces of at most so many stored bytes and SPAN_RAW_BYTES_MAX raw ones; a larger block is a piece
+        of its own."""
         pieces = []
         first = span.first_block
         while first < span.end_block:
             stored_end = int(self._block_offset[first]) + stored_bytes_max
-            raw_end = int(self._block_raw[first]) + raw_bytes_max
+            raw_end = int(self._block_raw[first]) + SPAN_RAW_BYTES_MAX
             end = min(
                 int(np.searchsorted(self._block_offset, stored_end, side="right")) - 1,
                 int(np.searchsorted(self._block_raw, raw_end, side="right")) - 1,
@@ -444,21 +436,13 @@ class SegmentIndex:
             first = pieces[-1].end_block
         return pieces
 
-    def decode_blocks(
-        self,
-        span: BlockSpan,
-        stored: bytes | memoryview,
-        decompressor: zstandard.ZstdDecompressor | None = None,
-    ) -> NDArray[np.uint8]:
-        """The records of ``span``, back to back, from its stored bytes. Read-only.
-
-        ``decompressor``: reused by a thread that decodes many spans.
-        """
+    def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
+        """The records of ``span``, back to back, from its stored bytes. Read-only."""
         if len(stored) != span.length:
             raise CorruptionError(
                 f"{self.key}: the read of [{span.offset}, {span.offset + span.length}) returned {len(stored)} bytes"
             )
-        decompressor = decompressor or zstandard.ZstdDecompressor()
+        decompressor = zstandard.ZstdDecompressor()
         view = memoryview(stored)
         parts: list[bytes | memoryview] = []
         for block in range(span.first_block, span.end_block):

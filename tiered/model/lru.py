@@ -37,9 +37,6 @@ class Lru(Generic[K, V]):
     def __contains__(self, key: K) -> bool:
         return key in self._again or key in self._once
 
-    def __repr__(self) -> str:
-        return f"Lru({len(self)} entries, {self.held_bytes} of {self.bytes_max} bytes)"
-
     def __iter__(self) -> Iterator[tuple[K, V]]:
         """A snapshot, the least recently used first: entries may change during iteration."""
         for key, (value, _) in [*self._once.items(), *self._again.items()]:

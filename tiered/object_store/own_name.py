@@ -20,12 +20,10 @@ def put_own(store: ObjectStore, key: str, body: Body, *, timeout_s: float | None
         store.put_if_absent(key, body, timeout_s=timeout_s)
 
 
-def compose_own(
-    store: ObjectStore, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None
-) -> None:
+def compose_own(store: ObjectStore, key: str, pieces: Sequence[Piece]) -> None:
     """``compose_if_absent`` that raises UnansweredError instead of AlreadyExistsError."""
     with _unanswered_if_there():
-        store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+        store.compose_if_absent(key, pieces)
 
 
 @contextmanager

@@ -22,9 +22,6 @@ class ThreadedStore:
         """The wrapped store's."""
         return self._store.url
 
-    def __repr__(self) -> str:
-        return f"ThreadedStore({self._store!r})"
-
     async def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """See AsyncObjectStore."""
         return await _in_thread(self._store.get, key, max_bytes)

@@ -36,7 +36,6 @@ class RequestCode(IntEnum):
     GET_BROKER_RUNTIME_INFO = 28
     GET_MAX_OFFSET = 30
     GET_MIN_OFFSET = 31
-    GET_ALL_DELAY_OFFSET = 45
     GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
     GET_BROKER_HA_STATUS = 907
 
@@ -62,9 +61,6 @@ class BrokerClient:
         self._socket: socket.socket | None = None
         self._decoder = FrameDecoder()
         self._has_answered = False
-
-    def __repr__(self) -> str:
-        return f"BrokerClient({self._address})"
 
     def close(self) -> None:
         """Close the connection. The next call connects again."""
@@ -191,10 +187,6 @@ class BrokerClient:
     def subscription_groups(self) -> dict[str, Any] | None:
         """Group name to its configuration."""
         return _part(self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG), "subscriptionGroupTable")
-
-    def delay_offsets(self) -> dict[str, Any] | None:
-        """Delay level to its progress."""
-        return _part(self._ask(RequestCode.GET_ALL_DELAY_OFFSET), "offsetTable")
 
     def broker_config(self) -> dict[str, str] | None:
         """The broker's configuration, as text."""

@@ -50,11 +50,6 @@ class SettingField:
         """``section.name``, as in messages and ``--set``."""
         return f"{self.section}.{self.name}"
 
-    @property
-    def environment(self) -> str:
-        """The environment variable that sets it."""
-        return f"TIERED_{self.section.upper()}__{self.name.upper()}"
-
 
 def declared(section: str, component: type[Any]) -> list[SettingField]:
     """The settings of one component, in order of declaration; constants are skipped."""

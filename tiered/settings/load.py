@@ -14,7 +14,7 @@ from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, Us
 from tiered.settings.contradictions import contradictions
 from tiered.settings.declaration import SettingField, declared
 from tiered.settings.quantities import BadValueError
-from tiered.settings.sections import REPLACED, SECTIONS, UNSUPPORTED, Settings
+from tiered.settings.sections import SECTIONS, UNSUPPORTED, Settings
 from tiered.settings.values import parse_value
 
 ENVIRONMENT_PREFIX = "TIERED_"
@@ -133,8 +133,6 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, An
 def _known(key: str, origin: str) -> SettingField:
     if key in FIELDS:
         return FIELDS[key]
-    if key in REPLACED:
-        raise UsageError(f"{key} ({origin}) is no longer a setting", hint=REPLACED[key])
     for reserved, truth in UNSUPPORTED.items():
         if key == reserved or key.startswith((f"{reserved}.", f"{reserved}_")):
             raise UsageError(f"{key} ({origin}) is not supported: {truth}", hint="remove it")

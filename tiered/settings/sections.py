@@ -569,8 +569,3 @@ UNSUPPORTED: dict[str, str] = {
     "offload.dictionary": "blocks are compressed without a dictionary",
 }
 """Reserved names of planned settings, and what applies instead. They are refused."""
-
-REPLACED: dict[str, str] = {
-    "read.topic_policies": "write [[topics.rules]] with pattern and read_policy instead",
-}
-"""Former settings, and what to write instead. They are refused."""

@@ -11,7 +11,7 @@ Sources: PullMessageProcessor, MQClientAPIImpl.processPullResponse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -70,12 +70,10 @@ class PullService:
         clients: ClientTable,
         offsets: GroupOffsets,
         limits: PullLimits | None = None,
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._archive, self._routes = archive, routes
         self._clients, self._offsets = clients, offsets
         self._limits = limits or PullLimits()
-        self._now_s = now_s
         self._plain = lru_cache(PLAIN_CACHED)(self._parse_plain)
 
     def register(self, table: HandlerTable) -> None:
@@ -143,14 +141,14 @@ class PullService:
             # Behind a load balancer the client may have read this far from another server: wait before moving it back.
             await self._archive.changed(self._limits.stale_s)
             result = await self._archive.pull(pull)
-        ends_s = self._now_s()
+        ends_s = time.monotonic()
         if flags & SUSPEND:
             ends_s += min(request.number("suspendTimeoutMillis", 0) / 1000, self._limits.hold_s_max)
         while True:
             if (moved := self._moved(pull, result, was_new=was_new)) is not None:
                 return moved
             code = response_code(result.status, is_pull_api=is_pull_api)
-            if code is not None or (left_s := ends_s - self._now_s()) <= 0:
+            if code is not None or (left_s := ends_s - time.monotonic()) <= 0:
                 break
             await self._archive.changed(left_s)
             result = await self._archive.pull(pull)

@@ -15,11 +15,9 @@ R = TypeVar("R")
 AT_ONCE_MAX = 16
 
 
-async def bounded_gather(
-    call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once_max: int = AT_ONCE_MAX
-) -> list[R]:
+async def bounded_gather(call: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:
     """``call`` of each item, in order. The first error cancels the rest and is raised."""
-    turns = asyncio.Semaphore(at_once_max)
+    turns = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def one(item: T) -> R:
         async with turns:

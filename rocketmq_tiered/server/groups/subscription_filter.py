@@ -28,12 +28,12 @@ def filter_of(expression: str, expression_type: str) -> MessageFilter | None:
 
 
 class CompiledFilters:
-    """Filters by expression, those used last: expressions of ``chars_max`` together, since compiled they take fifty
-    times their text. Belongs to one event loop."""
+    """Filters by expression, those used last: COMPILED_CHARS_MAX of expressions, since compiled they take fifty times
+    their text. Belongs to one event loop."""
 
-    def __init__(self, turns: Turns, chars_max: int = COMPILED_CHARS_MAX) -> None:
+    def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._filters: Lru[tuple[str, str], MessageFilter | None] = Lru(chars_max)
+        self._filters: Lru[tuple[str, str], MessageFilter | None] = Lru(COMPILED_CHARS_MAX)
 
     @property
     def held_chars(self) -> int:

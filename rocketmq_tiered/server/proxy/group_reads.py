@@ -31,8 +31,8 @@ class _Queue:
 class GroupReadStats:
     """Counts since the start."""
 
-    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._queues: Lru[Key, _Queue] = Lru(bytes_max, resists_floods=True)
+    def __init__(self) -> None:
+        self._queues: Lru[Key, _Queue] = Lru(BYTES_MAX, resists_floods=True)
 
     def note(self, request: Request, response: Response | None) -> None:
         """Count a pull reply. Relayed replies carry the broker's version."""

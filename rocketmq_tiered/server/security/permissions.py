@@ -78,10 +78,8 @@ def _group_in(field: str = "consumerGroup") -> Callable[[Request], list[Resource
     return lambda request: [(Kind.GROUP, request.command.ext_fields.get(field, ""))]
 
 
-def _both_in(
-    group_field: str = "consumerGroup", topic_field: str = "topic"
-) -> Callable[[Request], list[Resource]]:
-    return lambda request: _topic_in(topic_field)(request) + _group_in(group_field)(request)
+def _both_in(group_field: str = "consumerGroup") -> Callable[[Request], list[Resource]]:
+    return lambda request: _topic_in()(request) + _group_in(group_field)(request)
 
 
 def _all(kind: Kind) -> Callable[[Request], list[Resource]]:

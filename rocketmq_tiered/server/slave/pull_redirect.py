@@ -64,8 +64,8 @@ class _Reply(NamedTuple):
 class EmptyReplyPacer:
     """Delays repeated empty replies, so that no client pulls in a hot loop."""
 
-    def __init__(self, bytes_max: int = REPEATS_BYTES_MAX) -> None:
-        self._last: Lru[tuple[int, str, str, int], _Reply] = Lru(bytes_max, resists_floods=True)
+    def __init__(self) -> None:
+        self._last: Lru[tuple[int, str, str, int], _Reply] = Lru(REPEATS_BYTES_MAX, resists_floods=True)
 
     def wait_s(self, reader: tuple[int, str], topic: str, queue_id: int, offset: int, now_s: float) -> float:
         """The delay of a reply that leaves ``reader`` (connection and group: a client's groups share a connection) at

@@ -30,13 +30,12 @@ class Cost(IntEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """One column. ``is_default``: in the schema when no columns are named; ``is_nullable``: messages may lack it."""
+    """One column. ``is_nullable``: messages may lack it."""
 
     name: str
     spark_type: str
     cost: Cost
     meaning: str
-    is_default: bool = False
     is_nullable: bool = True
 
 
@@ -82,16 +81,14 @@ INNER = "array<struct>"
 def _column(field: Field) -> Column:
     spark_type = INNER if field.name == "inner" else SPARK_TYPES[field.kind]
     cost = _COSTS.get(field.name, Cost.RECORD)
-    return Column(
-        field.name, spark_type, cost, field.meaning, field.name in DEFAULT_NAMES, field.name not in NEVER_NULL
-    )
+    return Column(field.name, spark_type, cost, field.meaning, field.name not in NEVER_NULL)
 
 
 COLUMNS: dict[str, Column] = {
     column.name: column
     for column in (
         *map(_column, (*_OWN_FIELDS, *FIELD_TABLE)),
-        Column("body", "binary", Cost.BODY, "the decompressed body", is_default=True),
+        Column("body", "binary", Cost.BODY, "the decompressed body"),
     )
 }
 """All columns by name."""
