@@ -148,7 +148,8 @@ class ReadRouter:
         """The state of both sides of a queue, for one offset; the archive's from one catalog version."""
         is_system, policy = self._topics.is_system(topic), self.policy_of(topic)
         archived = ArchivedQueue(None, 0, 0)
-        if not sources.has_broker or not (is_system or policy is ReadPolicy.DISABLE):
+        is_read = not sources.has_broker or not (is_system or policy is ReadPolicy.DISABLE)
+        if is_read:
             archived = self._queues.find(topic, queue_id)
         if not sources.has_broker:
             return Situation(offset, is_system, archived.queue, BrokerSide.ABSENT)
@@ -156,7 +157,7 @@ class ReadRouter:
         view = await sources.local_view()
         is_recreated = _is_recreated(archived, view, offset)
         queue = None if is_recreated else archived.queue
-        is_admitted = self._topics.admits(topic)
+        is_admitted = is_read and self._topics.admits(topic)
         is_behind = is_admitted and archived.dispatched_phys < view.oldest_phys
         return Situation(
             offset, is_system, queue, view.side, view.queue, view.is_record, is_behind, is_expiring=view.is_expiring,

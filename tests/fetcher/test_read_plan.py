@@ -67,7 +67,7 @@ class Stored:
         row = index.runs[run]
         return RunPlace(
             index.queue_of(run), KEY, len(content), len(content) - index.tail_offset, run, int(row["kind"]),
-            int(row["base_queue_offset"]), int(row["end_queue_offset"]), int(row["rows"]),
+            int(row["base_queue_offset"]), int(row["end_queue_offset"]), int(row["first_row"]), int(row["rows"]),
             int(row["base_byte"]), int(row["byte_count"]),
         )  # fmt: skip
 

@@ -42,7 +42,7 @@ def orders() -> Iterator[ObjectStore]:
 def test_programs_run_as_they_are_written(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "tiered.toml").write_text("[fetch]\nuser_requests = 2\n")
+    (tmp_path / "tiered.toml").write_text("[fetch]\nbytes_per_s = 1073741824\n")
     monkeypatch.chdir(tmp_path)
     exec(program.replace("s3://bucket/prefix", URL), {"__name__": "__main__"})
     assert "orders" in (said := capsys.readouterr().out) or "b'two'" in said

@@ -40,7 +40,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
         written.put(
             "orders", number % 2, b'{"order": %d}' % number, keys=f"k{number} all", later_ms=1000 * number
         )
-    written.put("orders", 0, bytes(range(256)), keys="raw")
+    written.put("orders", 0, bytes(range(256)), keys="raw", later_ms=30_000)
     store = FileStore(directory / "archive")
     backfill(directory / "store", store)
     return store.url
@@ -125,7 +125,7 @@ def test_topics_have_their_figures(scene: PageScene) -> None:
         ("by=key&value=all&whole=1", "the first 20"),
         ("by=offset&queue=1&value=2", '{&quot;order&quot;: 5}'),
         (f"by=time&value={STORED}", "the first 20"),
-        ("by=time&value=2023-11-14T22:13:48Z", "2 found"),
+        ("by=time&value=2023-11-14T22:13:48Z", "3 found"),
         ("by=offset&queue=0&value=15", "000000f0  f0 f1 f2"),
         ("by=offset&queue=0&value=0&form=hex", "00000000  7b 22 6f 72 64 65 72"),
     ],

@@ -25,7 +25,7 @@ from tiered.object_store.prefixed import PrefixedStore
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
 TELL_WHEN_BEGUN = (
-    "import sys; from sidecar import cli; "
+    "import sys; from rocketmq_tiered import cli; "
     "begin = cli._split_verb; cli._split_verb = lambda given: (print('begun', flush=True), begin(given))[1]; "
     "sys.exit(cli.main())"
 )

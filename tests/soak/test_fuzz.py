@@ -84,8 +84,7 @@ class Fuzzer:
 NAMES = [
     "container", "container, resealed", "commit", "commit, resealed", "page, resealed", "root page, resealed",
     "deletion list, resealed", "catalog, resealed", "catalog of every commit, resealed", "segment", "index file",
-    "RocketMQ index file", "record",
-    "record of the local log", "fastjson", "remoting frame", "remoting frame, odd header",
+    "record", "fastjson", "remoting frame", "remoting frame, odd header",
 ]  # fmt: skip
 SHARE = -(-CASES // len(NAMES))
 
