@@ -160,7 +160,7 @@ class QueueReader:
             return _Part(
                 _sliced(rows, 0, 0), Records(_NO_BYTES, rows.position[:0], rows.size[:0]), offset, True
             )
-        if int(reader.runs["kind"][run.ordinal]) == RunKind.LMQ:
+        if int(reader.index.runs["kind"][run.ordinal]) == RunKind.LMQ:
             return self._read_lmq(reader.queues, _sliced(rows, first, end), end < len(rows))
         records = reader.read_blocks(run, first, end)
         return _Part(_sliced(rows, first, end), records, _end_offset(rows, end), end < len(rows))

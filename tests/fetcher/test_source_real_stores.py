@@ -105,8 +105,8 @@ def _stored_runs(kinds: Iterator[int]) -> list[int]:
 def _plainly(store: ObjectStore, place: Place) -> list[bytes]:
     reader = SegmentReader.open(store, place[0], size_bytes=place[1], tail_bytes=place[2])
     found = []
-    for run in _stored_runs(reader.runs["kind"]):
-        records = reader.read_blocks(run, 0, int(reader.runs["rows"][run]))
+    for run in _stored_runs(reader.index.runs["kind"]):
+        records = reader.read_blocks(run, 0, int(reader.index.runs["rows"][run]))
         found.append(
             b"".join(
                 records.data[start : start + size].tobytes()

@@ -41,7 +41,7 @@ DATA = whole(ENCODED)
 
 def _everything(segment: Segment, reader: SegmentReader) -> list[object]:
     """All a reader can say, as comparable values."""
-    found: list[object] = [reader.runs.tolist(), reader.queues]
+    found: list[object] = [reader.index.runs.tolist(), reader.queues]
     for run, spec in enumerate(segment.specs):
         rows = reader.row_columns(run)
         found.append([getattr(rows, name).tolist() for name in rows.__dataclass_fields__])

@@ -103,7 +103,7 @@ def contents(store: ObjectStore, candidates: Candidates) -> dict[QueueKey, list[
             assert reader.index.queue_of(ordinal) == candidates.queues[int(run["queue"])]
             for name in ("base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count", "min_phys",
                          "end_phys", "min_store_timestamp", "max_store_timestamp", "kind"):  # fmt: skip
-                assert run[name] == reader.runs[name][ordinal], name
+                assert run[name] == reader.index.runs[name][ordinal], name
             rows = _rows(reader, ordinal, keys.hashes, key_ends, keys.counts)
             found.setdefault(candidates.queues[int(run["queue"])], []).extend(rows)
     return {queue: sorted(rows, key=lambda row: row.offset) for queue, rows in sorted(found.items())}
@@ -114,7 +114,7 @@ def _rows(
 ) -> Sequence[Row]:
     columns = reader.row_columns(run)
     first = int(reader.index.first_row[run])
-    is_lmq = int(reader.runs["kind"][run]) == RunKind.LMQ
+    is_lmq = int(reader.index.runs["kind"][run]) == RunKind.LMQ
     records = None if is_lmq else reader.read_blocks(run, 0, len(columns))
     for at in range(len(columns)):
         if records is None:

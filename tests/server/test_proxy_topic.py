@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fetcher.rows.pull import PullRequest, PullStatus
-from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig
+from rocketmq_tiered.server.backend.backend import Backend, Bounds, TopicConfig
 from rocketmq_tiered.server.backend.route_handlers import (
     MADE_QUEUES_MAX,
     PROXY_TOPIC,
@@ -49,7 +49,7 @@ SENT_V1 = {
 }
 
 
-class Nothing:
+class Nothing(Backend):
     """An archive that never heard of the topic."""
 
     cluster, broker = "c", "b"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rocketmq_tiered
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
-from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig
+from rocketmq_tiered.server.backend.backend import Backend, Bounds, TopicConfig
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
@@ -195,7 +195,7 @@ class Clock:
         return self.now_ms
 
 
-class ArchiveWithRetryTopic:
+class ArchiveWithRetryTopic(Backend):
     """An archive whose dead broker left messages 10..12 in the group's retry topic."""
 
     cluster, broker = "c", "b"

@@ -17,7 +17,6 @@ from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
-from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
 
 RANGE_BYTES_MAX = 16 * 1024 * 1024
@@ -55,16 +54,6 @@ class SegmentReader:
         return cls(store, SegmentIndex(key, size_bytes, tail))
 
     @property
-    def key(self) -> str:
-        """The object's key."""
-        return self.index.key
-
-    @property
-    def runs(self) -> Table:
-        """SEGMENT_RUN_DTYPE."""
-        return self.index.runs
-
-    @property
     def queues(self) -> list[QueueKey]:
         """Queues, indexed by ``runs["queue"]`` and the rows' ``parent``."""
         return self.index.queues
@@ -84,12 +73,14 @@ class SegmentReader:
     def key_hashes(self) -> KeySection:
         """Key hashes of all rows of the object, by one GET."""
         offset, length = self.index.key_span
-        return self.index.decode_keys(self._store.get_range(self.key, offset, length) if length else b"")
+        return self.index.decode_keys(
+            self._store.get_range(self.index.key, offset, length) if length else b""
+        )
 
     def _fetch(self, run: int | RunPart, span: BlockSpan) -> NDArray[np.uint8]:
         pieces = self.index.split_span(run, span, RANGE_BYTES_MAX)
         parts = [
-            self.index.decode_blocks(piece, self._store.get_range(self.key, piece.offset, piece.length))
+            self.index.decode_blocks(piece, self._store.get_range(self.index.key, piece.offset, piece.length))
             for piece in pieces
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -4,7 +4,7 @@ and tools see one queue.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
@@ -49,6 +49,11 @@ class ArchiveWithRetries:
     def __init__(self, archive: Backend, *grown: DeliveredQueues) -> None:
         self.cluster, self.broker = archive.cluster, archive.broker
         self._archive, self._grown = archive, grown
+        self.subscription_groups, self.consumed_end = archive.subscription_groups, archive.consumed_end
+        self.archived_topics, self.archived_groups = archive.archived_topics, archive.archived_groups
+        self.archived_offset = archive.archived_offset
+        self.messages_by_key = archive.messages_by_key
+        """Retry messages are not indexed; their archived originals are."""
         self._known: _Topics | None = None
         self._filters = CompiledFilters(Turns())
         for queues in grown:
@@ -78,21 +83,6 @@ class ArchiveWithRetries:
         if known is None or known.archived is not archived or not known.is_of(self._grown):
             known = self._known = _Topics.of(archived, self._grown)
         return known.merged
-
-    def subscription_groups(self) -> dict[str, dict[str, Any]]:
-        return self._archive.subscription_groups()
-
-    def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        return self._archive.archived_offset(group, topic, queue_id)
-
-    def archived_topics(self, group: str) -> Iterable[str]:
-        return self._archive.archived_topics(group)
-
-    def archived_groups(self, topic: str) -> Iterable[str]:
-        return self._archive.archived_groups(topic)
-
-    def consumed_end(self, topic: str, queue_id: int) -> int:
-        return self._archive.consumed_end(topic, queue_id)
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
         archived = self._archive.bounds(topic, queue_id)
@@ -166,14 +156,6 @@ class ArchiveWithRetries:
             found = (queues.message(phys - PHYS_BASE) for queues in self._grown)
             return next((message.data for message in found if message is not None), None)
         return await self._archive.message_at_phys(phys)
-
-    async def messages_by_key(
-        self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
-    ) -> list[bytes]:
-        """See Backend. Retry messages are not indexed; their archived originals are."""
-        return await self._archive.messages_by_key(
-            topic, key, is_unique=is_unique, count=count, begin_ms=begin_ms, end_ms=end_ms
-        )
 
     def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
         """See Backend; also ends at a delivery here. Not ``async``: events between the call and its first step

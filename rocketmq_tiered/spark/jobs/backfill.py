@@ -177,4 +177,4 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
         except UnavailableError as error:
             offloader.abort(error)
             return error
-    return BackfillReport(store.path, store.cluster, store.broker, **asdict(result))
+    return BackfillReport(path=store.path, cluster=store.cluster, broker=store.broker, **asdict(result))

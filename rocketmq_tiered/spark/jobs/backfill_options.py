@@ -9,6 +9,7 @@ from tiered.model.queue import TopicFilter
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import IndexSettings, OffloadSettings, ProcessSettings
 from tiered.settings.topic_rules import TopicRules
+from uploader.offload_status import OffloadResult
 
 Report = Callable[[str, int, int], None]
 """(store directory, bytes of commitlog done, total bytes)."""
@@ -41,24 +42,10 @@ class BackfillOptions:
     replace_log: bool = False
 
 
-@dataclass(frozen=True)
-class BackfillReport:
-    """The result for one store directory. Offsets are physical commitlog offsets."""
+@dataclass(frozen=True, kw_only=True)
+class BackfillReport(OffloadResult):
+    """The result for one store directory."""
 
     path: str
     cluster: str
     broker: str
-    from_phys: int = 0
-    to_phys: int = 0
-    messages: int = 0
-    raw_bytes: int = 0
-    stored_bytes: int = 0
-    objects: int = 0
-    commits: int = 0
-    gaps: int = 0
-    damaged: int = 0
-    lost: int = 0
-    hidden: int = 0
-    duration_s: float = 0.0
-    excluded: tuple[str, ...] = ()
-    excluded_before: tuple[str, ...] = ()
