@@ -243,19 +243,19 @@ class IndexBuilder:
             if not damaged:
                 raise  # bytes were damaged in transit, or a file was removed
             for ref, why in damaged:
-                self.counters.rebuilt += self._try_to_rebuild(ref, "damaged index file", str(why))
+                self.counters.rebuilt += self._try_to_rebuild(ref, str(why))
 
-    def _try_to_rebuild(self, ref: IndexRef, what: str, why: str) -> bool:
+    def _try_to_rebuild(self, ref: IndexRef, why: str) -> bool:
         """Whether the file was rebuilt; if it cannot be, it stays, and is never merged by this process."""
         fields = {"file": ref.key, "error": why}
         try:
             is_done = self._rebuild(self._writer.state, ref)
         except (CorruptionError, NotFoundError) as error:
             self._beyond_repair.add(ref.key)
-            self._log(f"{what} not rebuilt", fields | {"cause": str(error)})
+            self._log("damaged index file not rebuilt", fields | {"cause": str(error)})
             return False
         if is_done:
-            self._log(f"{what} rebuilt", fields)
+            self._log("damaged index file rebuilt", fields)
         return is_done
 
     def _mostly_expired(self, state: CatalogState) -> Sequence[IndexRef]:

@@ -48,7 +48,6 @@ class FoundMessage:
             queue=self.queue,
             queue_offset=self.queue_offset,
             is_own_offset=self.is_batch,
-            must_decode=False,
         )
 
 

@@ -102,5 +102,4 @@ class Message:
             queue=self.queue,
             queue_offset=self.queue_offset,
             is_own_offset=self.is_in_batch_queue,
-            must_decode=False,
         )

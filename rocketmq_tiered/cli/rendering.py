@@ -29,9 +29,7 @@ def jsonl_line(
     """One message as one line. Raises CorruptionError for an undecodable record. An undecodable body, which its
     producer may have sent, is null: it must not hide later messages."""
     record = decode_record(data)
-    document = record_to_json(
-        record, queue=queue, queue_offset=queue_offset, is_own_offset=is_own_offset, must_decode=False
-    )
+    document = record_to_json(record, queue=queue, queue_offset=queue_offset, is_own_offset=is_own_offset)
     warn_of_body(document)
     if body_form is not None:
         document["body"] = None if document["bodyLen"] is None else body_form(record.body())

@@ -290,16 +290,15 @@ def record_to_json(
     queue: QueueKey,
     queue_offset: int,
     is_own_offset: bool = False,
-    must_decode: bool = True,
 ) -> dict[str, Any]:
     """The record as one JSON object, with the names of ``FIELD_TABLE`` in its order.
 
     ``queue`` and ``queue_offset``: where it was read, as an LMQ and its parent show the same record.
     ``is_own_offset`` marks offsets that are the records' own and need not be consecutive (BatchCQ, compacted topics).
-    ``must_decode``: raise CorruptionError for a body that does not decompress or an inner batch that does not decode.
-    Otherwise their fields are null: the producer may have sent them so, and the record is whole.
+    Fields of a body that does not decompress, or of an inner batch that does not decode, are null: the producer may
+    have sent them so, and the record is whole.
     """
-    body = _decoded(record.body, must_decode)
+    body = _decoded(record.body)
     row: dict[str, Any] = {
         "topic": queue.topic,
         "queueId": queue.queue_id,
@@ -338,16 +337,14 @@ def record_to_json(
     if is_own_offset:
         row["nonConsecutive"] = True
     if record.sys_flag & (SYS_INNER_BATCH | SYS_NEED_UNWRAP):
-        row["inner"] = _decoded(lambda: _inner(record), must_decode)
+        row["inner"] = _decoded(lambda: _inner(record))
     return row
 
 
-def _decoded(decode: Callable[[], T], must_decode: bool) -> T | None:
+def _decoded(decode: Callable[[], T]) -> T | None:
     try:
         return decode()
     except CorruptionError:
-        if must_decode:
-            raise
         return None
 
 

@@ -103,7 +103,7 @@ class LookupHandlers:
             table[MessageQueue(self._archive.broker, topic, queue_id)] = {
                 "lastUpdateTimestamp": last_ms, "maxOffset": high, "minOffset": low,
             }  # fmt: skip
-        return Response(body=(queue_map("offsetTable", table, {"topicPutTps": 0.0}),))
+        return Response(body=(queue_map(table, {"topicPutTps": 0.0}),))
 
     async def rows(self, request: Request) -> Response:
         topic, queue_id = request.text("topic"), request.number("queueId")

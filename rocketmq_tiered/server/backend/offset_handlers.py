@@ -77,7 +77,7 @@ class OffsetHandlers:
         """GET_CONSUME_STATS: a group's offset and lag in each queue."""
         group, only = request.text("consumerGroup"), request.text("topic", "")
         table = await self._stats_of(group, [only] if only else self._topics_of(group))
-        return Response(body=(queue_map("offsetTable", table, {"consumeTps": 0.0}),))
+        return Response(body=(queue_map(table, {"consumeTps": 0.0}),))
 
     async def broker_stats(self, request: Request) -> Response:
         """GET_BROKER_CONSUME_STATS: offset and lag of all groups in all queues."""
@@ -91,7 +91,7 @@ class OffsetHandlers:
                     continue
                 table = await self._stats_of(group, [topic])
                 behind += sum(lag["brokerOffset"] - lag["consumerOffset"] for lag in table.values())
-                found.append(queue_map("offsetTable", table, {"consumeTps": 0.0}).decode())
+                found.append(queue_map(table, {"consumeTps": 0.0}).decode())
             texts.append(f"{{{quoted(group)}:[{','.join(found)}]}}")
         head = f'"brokerAddr":{quoted(self._routes.address)},"totalDiff":{behind},"totalInflightDiff":0'
         return Response(body=(f'{{{head},"consumeStatsList":[{",".join(texts)}]}}'.encode(),))
@@ -165,7 +165,7 @@ class OffsetHandlers:
                 raise error
         online = self._clients.group(group)
         push_reset(online.members.values() if online is not None else (), request, moved)
-        return Response(body=(queue_map("offsetTable", moved),))
+        return Response(body=(queue_map(moved),))
 
     async def _reset_offset(self, request: Request, group: str, topic: str, queue_id: int) -> int:
         bounds = self._archive.bounds(topic, queue_id)

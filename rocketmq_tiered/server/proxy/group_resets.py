@@ -78,7 +78,7 @@ class GroupResets:
                 return relayed(refused)
         where = {"group": group, "topic": topic, "queues": len(moves), "members": len(members)}
         logger.info("group reset into the archive", extra=where)
-        return Response(body=(queue_map("offsetTable", table),))
+        return Response(body=(queue_map(table),))
 
     async def _moves(self, request: Request, upstream: Upstream, topic: str) -> list[_Move]:
         """The moves of the named queue, or all; none if the broker does not list its queues."""

@@ -239,4 +239,4 @@ def _queue_of(document: Mapping[str, Any]) -> MessageQueue:
 def _with_table(answer: RemotingCommand, table: Table, others: Mapping[str, Any]) -> Response:
     if not table:
         return relayed(answer)
-    return replace(relayed(answer), body=(queue_map("offsetTable", table, others),))
+    return replace(relayed(answer), body=(queue_map(table, others),))

@@ -144,7 +144,7 @@ def inner_lists(chunk: RowChunk, fields: RecordFields) -> pa.Array:
         record = decode_record(chunk.data[begin : begin + int(chunk.size[row])].tobytes())
         queue = chunk.queues[int(chunk.queue[row])]
         offset = int(chunk.queue_offset[row])
-        document = record_to_json(record, queue=queue, queue_offset=offset, must_decode=False)
+        document = record_to_json(record, queue=queue, queue_offset=offset)
         if document["inner"] is not None:
             found[row] = [
                 item | {"properties": list(item["properties"].items())} for item in document["inner"]
