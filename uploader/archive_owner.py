@@ -24,7 +24,6 @@ from tiered.errors import FencedError, LogDivergedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectStore
-from uploader.common_rows import CommonRowsWriter
 from uploader.log_divergence import (
     CheckResult,
     Divergence,
@@ -55,10 +54,9 @@ class ArchiveOwner:
         limits: LogLimits,
         reported_end_phys: Callable[[], int | None],
         background: Callable[[Callable[[], None]], object] | None = None,
-        work_dir: str = "",
     ) -> None:
-        """``reported_end_phys``: the end of log that a live broker reports, or None. ``background``: see CatalogWriter.
-        ``work_dir``: see CommonRowsWriter."""
+        """``reported_end_phys``: the end of log that a live broker reports, or None. ``background``: see
+        CatalogWriter."""
         self._limits = limits
         self._store = store
         self._reported_end_phys = reported_end_phys
@@ -71,9 +69,6 @@ class ArchiveOwner:
         self.is_claim_settled = False
         """Whether a claim was won or refused; not after one that the store did not answer."""
         self._has_planned = False
-        self._common_rows = CommonRowsWriter(
-            archive, writer=identity.instance, clock_ms=environment.clock_ms, work_dir=work_dir
-        )
         self.writer = CatalogWriter(
             archive,
             cluster=identity.cluster,
@@ -250,9 +245,7 @@ class ArchiveOwner:
     def _start_history(self, divergence: Divergence) -> int:
         before = self.writer.state
         try:
-            self.writer.append_history(
-                common_version=divergence.version, phys=divergence.phys, write_common=self._common_rows
-            )
+            self.writer.append_history(common_version=divergence.version, phys=divergence.phys)
         except CommitInvalidError as error:
             raise UnavailableError(error.message, hint=error.hint) from error
         lost_bytes = max(0, before.cursor.phys - divergence.phys) if divergence.version else 0

@@ -117,7 +117,6 @@ class Offloader:
             limits=log_limits or LogLimits(truncate_max_bytes=None if identity.kind == "backfill" else float("inf")),
             reported_end_phys=self._bound_source.reported_end_phys,
             background=lambda work: self._page_merges.submit(self._guarded, work),
-            work_dir=self._index_settings.work_dir,
         )  # fmt: skip
         self._writer = self._owner.writer
         self._table = QueueTable()

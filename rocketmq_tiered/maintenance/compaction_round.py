@@ -6,7 +6,7 @@ references. It is refused, and the round has no effect, when the epoch, the page
 changed.
 
 Runs are joined inside one log history and one index file's versions, and only below the versions that the caller
-allows: where a log diverges inside joined objects, their first rows are copied (uploader/common_rows.py).
+allows. Where a log diverges inside joined runs, they are cut (tiered/catalog/run_cuts.py).
 """
 
 from __future__ import annotations

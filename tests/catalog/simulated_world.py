@@ -13,23 +13,27 @@ from typing import Any
 import numpy as np
 
 from rocketmq_tiered.maintenance.gc import run_gc
-from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, log_checks, small_limits
+from tests.catalog.drafts import NOW_MS, ROW_PHYS, log_checks, small_limits
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.catalog_reader import head_version, load, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
+from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import REMOVED_DTYPE, UNKNOWN_OFFSET, CatalogState, LogCheck
 from tiered.errors import FencedError, NotFoundError, UnavailableError
 from tiered.formats.keys import data_key, set_key
+from tiered.formats.segment import RowTable
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
-from tiered.object_store.interface import Body
+from tiered.object_store.interface import Body, ObjectStore
 from tiered.object_store.memory import MemoryStore
 
 QUEUES = 5
+Rows = list[list[int]]
+"""[identity, physical offset] of each."""
 
 
 class CrashError(BaseException):
@@ -167,7 +171,7 @@ class Uploader:
         tails = {(key.topic, key.queue_id): (key, row) for key, row in state.current_queues()}
         queues: list[QueueKey] = []
         runs = []
-        contents: list[list[Record]] = []
+        contents: list[Rows] = []
         by_queue: dict[int, list[Record]] = {}
         for record in records:
             by_queue.setdefault(record.queue, []).append(record)
@@ -182,8 +186,8 @@ class Uploader:
             # One run for each object of the commit that holds records of the queue.
             queues.append(key)
             runs.append((len(queues) - 1, 0, len(runs), 0, 0, mine[0].offset, mine[-1].offset + 1, 0, len(mine),
-                         end_byte, len(mine) * RECORD_BYTES, NOW_MS, NOW_MS, phys[0], phys[-1] + ROW_PHYS))  # fmt: skip
-            contents.append(mine)
+                         end_byte, len(mine) * ROW_PHYS, NOW_MS, NOW_MS, phys[0], phys[-1] + ROW_PHYS))  # fmt: skip
+            contents.append([[record.identity, at] for record, at in zip(mine, phys, strict=True)])
         table = np.array(runs, RUN_DTYPE) if runs else np.zeros(0, RUN_DTYPE)
         alone = bool(runs) and self.world.source.random() < 0.5
         groups = (
@@ -197,7 +201,7 @@ class Uploader:
         keys = []
         for number, group in enumerate(groups):
             table["object"][group] = number
-            body = json.dumps([[record.identity for record in contents[index]] for index in group]).encode()
+            body = json.dumps([contents[index] for index in group]).encode()
             table["ordinal"][group] = np.arange(len(group))
             base = int(table["base_queue_offset"][group[0]])
             named = queues[group[0]] if len(group) == 1 else None
@@ -249,17 +253,15 @@ class Compactor:
         first = source.randrange(len(chunk.runs))
         runs = chunk.runs[first : first + source.randrange(1, 4)]
         names = [chunk.object_keys[int(chunk.objects["key"][run["object"]])] for run in runs]
-        parts = [
-            json.loads(memory.get(name))[int(run["ordinal"])] for name, run in zip(names, runs, strict=True)
-        ]
+        parts = [rows_of(memory, name, run) for name, run in zip(names, runs, strict=True)]
         self.attempts += 1
         name = data_key(key, int(runs[0]["base_queue_offset"]), state.epoch, self.attempts)
-        memory.put_if_absent(name, [json.dumps([[identity for part in parts for identity in part]]).encode()])
+        memory.put_if_absent(name, [json.dumps([[row for part in parts for row in part]]).encode()])
         removed = np.zeros(len(runs), REMOVED_DTYPE)
         for field in ("rows", "base_queue_offset", "end_queue_offset", "version"):
             removed[field] = runs[field]
         made = runs[:1].copy()
-        made["object"], made["ordinal"] = 0, 0
+        made["object"], made["ordinal"], made["first_row"] = 0, 0, 0
         for field in ("rows", "byte_count"):
             made[field] = runs[field].sum()
         for field in ("end_queue_offset", "end_phys"):
@@ -406,6 +408,24 @@ class World:
         return load(self.memory)
 
 
+def rows_of(store: ObjectStore, name: str, run: np.void) -> Rows:
+    """The rows of ``run`` (RUN_DTYPE) of the object ``name``."""
+    first = int(run["first_row"])
+    found: Rows = json.loads(store.get(name))[int(run["ordinal"])][first : first + int(run["rows"])]
+    return found
+
+
+class SimulatedCuts(RunCuts):
+    """Cuts of runs in objects that are JSON."""
+
+    def rows(self, key: str, place: np.void, queue: QueueKey, run: np.void) -> RowTable:
+        found = rows_of(self._store, key, run)
+        phys = np.array([at for _, at in found], np.int64)
+        ones, offsets = np.ones(len(found), np.int64), int(run["base_queue_offset"]) + np.arange(len(found))
+        sizes, stamps = ones * ROW_PHYS, ones * NOW_MS
+        return RowTable(phys * 0, sizes, ones, stamps, phys, offsets, ones, ones * 0, -ones, -ones)
+
+
 def archived(store: MemoryStore, state: CatalogState, key: QueueKey) -> list[tuple[int, int]]:
     """(offset, identity) of every visible record of a queue, from the objects themselves."""
     chunk = RunIndex(store).runs_of(state, key)
@@ -413,7 +433,7 @@ def archived(store: MemoryStore, state: CatalogState, key: QueueKey) -> list[tup
     end_byte = None
     for run in chunk.runs:
         name = chunk.object_keys[int(chunk.objects["key"][run["object"]])]
-        identities = json.loads(store.get(name))[int(run["ordinal"])]
+        identities = [identity for identity, _ in rows_of(store, name, run)]
         found += list(
             zip(range(int(run["base_queue_offset"]), int(run["end_queue_offset"])), identities, strict=True)
         )

@@ -16,9 +16,10 @@ import pytest
 
 from rocketmq_tiered.maintenance.gc import run_gc
 from tests.catalog.drafts import NOW_MS, ROW_PHYS, log_checks
-from tests.catalog.simulated_world import Record, Uploader, World, archived
+from tests.catalog.simulated_world import Record, SimulatedCuts, Uploader, World, archived
 from tests.sweeps import sweep
 from tiered.catalog import catalog_reader as reading
+from tiered.catalog import catalog_writer
 from tiered.catalog.catalog_reader import load, read_commit
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
@@ -69,10 +70,12 @@ class LogWorld(World):
         elif choice < 0.30:
             self.owner.writer = None
             self.owner = source.choice(self.owners)
-        elif choice < 0.36:
-            self.expire()
+        elif choice < 0.34:
+            if self.archived:
+                self.expire()
         elif choice < 0.46:
-            self.compactor.step()
+            for _ in range(4 if self.archived else 0):
+                self.compactor.step()
         elif choice < 0.54:
             self.now_ms += source.randrange(20) * DAY_MS
             run_gc(
@@ -211,8 +214,9 @@ class LogOwner(Uploader):
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small reads are not worth a thread."""
+    """Small reads are not worth a thread; and objects are JSON."""
     monkeypatch.setattr(reading, "READ_THREADS", 1 << 30)
+    monkeypatch.setattr(catalog_writer, "RunCuts", SimulatedCuts)
 
 
 @pytest.mark.parametrize("seed", sweep(range(8), fast=[3]))

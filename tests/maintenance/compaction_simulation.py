@@ -36,7 +36,6 @@ from tiered.object_store.interface import Body, ObjectStore, Piece
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.wrapper import StoreWrapper
 from tiered.settings.topic_rules import TopicRule
-from uploader.common_rows import CommonRowsWriter
 
 STEPS = 40
 PAGE_RUNS = 9
@@ -123,8 +122,7 @@ class World:
             return
         at = self.random.randrange(max(0, len(self.ends) - 12), len(self.ends) - 1)
         version, phys = self.ends[at]
-        common_rows = CommonRowsWriter(self.store, writer="test", clock_ms=lambda: self.now_ms)
-        self.owner.writer.append_history(common_version=version, phys=phys, write_common=common_rows)
+        self.owner.writer.append_history(common_version=version, phys=phys)
         self.owner.forget_above(phys)
         self.readers = []  # they have what the log no longer has
         del self.ends[at + 1 :]

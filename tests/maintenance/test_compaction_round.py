@@ -13,9 +13,8 @@ from rocketmq_tiered.maintenance.compaction_round import plan_rounds
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
-from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import Reason
 from tiered.errors import StoreFullError, UnansweredError
 from tiered.model.tables import FLOOR_DTYPE
@@ -233,19 +232,4 @@ def test_the_owner_keeps_runs_in_memory_while_a_round_has_them(tmp_path: Path) -
     assert scene.run(Interrupted(scene.store, append), scene.owner.writer) is not None
     scene.append(20)
     assert scene.state.version - scene.state.root.version <= 16, "roots are written as usual again"
-    scene.check()
-
-
-def test_a_log_that_diverges_inside_joined_objects_is_refused_by_a_writer_that_copies_nothing(
-    scene: Scene,
-) -> None:
-    planned = scene.plan()
-    assert planned is not None
-    common = load(scene.store, version=planned.plan.last_version // 2)
-    scene.run()
-    writer = scene.owner.writer
-    before = writer.refresh()
-    with pytest.raises(CommitInvalidError, match="inside objects that compaction joined"):
-        writer.append_history(common_version=common.version, phys=common.cursor.phys)
-    assert load(scene.store).version == before.version
     scene.check()

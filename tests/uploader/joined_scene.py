@@ -20,7 +20,6 @@ from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
-from uploader.common_rows import CommonRowsWriter
 
 SETS = LIMITS
 OTHERS = [QueueKey("other", number, 0) for number in range(16)]
@@ -99,10 +98,15 @@ class JoinedScene:
         store = store or self.store
         writer = self.owner(store)
         writer.claim(take_over=True)
-        common_rows = CommonRowsWriter(store, writer="test", clock_ms=lambda: NOW_MS)
-        state = writer.append_history(common_version=version, phys=phys, write_common=common_rows)
+        state = writer.append_history(common_version=version, phys=phys)
         self.builder.writer = writer
         return state
+
+    def owner_again(self) -> CatalogWriter:
+        """The next owner, which has claimed the archive."""
+        self.builder.writer = self.owner(self.store)
+        self.builder.writer.claim(take_over=True)
+        return self.builder.writer
 
     def forget(self, phys: int) -> None:
         """What was sent above ``phys`` was not."""
@@ -132,8 +136,7 @@ class JoinedScene:
 
     def check_no_leftovers(self) -> None:
         """After garbage collection in the next epoch."""
-        self.builder.writer = self.owner(self.store)
-        self.builder.writer.claim(take_over=True)
+        self.owner_again()
         for _ in range(2):
             self.collect()
         report = verify_archive(self.store, full=True)

@@ -109,9 +109,9 @@ def check_segment(
         return result
     columns = _columns(index, result)
     _compare(index, check, columns, result)
-    for run, rows in columns.items():
-        if int(index.runs["kind"][run]) == RunKind.LMQ:
-            _check_lmq(state, index, run, rows, result)
+    for run in np.concatenate(check.runs):
+        if int(run["ordinal"]) in columns and int(index.runs["kind"][run["ordinal"]]) == RunKind.LMQ:
+            _check_lmq(state, index, run, columns[int(run["ordinal"])], result)
     result.counts["rows"] = int(index.first_row[-1])
     if full:
         _FullCheck(store, index, result).run(columns)
@@ -175,18 +175,23 @@ def _columns(index: SegmentIndex, result: SegmentResult) -> dict[int, RowTable]:
 
 
 def _check_lmq(
-    state: CatalogState, index: SegmentIndex, run: int, rows: RowTable, result: SegmentResult
+    state: CatalogState, index: SegmentIndex, run: np.void, rows: RowTable, result: SegmentResult
 ) -> None:
-    """Parents must be archived, or have expired, or be in a recorded gap."""
-    for parent in np.unique(rows.parent).tolist():
+    """Parents of the catalog's ``run`` must be archived, or have expired, or be in a recorded gap."""
+    first = int(run["first_row"])
+    parents, parent_offsets = (
+        column[first : first + int(run["rows"])] for column in (rows.parent, rows.parent_queue_offset)
+    )
+    for parent in np.unique(parents).tolist():
         queue = index.queues[parent]
         row = state.queue(queue)
-        offsets = rows.parent_queue_offset[rows.parent == parent]
+        offsets = parent_offsets[parents == parent]
         if row is None:
             continue  # expired with its whole queue
         beyond = offsets[offsets >= int(row["end_queue_offset"])]
         if len(beyond):
-            detail = f"{index.queue_of(run)} refers to {queue} at offset {int(beyond[0])}, beyond its end"
+            lmq = index.queue_of(int(run["ordinal"]))
+            detail = f"{lmq} refers to {queue} at offset {int(beyond[0])}, beyond its end"
             result.add(AnomalyKind.LMQ, index.key, detail)
 
 

@@ -33,10 +33,10 @@ from tiered.catalog.commit import (
 from tiered.catalog.commit_attempt import CommitAttempt
 from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.hidden_history import read_hidden
-from tiered.catalog.joined_objects import WriteCommonRows, refuse_joined
 from tiered.catalog.log_histories import Divergence, HistoryPages, NewHistory, begin_history
 from tiered.catalog.page_writer import PageWriter
 from tiered.catalog.returned_history import Hidden, return_to
+from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import NO_ROOT, CatalogState, Owner
 from tiered.catalog.store_retry import StoreRetry
@@ -62,8 +62,6 @@ class _Pending:
     commit: Commit
     body: Body
     next_state: CatalogState
-    object_keys: Sequence[str] = ()
-    """Of data objects that only the state after it names."""
 
 
 class CatalogWriter:
@@ -236,11 +234,8 @@ class CatalogWriter:
             self._background(self._merge_pages)
         return state
 
-    def append_history(
-        self, *, common_version: int, phys: int, write_common: WriteCommonRows = refuse_joined
-    ) -> CatalogState:
-        """Start a new log history at ``phys``, the end of ``common_version``; 0: no version is in the new log.
-        ``write_common`` puts the rows below it of objects that compaction joined across it."""
+    def append_history(self, *, common_version: int, phys: int) -> CatalogState:
+        """Start a new log history at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
         with self._lock:
             common = (
                 self._retry.call(lambda: load(self._store, version=common_version))
@@ -249,7 +244,7 @@ class CatalogWriter:
             )
 
             def build(state: CatalogState) -> Built:
-                return self._retry.call(lambda: self._history(self._owned(state), common, phys, write_common))
+                return self._retry.call(lambda: self._history(self._owned(state), common, phys))
 
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
@@ -357,9 +352,7 @@ class CatalogWriter:
             )  # fmt: skip
             commit, container = encode_commit(draft, place, self._nonce)
             next_state = apply(state, commit, None if history is None else history.state)
-            self._pending = _Pending(
-                source, commit, [container], next_state, () if history is None else history.object_keys
-            )
+            self._pending = _Pending(source, commit, [container], next_state)
             if self._settle() is not None:
                 return
 
@@ -383,11 +376,7 @@ class CatalogWriter:
             self._move_to(pending.next_state)
             self._pending = None
             self._pages.settled(
-                {
-                    *pending.next_state.catalog_keys(),
-                    *pending.commit.draft.pending_deletions,
-                    *pending.object_keys,
-                },
+                {*pending.next_state.catalog_keys(), *pending.commit.draft.pending_deletions},
                 sum(map(len, pending.body)),
             )
             return pending
@@ -406,23 +395,24 @@ class CatalogWriter:
             {listed: read_list(self._store, listed) for listed in lists},
         )
         start = self._start_of(state, target.cursor.phys, target)
-        pages = HistoryPages(self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max)
-        return self._begin(
-            return_to(
-                state, target, hidden, lambda version: load(self._store, version=version), start, pages
-            ),
+        found = return_to(
+            state,
+            target,
+            hidden,
+            lambda version: load(self._store, version=version),
             start,
+            self._history_pages(state),
         )
+        return self._begin(found, start)
 
-    def _history(
-        self, state: CatalogState, common: CatalogState | None, phys: int, write_common: WriteCommonRows
-    ) -> Built:
+    def _history(self, state: CatalogState, common: CatalogState | None, phys: int) -> Built:
         start = self._start_of(state, phys, common)
-        pages = HistoryPages(
-            self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max, write_common,
-            self._pages.garbage,
-        )  # fmt: skip
-        return self._begin(begin_history(state, start, pages), start)
+        return self._begin(begin_history(state, start, self._history_pages(state)), start)
+
+    def _history_pages(self, state: CatalogState) -> HistoryPages:
+        return HistoryPages(
+            self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max, RunCuts(self._store)
+        )
 
     def _start_of(self, state: CatalogState, phys: int, common: CatalogState | None) -> Divergence:
         root_key, hidden_key = (

@@ -1,16 +1,17 @@
 """Starts a new log history after the broker's log was replaced or truncated.
 
-Records above the divergence point are superseded: they leave the visible offsets and their objects become garbage.
-They are named by a state of their own (hidden_history.py). If the archive and the new log share no record, nothing is
-removed: every queue ends hidden, and its next record starts a new generation.
+Records above the divergence point are superseded: they leave the visible offsets, and their objects become garbage
+unless they have others too. Runs that compaction joined across the point are cut. What is superseded is named by a
+state of its own (hidden_history.py). If the archive and the new log share no record, nothing is removed: every queue
+ends hidden, and its next record starts a new generation.
 
 Reads pages and the state at the common version. The uploader finds the divergence point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,9 @@ from tiered.catalog.catalog_reader import history_spans
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import PendingDeletion, Reason
 from tiered.catalog.hidden_history import ended_queues, hidden_runs, message_count
-from tiered.catalog.joined_objects import (
-    Replacements,
-    WriteCommonRows,
-    compared_runs,
-    joined_objects,
-    memory_pages,
-    refuse_joined,
-)
 from tiered.catalog.pages import Page, PutPage, RunIndex, cut, referenced_keys, write_pages
 from tiered.catalog.queue_directory import QueueDirectory
+from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.state import (
     EMPTY_CHUNK,
     CatalogState,
@@ -39,11 +33,12 @@ from tiered.catalog.state import (
     PageRef,
     RootRef,
     RunChunk,
-    selected,
+    joined,
 )
 from tiered.model.tables import QUEUE_EXPIRED, QUEUE_FILLED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
 Ints = NDArray[Any]
+ALL_PHYS = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -59,23 +54,20 @@ class Divergence:
 
 @dataclass(frozen=True)
 class HistoryPages:
-    """Reads and writes of the pages of a new log history. ``write_common``: of objects that compaction joined across
-    its begin; ``unnamed``: keys that no commit names yet."""
+    """Reads and writes of the pages of a new log history, and cuts of their runs."""
 
     index: RunIndex
     put: PutPage
     runs_max: int
-    write_common: WriteCommonRows = refuse_joined
-    unnamed: list[str] = field(default_factory=list)
+    cuts: RunCuts
 
 
 @dataclass(frozen=True)
 class NewHistory:
-    """The first state of a log history, what it hides, and the keys of data objects that only it names."""
+    """The first state of a log history, and what it hides."""
 
     state: CatalogState
     hidden: CatalogState
-    object_keys: Sequence[str] = ()
 
 
 def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -> NewHistory:
@@ -112,9 +104,7 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
     after = _walked_back(base, state, start.common, walk)
     hidden = hidden_runs(state, walk.dropped, start.common)
     after = with_history(after, state, start, common_version, hidden)
-    return NewHistory(
-        with_garbage(state, after, start.now_ms, walk.garbage()), hidden, walk.replacements.keys
-    )
+    return NewHistory(with_garbage(state, after, start.now_ms, walk.garbage()), hidden)
 
 
 def with_history(
@@ -148,9 +138,6 @@ class _Walk:
 
     def __init__(self, state: CatalogState, common_version: int, phys: int, io: HistoryPages) -> None:
         self._state, self._common_version, self._phys, self._io = state, common_version, phys, io
-        objects = joined_objects(state, self._living_pages, phys)
-        common = io.write_common(state, phys, objects, io.unnamed) if objects else ()
-        self.replacements = Replacements(objects, common, phys)
         self.rows_gone = np.zeros(state.queue_count, np.int64)
         self.end_byte = np.zeros(state.queue_count, np.int64)
         self._before: set[str] = set()
@@ -169,51 +156,64 @@ class _Walk:
         """The runs that stay in memory."""
         found = EMPTY_CHUNK
         for page in memory_pages(self._state):
-            found, _ = self._kept(page)
+            found = self._kept(page)
         return found
 
     def garbage(self) -> set[str]:
         """Data objects of which ``pages`` and ``memory`` left nothing, after them."""
         return self._before - self._after
 
-    def _living_pages(self) -> Iterator[Page]:
-        for ref in self._state.pages:
-            if ref.to_version > self._common_version:
-                yield self._io.index.living(self._state, self._io.index.page(ref))
-        yield from memory_pages(self._state)
-
     def _page(self, ref: PageRef) -> list[PageRef]:
         """Refs of what stays of a page: its own one, or those of pages that are put."""
         stored = self._io.index.page(ref)
         page = self._io.index.living(self._state, stored)
-        kept, is_changed = self._kept(page)
+        kept = self._kept(page)
         # A floor may come down to the begin: runs below it must not come back.
         above = compared_runs(self._state, stored) & (stored.chunk.runs["end_phys"] > self._phys)
-        if not above.any() and not is_changed:
+        if not above.any():
             return [ref]
         if not len(kept.runs):
             return []
         versions = (ref.from_version, ref.to_version)
         return write_pages(cut(Page(page.queues, kept), self._io.runs_max), ref.level, versions, self._io.put)
 
-    def _kept(self, page: Page) -> tuple[RunChunk, bool]:
-        """What stays of living runs, which is counted, and whether it is something else."""
-        is_above = compared_runs(self._state, page) & (page.chunk.runs["end_phys"] > self._phys)
-        if is_above.any():
-            self.dropped.append(Page(page.queues, selected(page.chunk, is_above)))
-        chunk = self.replacements.applied(page.chunk)
-        is_kept = ~(compared_runs(self._state, page) & (chunk.runs["end_phys"] > self._phys))
-        kept = selected(chunk, is_kept)
+    def _kept(self, page: Page) -> RunChunk:
+        """What stays of living runs, which is counted."""
+        state = self._state
+        row = state.directory.rows(page.queues, len(state.table))
+        phys = np.where(compared_runs(state, page), self._phys, ALL_PHYS)
+        kept, dropped = self._io.cuts.divided(page, phys, run_floors(state, page))
+        if len(dropped.runs):
+            self.dropped.append(Page(page.queues, dropped))
         self._before.update(_keys(page.chunk))
         self._after.update(_keys(kept))
-        row = self._state.directory.rows(page.queues, len(self._state.table))[page.chunk.runs["queue"]]
-        known = row >= 0
-        np.add.at(self.rows_gone, row[known], page.chunk.runs["rows"][known])
-        np.subtract.at(self.rows_gone, row[known & is_kept], chunk.runs["rows"][known & is_kept])
-        newer = chunk.runs[known & is_kept & (chunk.runs["version"] > self._common_version)]
-        newer_row = row[known & is_kept & (chunk.runs["version"] > self._common_version)]
-        np.maximum.at(self.end_byte, newer_row, newer["base_byte"] + newer["byte_count"])
-        return kept, chunk is not page.chunk or not is_kept.all()
+        for runs, sign in ((page.chunk.runs, 1), (kept.runs, -1)):
+            known = row[runs["queue"]] >= 0
+            np.add.at(self.rows_gone, row[runs["queue"][known]], sign * runs["rows"][known])
+        newer = kept.runs[(kept.runs["version"] > self._common_version) & (row[kept.runs["queue"]] >= 0)]
+        np.maximum.at(self.end_byte, row[newer["queue"]], newer["base_byte"] + newer["byte_count"])
+        return kept
+
+
+def compared_runs(state: CatalogState, page: Page) -> NDArray[np.bool_]:
+    """Which runs of ``page`` have physical offsets of the current log: not those of queues that ended with an earlier
+    one."""
+    rows = state.directory.rows(page.queues, len(state.table))
+    ended = (rows >= 0) & (state.table["flags"][rows] & QUEUE_SUPERSEDED != 0)
+    found: NDArray[np.bool_] = ~ended[page.chunk.runs["queue"]]
+    return found
+
+
+def run_floors(state: CatalogState, page: Page) -> NDArray[np.int64]:
+    """The minimum offset of the queue of each run."""
+    rows = state.directory.rows(page.queues, len(state.table))
+    found: NDArray[np.int64] = np.where(rows < 0, 0, state.table["min_queue_offset"][rows])
+    return found[page.chunk.runs["queue"]]
+
+
+def memory_pages(state: CatalogState) -> list[Page]:
+    """The runs in memory, not sorted."""
+    return [Page(state.directory.keys[: len(state.table)], joined(state.chunks))] if state.chunks else []
 
 
 def _keys(chunk: RunChunk) -> list[str]:

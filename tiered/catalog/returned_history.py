@@ -7,7 +7,7 @@ is hidden in turn. If something is missing, nothing changes: the caller archives
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,16 +16,20 @@ from tiered.catalog.catalog_reader import shared_version, spans_to
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import DeletionList, PendingDeletion
 from tiered.catalog.hidden_history import ended_keys, hidden_runs, object_names
-from tiered.catalog.joined_objects import memory_pages
+from tiered.catalog.living_runs import living_runs
 from tiered.catalog.log_histories import (
+    ALL_PHYS,
     Divergence,
     HistoryPages,
     NewHistory,
+    memory_pages,
+    run_floors,
     with_garbage,
     with_history,
 )
-from tiered.catalog.pages import Page, cut, referenced_keys, write_pages
+from tiered.catalog.pages import Page, RunIndex, cut, referenced_keys, write_pages
 from tiered.catalog.queue_directory import QueueDirectory
+from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.state import (
     CatalogState,
     LogCursor,
@@ -48,7 +52,6 @@ from tiered.model.tables import (
     concatenated,
 )
 
-_ALL = np.iinfo(np.int64).max
 _NOTHING = -1
 Added = tuple[QueueKey, np.void, np.void, str]
 """A run that returns: its queue, the run, its object, the object's key."""
@@ -78,10 +81,10 @@ def return_to(
 ) -> NewHistory:
     """The first state of a log history that continues ``target``, an earlier version. Raises CommitInvalidError if
     messages of it are gone, and what ``pages`` and ``load_state`` raise."""
-    merge = _Return(state, target, hidden, load_state)
+    merge = _Return(state, target, hidden, load_state, pages.cuts)
     refs = [new for ref in state.pages for new in merge.page(ref, pages)]
     memory = merge.memory()
-    added = merge.added()
+    added = merge.added(pages.index)
     base = replace(
         state,
         version=state.version + 1,
@@ -107,7 +110,9 @@ class _Return:
         target: CatalogState,
         hidden: Hidden,
         load_state: Callable[[int], CatalogState],
+        cuts: RunCuts,
     ) -> None:
+        self._cuts = cuts
         self._state, self._target, self._hidden, self._load = state, target, hidden, load_state
         self._histories = state.log_histories
         self._spans = spans_to(self._histories, target.version)
@@ -145,7 +150,7 @@ class _Return:
         wanted = self._wanted(key)
         if wanted is None:
             is_flagged = self._target.queue(key) is not None
-            return _ALL if is_flagged or not self._is_active[row] else _NOTHING
+            return ALL_PHYS if is_flagged or not self._is_active[row] else _NOTHING
         shared = self._shared(key)
         return _NOTHING if shared is None else shared.cursor.phys
 
@@ -158,7 +163,7 @@ class _Return:
         """Queues that end with the present history, and stay."""
         return [
             self._state.key_of(row)
-            for row in np.flatnonzero(self._is_active & (self._limits == _ALL)).tolist()
+            for row in np.flatnonzero(self._is_active & (self._limits == ALL_PHYS)).tolist()
         ]
 
     # -- runs that stay ---------------------------------------------------------------------------------------
@@ -181,29 +186,49 @@ class _Return:
         return joined(tuple(self._kept(page)[0] for page in memory_pages(self._state)))
 
     def _kept(self, page: Page) -> tuple[RunChunk, bool]:
-        runs = page.chunk.runs
-        row = self._state.directory.rows(page.queues, self._state.queue_count)[runs["queue"]]
-        limit = np.where(row >= 0, self._limits[row], _ALL)
-        is_kept = runs["end_phys"] <= limit
-        if bool((~is_kept & (runs["min_phys"] < limit)).any()):
-            raise CommitInvalidError("an object has messages of two log histories")
-        known = row >= 0
-        gone = known & ~is_kept
-        np.add.at(self._rows_gone, row[gone], runs["rows"][gone])
-        stays = known & is_kept
-        np.maximum.at(self._end_byte, row[stays], (runs["base_byte"] + runs["byte_count"])[stays])
+        """What stays of living runs, which is counted, and whether it is something else."""
+        row = self._state.directory.rows(page.queues, self._state.queue_count)
+        limit = np.where(row >= 0, self._limits[row], ALL_PHYS)[page.chunk.runs["queue"]]
+        kept, dropped = self._cuts.divided(page, limit, run_floors(self._state, page))
+        for runs, sign in ((page.chunk.runs, 1), (kept.runs, -1)):
+            known = row[runs["queue"]] >= 0
+            np.add.at(self._rows_gone, row[runs["queue"][known]], sign * runs["rows"][known])
+        stays = kept.runs[row[kept.runs["queue"]] >= 0]
+        np.maximum.at(self._end_byte, row[stays["queue"]], stays["base_byte"] + stays["byte_count"])
         self._before.update(_keys(page.chunk))
-        kept = selected(page.chunk, is_kept)
         self._after.update(_keys(kept))
-        if gone.any():
-            self.dropped.append(Page(page.queues, selected(page.chunk, ~is_kept)))
-        return kept, not bool(is_kept.all())
+        if len(dropped.runs):
+            self.dropped.append(Page(page.queues, dropped))
+        return kept, bool(len(dropped.runs))
 
     # -- runs that return -------------------------------------------------------------------------------------
 
-    def added(self) -> list[Added]:
-        """(queue, run, object, its key) of hidden runs of the target, by queue and offset."""
-        found: dict[tuple[QueueKey, int], tuple[QueueKey, np.void, np.void, str]] = {}
+    def added(self, index: RunIndex) -> list[Added]:
+        """Hidden runs of the target, by queue and offset, behind what is shared and behind one another."""
+        found: dict[QueueKey, list[Added]] = {}
+        candidates = list(self._candidates())
+        living = self._living(
+            index, [run for _, run, _, name in candidates if not self._hidden.can_return(name)]
+        )
+        for one in candidates:
+            if self._hidden.can_return(one[3]) or one[3] in living:
+                found.setdefault(one[0], []).append(one)
+        added: list[Added] = []
+        for queue in sorted(found):
+            shared = self._shared(queue)
+            known = None if shared is None else shared.queue(queue)
+            end = 0 if known is None else int(known["end_queue_offset"])
+            # Divergences may have cut one run at several offsets, or hidden it before and after it was joined.
+            for one in sorted(
+                found[queue], key=lambda one: (one[1]["base_queue_offset"], -one[1]["end_queue_offset"])
+            ):
+                if int(one[1]["base_queue_offset"]) >= end:
+                    added.append(one)
+                    end = int(one[1]["end_queue_offset"])
+        return added
+
+    def _candidates(self) -> Iterator[Added]:
+        """Runs that begins of histories hid, the newest first, and that the target has."""
         for _, hidden in reversed(self._hidden.histories):
             chunk = hidden.memory
             runs, names = chunk.runs, object_names(chunk)
@@ -213,17 +238,19 @@ class _Return:
             is_mine &= runs["end_phys"] <= self._target.cursor.phys
             for at in np.flatnonzero(is_mine).tolist():
                 run, queue = runs[at], hidden.key_of(int(runs["queue"][at]))
-                place = queue, int(run["base_queue_offset"])
                 shared = self._shared(queue)
                 is_above = shared is None or run["version"] > shared.version
-                if (
-                    place not in found
-                    and is_above
-                    and self._wanted(queue) is not None
-                    and self._hidden.can_return(names[at])
-                ):
-                    found[place] = queue, run, chunk.objects[int(run["object"])], names[at]
-        return [found[place] for place in sorted(found)]
+                if is_above and self._wanted(queue) is not None:
+                    yield queue, run, chunk.objects[int(run["object"])], names[at]
+
+    def _living(self, index: RunIndex, runs: Sequence[np.void]) -> set[str]:
+        """Objects of which the present history has rows, of the versions of ``runs``."""
+        found: set[str] = set()
+        if runs:
+            versions = [int(run["version"]) for run in runs]
+            for page in living_runs(index, self._state, min(versions), max(versions), is_cached=True):
+                found.update(_keys(page.chunk))
+        return found
 
     def garbage(self, added: Sequence[Added]) -> set[str]:
         """Data objects that only the present history names."""

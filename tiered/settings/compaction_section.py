@@ -22,7 +22,7 @@ class CompactionSettings:
     )
     min_age_ms: int = setting(
         DAY_MS,
-        "younger commits stay as they are: where a log is truncated inside joined objects, these are copied first",
+        "younger commits stay as they are: most truncations are of the newest part of a log",
         minimum=0,
     )
     memory_bytes: int = setting(

@@ -1,9 +1,8 @@
-"""A log that diverges inside joined objects: what is below stays, what is above is superseded, nothing is left over."""
+"""A log that diverges inside joined runs: they are cut, what is above is superseded, nothing is put or left over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,20 @@ import pytest
 from tests.archive.archive_builder import NOW_MS
 from tests.faults.crashing_store import CrashError
 from tests.maintenance.compaction_scene import QUEUES
-from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep
-from tests.uploader.joined_scene import SETS, STREAMS, JoinedScene, contents
+from tests.uploader.joined_scene import SETS, STREAMS, Contents, JoinedScene, contents
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.hidden_history import history_state, list_histories
-from tiered.catalog.joined_objects import CommonRows, JoinedObject, WriteCommonRows, joined_objects
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.state import CatalogState
+from tiered.catalog.run_cuts import RunCuts
 from tiered.errors import CorruptionError
 from tiered.formats.keys import is_compacted
 from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.interface import Body, ObjectStore, Piece
 from tiered.object_store.wrapper import StoreWrapper
-from uploader.common_rows import CommonRowsWriter
 
 COMMITS = 24
 
@@ -77,7 +73,7 @@ class BeforeHistory(StoreWrapper):
         self._act: Callable[[], object] | None = act
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        if key.startswith("pages/line-") and self._act is not None:
+        if key.startswith("pages/history-") and self._act is not None:
             act, self._act = self._act, None
             act()
         super().put_if_absent(key, body, timeout_s=timeout_s)
@@ -117,7 +113,9 @@ def test_a_log_may_diverge_at_the_end_of_every_commit(
         assert list_histories(scene.store, load(scene.store))[0].messages > 0
     scene.check_no_leftovers()
     scene.check()
-    assert [found.messages for found in list_histories(scene.store, load(scene.store))][:-1] == [0]
+    # Of what is hidden, only rows in objects that are needed are left.
+    left = contents(scene.store, history_state(scene.store, load(scene.store), 1))
+    assert above(left, superseded) == {queue: [] for queue in left}
 
 
 SAMPLE = 9
@@ -136,7 +134,7 @@ def test_a_crash_at_each_request_is_recovered_from(
     version, phys = joined.ends[SAMPLE]
     clean = Mortal(joined.copy().store, 1 << 30, after_effect=False)
     joined.copy().diverge(version, phys, clean)
-    assert clean.puts >= 4, "a claim, an object, a root page, a commit"
+    assert clean.puts >= 4, "a claim, what is hidden, a root, a commit"
     for crash_at in range(1 + 2 * after_effect * (step > 1), clean.requests + 1, step):
         scene = joined.copy()
         with pytest.raises(CrashError):
@@ -151,25 +149,8 @@ def test_a_crash_at_each_request_is_recovered_from(
         assert contents(scene.store, load(scene.store)) == scene.sent()
 
 
-@pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.THROTTLED])
-def test_an_object_without_a_response_goes_to_another_key(
-    scenes: dict[tuple[str, int], JoinedScene], fault: Fault
-) -> None:
-    scene = scenes["sets", 12].copy()
-    version, phys = scene.ends[SAMPLE]
-    store = FaultStore(scene.store, [FaultRule(fault, frozenset({"compose"}), "sets/*", times=2)])
-    scene.diverge(version, phys, store)
-    assert sum(store.hits().values()) == 2
-    scene.forget(phys)
-    scene.check()
-    scene.grow()
-    scene.collect()  # in the same epoch: the next commit made what was abandoned a pending deletion
-    report = verify_archive(scene.store)
-    assert (report.anomalies, report.leftovers) == ([], [])
-
-
 def test_another_compaction_may_win_the_version(tmp_path: Path) -> None:
-    """It moves what was just copied: the copy is garbage, and the new object is copied."""
+    """It moves the runs that were just cut: the new ones are cut."""
     scene = JoinedScene(tmp_path)
     assert scene.compact(before_version=scene.ends[14][0]) > 0
     version, phys = scene.ends[SAMPLE]
@@ -188,7 +169,7 @@ def test_another_compaction_may_win_the_version(tmp_path: Path) -> None:
     assert (report.anomalies, report.leftovers) == ([], [])
 
 
-def test_a_log_may_diverge_inside_what_was_copied(scenes: dict[tuple[str, int], JoinedScene]) -> None:
+def test_a_log_may_diverge_inside_what_was_cut(scenes: dict[tuple[str, int], JoinedScene]) -> None:
     scene = scenes["sets", 12].copy()
     everything = scene.sent()
     for commit in (18, 12, 3):
@@ -235,52 +216,96 @@ def test_expired_runs_do_not_come_back(scenes: dict[tuple[str, int], JoinedScene
     scene.check_no_leftovers()
 
 
-def test_a_damaged_block_is_an_error_and_nothing_begins(scenes: dict[tuple[str, int], JoinedScene]) -> None:
+def test_the_common_part_is_a_cut_of_the_same_objects(scenes: dict[tuple[str, int], JoinedScene]) -> None:
+    """No data object is put; they stay while one of the histories needs them, and go after the grace of the other."""
+    scene = scenes["sets", 12].copy()
+    version, phys = scene.ends[SAMPLE]
+    before = {info.key for info in scene.store.list("") if info.key.startswith(("data/", "sets/"))}
+    superseded = scene.sent(phys)
+    scene.diverge(version, phys)
+    scene.forget(phys)
+    cut = [run for page in living_runs(RunIndex(scene.store), load(scene.store)) for run in page.chunk.runs]
+    assert any(is_compacted(key) for key in before) and max(int(run["end_phys"]) for run in cut) == phys
+    assert {info.key for info in scene.store.list("") if info.key.startswith(("data/", "sets/"))} == before
+    scene.compact()  # moves what is common: the joined objects have hidden rows alone
+    scene.collect(diverged_grace_ms=1 << 40)
+    scene.check()
+    assert contents(scene.store, history_state(scene.store, load(scene.store), 1)) == superseded
+    scene.check_no_leftovers()
+
+
+@pytest.mark.parametrize("commit", sweep(range(COMMITS - 1), fast=[7, 12]))
+@pytest.mark.parametrize("spill_runs", [12, 10**6], ids=["pages", "memory"])
+@pytest.mark.parametrize("limits", ["sets", "streams"])
+def test_an_earlier_log_returns_without_another_upload(
+    scenes: dict[tuple[str, int], JoinedScene], limits: str, spill_runs: int, commit: int
+) -> None:
+    """And the later one after it, as often as the broker's disks are changed."""
+    scene = scenes[limits, spill_runs].copy()
+    version, phys = scene.ends[commit]
+    first, first_end = scene.sent(), load(scene.store).version
+    scene.diverge(version, phys)
+    scene.forget(phys)
+    for _ in range(4):
+        scene.grow()
+    second, second_end = scene.sent(), load(scene.store).version
+    scene.collect(diverged_grace_ms=1 << 40)
+    for wanted, end, other in (
+        (first, first_end, second),
+        (second, second_end, first),
+        (first, first_end, second),
+    ):
+        state = scene.owner_again().return_to(end)
+        assert contents(scene.store, state) == wanted
+        report = verify_archive(scene.store, full=True)
+        assert report.anomalies == [], report.anomalies[:3]
+        hidden = contents(scene.store, history_state(scene.store, state, state.cursor.history - 1))
+        assert hidden == {queue: rows for queue, rows in above(other, wanted).items() if rows}
+        scene.collect(diverged_grace_ms=1 << 40)
+
+
+def above(whole: Contents, common: Contents) -> Contents:
+    """What ``whole`` has and ``common`` has not."""
+    return {queue: [row for row in rows if row not in common.get(queue, [])] for queue, rows in whole.items()}
+
+
+def test_a_damaged_tail_is_an_error_and_nothing_begins(scenes: dict[tuple[str, int], JoinedScene]) -> None:
     scene = scenes["sets", 12].copy()
     version, phys = scene.ends[SAMPLE]
     for key, (data, at) in list(scene.store._objects.items()):
         if is_compacted(key):
-            scene.store._objects[key] = data[:16] + bytes(byte ^ 1 for byte in data[16:48]) + data[48:], at
-    with pytest.raises(CorruptionError, match="block 0 fails its CRC32C"):
+            scene.store._objects[key] = data[:-40] + bytes(byte ^ 1 for byte in data[-40:]), at
+    with pytest.raises(CorruptionError):
         scene.diverge(version, phys)
     assert load(scene.store).cursor.history == 1
 
 
-def test_a_copy_that_a_commit_made_a_pending_deletion_is_not_used(
-    scenes: dict[tuple[str, int], JoinedScene],
-) -> None:
+def test_a_log_cannot_diverge_inside_a_record(scenes: dict[tuple[str, int], JoinedScene]) -> None:
     scene = scenes["sets", 12].copy()
-    _, phys = scene.ends[SAMPLE]
-    state = load(scene.store)
-    objects = joined_objects(state, lambda: living_runs(RunIndex(scene.store), state), phys)
-    write = CommonRowsWriter(scene.store, writer="test", clock_ms=lambda: NOW_MS)
-    unnamed: list[str] = []
-    (first,) = write(state, phys, objects, unnamed)
-    assert write(state, phys, objects, unnamed) == [first] and unnamed == [first.key]
-    unnamed.clear()
-    (second,) = write(state, phys, objects, unnamed)
-    assert second.key != first.key and unnamed == [second.key]
+    page = next(iter(living_runs(RunIndex(scene.store), load(scene.store))))
+    runs = page.chunk.runs
+    middle = np.where(runs["rows"] > 1, runs["min_phys"] + 1, runs["end_phys"])
+    with pytest.raises(CorruptionError, match="is between no two records"):
+        RunCuts(scene.store).divided(page, middle, np.zeros(len(runs), np.int64))
 
 
-def test_common_rows_that_are_others_are_refused(scenes: dict[tuple[str, int], JoinedScene]) -> None:
+def test_a_floor_inside_a_run_stays_above_the_cut(scenes: dict[tuple[str, int], JoinedScene]) -> None:
+    """What is left of the run has expired as a whole."""
     scene = scenes["sets", 12].copy()
-    version, phys = scene.ends[SAMPLE]
-    right = CommonRowsWriter(scene.store, writer="test", clock_ms=lambda: NOW_MS)
-
-    def wrong(column: str) -> WriteCommonRows:
-        def write(
-            state: CatalogState, phys: int, objects: Sequence[JoinedObject], unnamed: list[str]
-        ) -> list[CommonRows]:
-            found = right(state, phys, objects, unnamed)
-            runs = found[0].runs.copy()
-            runs[column] += 1
-            return [replace(found[0], runs=runs), *found[1:]]
-
-        return write
-
-    writer = scene.owner(scene.store)
-    writer.claim(take_over=True)
-    for column in ("base_queue_offset", "base_byte", "kind", "version", "end_phys"):
-        with pytest.raises(CommitInvalidError, match="has not the rows"):
-            writer.append_history(common_version=version, phys=phys, write_common=wrong(column))
-    assert load(scene.store).cursor.history == 1
+    page = next(iter(living_runs(RunIndex(scene.store), load(scene.store))))
+    runs = page.chunk.runs
+    run = next(run for run in runs if run["rows"] > 3)
+    phys = np.where(runs["min_phys"] < run["end_phys"], runs["end_phys"], runs["min_phys"])
+    rows = RunCuts(scene.store).rows(
+        page.chunk.object_keys[int(page.chunk.objects["key"][run["object"]])],
+        page.chunk.objects[run["object"]], page.queues[int(run["queue"])], run,
+    )  # fmt: skip
+    at = int(np.flatnonzero(runs == run)[0])
+    phys[at] = rows.phys[2]
+    for floor, expected in ((0, 2), (int(rows.queue_offset[2]) - 1, 2), (int(rows.queue_offset[2]), 0)):
+        below, _ = RunCuts(scene.store).divided(page, phys, np.full(len(runs), floor, np.int64))
+        mine = below.runs[
+            (below.runs["queue"] == run["queue"])
+            & (below.runs["base_queue_offset"] == run["base_queue_offset"])
+        ]
+        assert int(mine["rows"].sum()) == expected
