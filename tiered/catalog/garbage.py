@@ -73,6 +73,10 @@ class KeySet:
         at[at == len(self._digests)] = 0
         return np.equal(self._digests[at], digests)
 
+    def has_any_of(self, other: KeySet) -> bool:
+        """Whether a key is in both."""
+        return bool(other.holds(self._digests).any())
+
     def __contains__(self, key: object) -> bool:
         digest = _digest(str(key))
         at = int(np.searchsorted(self._digests, np.uint64(digest)))
@@ -143,10 +147,14 @@ def plan_gc(
     for key, pending in state.pending_deletions.items():
         if is_over(pending.reason, pending.since_ms, pending.version) and key not in references:
             plan.purge.append(key)
-    plan.lists = [
-        listed for listed in state.deletion_lists if is_over(listed.reason, listed.newest_ms, listed.version)
-    ]
-    due = _Either(set(plan.purge), KeySet(key for listed in plan.lists for key in keys_of(listed)))
+    due_keys = []
+    for listed in state.deletion_lists:
+        if is_over(listed.reason, listed.newest_ms, listed.version):
+            keys = KeySet(keys_of(listed))
+            if not keys.has_any_of(references):  # else something in it was hidden, and waits longer
+                plan.lists.append(listed)
+                due_keys.append(keys)
+    due = _Either(set(plan.purge), KeySet.union(due_keys))
     waiting_lists = [listed for listed in state.deletion_lists if listed not in plan.lists]
     waiting = _Either(
         state.pending_deletions.keys(), KeySet(key for listed in waiting_lists for key in keys_of(listed))

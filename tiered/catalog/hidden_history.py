@@ -154,8 +154,9 @@ def history_state(store: ObjectStore, state: CatalogState, number: int) -> Catal
     ended = ended_keys(hidden)
     if not hidden.memory_runs:
         return _unhidden(state, hidden)
+    ended_rows = list(_rows_of(state, hidden, ended))
     hidden = _left(hidden, _Left(store, state))
-    return _both(store, state, hidden, ended) if ended else hidden
+    return _both(store, state, hidden, ended_rows) if ended_rows else hidden
 
 
 def read_hidden(store: ObjectStore, history: LogHistory) -> CatalogState:
@@ -288,11 +289,11 @@ def _left(hidden: CatalogState, left: _Left) -> CatalogState:
 
 
 def _both(
-    store: ObjectStore, state: CatalogState, hidden: CatalogState, ended: Sequence[QueueKey]
+    store: ObjectStore, state: CatalogState, hidden: CatalogState, ended_rows: Sequence[int]
 ) -> CatalogState:
-    """The runs of ``hidden``, and those of the queues that ``ended``, which are in ``state``; all in memory."""
+    """The runs of ``hidden``, and those of queues that ended, which are in ``state``; all in memory."""
     table, chunks, index = hidden.table.copy(), list(hidden.chunks), RunIndex(store)
-    for row in _rows_of(state, hidden, ended):
+    for row in ended_rows:
         key = state.key_of(row)
         number = _row(hidden, key)
         table[number] = state.table[row]

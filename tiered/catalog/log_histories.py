@@ -208,7 +208,8 @@ def run_floors(state: CatalogState, page: Page) -> NDArray[np.int64]:
     """The minimum offset of the queue of each run."""
     rows = state.directory.rows(page.queues, len(state.table))
     found: NDArray[np.int64] = np.where(rows < 0, 0, state.table["min_queue_offset"][rows])
-    return found[page.chunk.runs["queue"]]
+    of_runs: NDArray[np.int64] = found[page.chunk.runs["queue"]]
+    return of_runs
 
 
 def memory_pages(state: CatalogState) -> list[Page]:
