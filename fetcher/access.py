@@ -88,7 +88,7 @@ def _threads(place: ArchivePlace, settings: Settings) -> RangeReader:
 
 
 def open_async_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
-    """As ``open_access``, but s3:// is read by an asynchronous client on an event loop thread of its own."""
+    """Like ``open_access``, but s3:// is read by an asynchronous client on an event loop thread of its own."""
 
     def reader(place: ArchivePlace) -> RangeReader:
         if parse_url(url).scheme != "s3":  # it would use threads, too, and switch them twice more

@@ -33,7 +33,7 @@ def make_private(directory: Path, setting: str) -> None:
 
 
 def check_private(directory: Path, setting: str) -> None:
-    """As ``make_private``, for a directory with other contents: its mode stays, and others may read it."""
+    """Like ``make_private``, for a directory with other contents: its mode stays, and others may read it."""
     os.close(_open_checked(directory, setting))
 
 

@@ -195,8 +195,8 @@ class CyclePlanner:
         stored, lmq = rows.queue[: rows.records], rows.queue[rows.records :]
         has_both = len(lmq) and bool((np.bincount(stored, minlength=len(self._table))[lmq] > 0).any())
         if has_both:  # a client sends to an LMQ's name directly
-            both: Ints = np.lexsort((rows.record, rows.queue))
-            return both
+            by_queue_and_record: Ints = np.lexsort((rows.record, rows.queue))
+            return by_queue_and_record
         return split_by_queue(rows.queue, len(rows.queue), len(self._table), self._scratch).order
 
     def _cut(self, columns: RecordColumns, rows: _Rows, order: Ints) -> _Runs:

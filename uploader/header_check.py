@@ -108,7 +108,7 @@ class HeaderCheck:
         return found
 
     def exclude(self, batch: LogBatch, rows: Sequence[int]) -> None:
-        """Make contradicted ``rows`` damage of ``batch``."""
+        """Exclude ``rows``, which a consume queue contradicts, from ``batch`` and record them as damaged."""
         columns = batch.columns
         for row in rows:
             phys, size = int(columns.phys[row]), int(columns.size[row])

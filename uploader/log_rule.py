@@ -41,7 +41,7 @@ class LogFacts:
     shared: Shared
     misfit: str = ""
     lost_bytes: int = 0
-    """Of the archive's log above what is shared."""
+    """Bytes of the archive's log above what is shared."""
     is_older_copy: bool = False
     """Whether the log ends before the archive does, and has nothing that the archive lacks."""
 
@@ -116,7 +116,7 @@ class LogHead:
 
     begins: Mapping[tuple[str, int], int] = field(default_factory=dict)
     oldest_ms: int | None = None
-    """Of the first record; None without one."""
+    """Store timestamp of the first record; None without one."""
     host: str = ""
     """The store host of the first record."""
 

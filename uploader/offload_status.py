@@ -69,6 +69,6 @@ class OffloadStatus:
     """Why uploads or commits are being retried; empty if none is."""
     catalog: CatalogState | None = None
     commits: int = 0
-    """Of the catalog, by this process."""
+    """Commits of this process to the catalog."""
     catalog_bytes: int = 0
     """Bytes of the catalog that this process wrote."""

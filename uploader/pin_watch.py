@@ -39,7 +39,7 @@ def maintained(step: Callable[[], None], every_s: float, say: Log) -> Iterator[N
         try:
             step()
         except (TieredError, OSError) as error:
-            say("pins not checked this time", {"error": str(error)})
+            say("pins not checked; the next check follows", {"error": str(error)})
 
     def watch() -> None:
         while not ended.wait(every_s):

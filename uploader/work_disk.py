@@ -11,7 +11,8 @@ from tiered.errors import UnavailableError
 
 @contextmanager
 def work_disk(work_dir: str, what: str) -> Iterator[None]:
-    """Translate errors of the local disk; those of the object store are translated already. ``what``: is written."""
+    """Translate errors of the local disk; those of the object store are translated already. ``what`` names what
+    is written."""
     try:
         yield
     except OSError as error:

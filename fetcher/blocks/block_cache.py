@@ -118,7 +118,7 @@ class BlockCache:
         return self.get_all([key], is_read=is_read)[0]
 
     def get_all(self, keys: Sequence[BlockKey], *, is_read: bool) -> list[Block | None]:
-        """As ``get``, of each key."""
+        """Like ``get``, for each key."""
         with self._lock:
             entries = [self._read.get(key) or self._unread.get(key) for key in keys]
             self.counts.misses += entries.count(None)
@@ -128,6 +128,7 @@ class BlockCache:
         ]
 
     def _taken(self, key: BlockKey, entry: _Entry, *, is_read: bool) -> Block | None:
+        """The block of ``entry``, as one read if a reader takes it; None if its checksum fails."""
         if is_read and fastcrc.crc32.iscsi(entry.block) != entry.crc32c:
             with self._lock:
                 self.counts.corrupt += 1

@@ -108,19 +108,15 @@ class PrefetchWindow:
         self._drop_read()
 
     def stepped(self, offset: int, next_offset: int, time_s: float) -> bool:
-        """As ``pulled`` for a pull within the buffered block, at a fraction of the cost. False, without an effect, for
-        any other pull."""
+        """A pull ended within the buffered block: like ``pulled``, but cheaper. False, without an effect, for any
+        other pull."""
         moved = next_offset - self.position
         if not (self.last_offset <= offset <= self.position and moved > 0 and next_offset <= self.covered):
             return False
         if not self.has_begun:
             return False
-        self.last_offset, self.position, self.last_s, self.batch = (
-            offset,
-            next_offset,
-            time_s,
-            next_offset - offset,
-        )
+        self.last_offset, self.position, self.last_s = offset, next_offset, time_s
+        self.batch = next_offset - offset
         self.sequential += 1
         self.consumed += moved
         if not self.consumed < self.size >= self.batch:

@@ -240,7 +240,7 @@ class MemoryPulls:
     def _stepped(
         self, reader: Reader, view: QueueView, request: PullRequest, result: PullResult, time_s: float
     ) -> None:
-        """The pull stayed in the buffered block."""
+        """Count a pull that stayed in the reader's buffered block, and prefetch what it made room for."""
         self._counters.from_memory += 1
         self._counters.messages += result.records
         self._prefetcher.stepped(reader, request.offset, result.next_offset, time_s)

@@ -81,7 +81,7 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
 
     Raises CorruptionError, NotFoundError (the state is older than a removal: refresh it), or what the source raises.
     """
-    known = _living(state.memory, wanted.phys, -1)
+    known = _candidates_at(state.memory, wanted.phys, -1)
     found = await _look_at_all(source, state, known, wanted)
     if found is not None:
         return found
@@ -110,7 +110,7 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
                 continue
             for queue in named:
                 runs = await source.runs_at(state, queue, wanted.phys, Bounds.PHYS)
-                found = await _look_at_all(source, state, _living(runs, wanted.phys, -1), wanted)
+                found = await _look_at_all(source, state, _candidates_at(runs, wanted.phys, -1), wanted)
                 if found is not None:
                     return found
     # Runs that left memory before an index file covered them: none but for moments, so they come last.
@@ -119,7 +119,9 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
         if not is_indexed or ref.to_version > state.indexed_version:
             chunk = (await source.page(state, ref)).chunk
             after_version = state.indexed_version if is_indexed else -1
-            found = await _look_at_all(source, state, _living(chunk, wanted.phys, after_version), wanted)
+            found = await _look_at_all(
+                source, state, _candidates_at(chunk, wanted.phys, after_version), wanted
+            )
             if found is not None:
                 return found
     return None
@@ -164,8 +166,8 @@ async def _places(source: QuerySource, index: IndexRef, covered: Covered, page: 
     return decode_page(await source.range(index.key, offset, length), where)
 
 
-def _living(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:
-    """Objects whose runs may hold ``phys``, the largest first."""
+def _candidates_at(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:
+    """Objects with runs committed after ``after_version`` that may hold ``phys``; the likeliest, largest one first."""
     runs, objects = chunk.runs, chunk.objects
     hits = (runs["min_phys"] <= phys) & (phys < runs["end_phys"]) & (runs["version"] > after_version)
     numbers = np.unique(runs["object"][hits])

@@ -267,18 +267,24 @@ async def next_part(
 async def _batch_offset(
     times: QueueTimes, timestamp_ms: int, boundary: Boundary, columns_of: ColumnsOf
 ) -> int:
-    """Base offset of the batch the broker finds; -1 where its search finds none."""
+    """Base offset of the batch that a broker would find for the time; -1 where its search finds none.
+
+    Each batch is a row, numbered across the ``runs`` of the queue.
+    """
     runs, first_row = times.chunk.runs, times.first_row
 
+    def run_of(row: int) -> int:
+        return int(np.searchsorted(first_row, row, side="right")) - 1
+
     async def cell(row: int, name: str) -> int:
-        number = int(np.searchsorted(first_row, row, side="right")) - 1
+        number = run_of(row)
         columns = await columns_of(number)
         column: NDArray[np.int64] = getattr(columns, name)
         return int(column[row - int(first_row[number])])
 
     async def compare(row: int) -> int:
         """-1, 0, 1 as the row was stored before, at or after the time; only a run that spans it is opened."""
-        number = int(np.searchsorted(first_row, row, side="right")) - 1
+        number = run_of(row)
         low, high = int(runs["min_store_timestamp"][number]), int(runs["max_store_timestamp"][number])
         if high < timestamp_ms or low > timestamp_ms or low == high:
             return _sign(low, timestamp_ms)
@@ -287,8 +293,8 @@ async def _batch_offset(
     row = await _batch_row(int(first_row[-1]), boundary, compare)
     if row is None:
         return -1
-    number = int(np.searchsorted(first_row, row))
-    if number < len(runs) and int(first_row[number]) == row:
+    number = run_of(row)
+    if int(first_row[number]) == row:  # the catalog has its offset
         return int(runs["base_queue_offset"][number])
     return await cell(row, "queue_offset")
 

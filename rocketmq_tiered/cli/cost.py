@@ -210,7 +210,7 @@ def _print_month(month: MonthCost, use: ArchiveUse) -> None:
 
 def _print_alternatives(use: ArchiveUse, prices: Prices, settings: Settings) -> None:
     if use.bytes_a_day:
-        print_lines("", "storage a month at this rate, once it has taken effect:")
+        print_lines("", "storage a month at this rate, once the TTL has taken effect:")
         rows = [[f"TTL of {one.value} days", _amount(one.month)] for one in ttl_costs(use, prices)]
         rows.append(["no TTL, in a year", _amount(storage_in_a_year(use, prices))])
         print_table(["", "cost"], rows)

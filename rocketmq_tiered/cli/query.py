@@ -89,7 +89,9 @@ def _check(options: argparse.Namespace) -> None:
     if options.limit < 1:
         raise UsageError(f"--limit {options.limit} is less than 1", hint="request at least one message")
     if options.all_time and (options.since is not None or options.until is not None):
-        raise UsageError("--all-time excludes --since and --until", hint="give one or the other")
+        raise UsageError(
+            "--all-time cannot be combined with --since or --until", hint="give one or the other"
+        )
     if options.since is not None and options.until is not None and options.since >= options.until:
         raise UsageError("--since is not before --until", hint="--until is exclusive")
 

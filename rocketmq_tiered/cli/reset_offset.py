@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--offset", type=int, metavar="N", help="to this offset of each queue, within its bounds"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the new offsets only")
+    parser.add_argument("--dry-run", action="store_true", help="print the new offsets, and change nothing")
     parser.add_argument(
         "--new-group", action="store_true", help="the group may be new: it starts at these offsets"
     )

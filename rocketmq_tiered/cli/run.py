@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_writer_flags(parser)
     parser.add_argument(
         "--new-archive", dest="archive.new_archive", action="store_const", const="true", default=None,
-        help="begin a new archive even if this instance has archived elsewhere, or there, before",
+        help="begin a new archive even if this instance already has one, there or elsewhere",
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def _broker(subject: BrokerSubject, reached: _Reached) -> Finding:
             client.close()
     except TieredError as error:
         if report is not None and report.is_dead:
-            return not_checked(f"it does not run: {report.why}")
+            return not_checked(f"the broker does not run: {report.why}")
         return _unanswered(error, subject.address, f" ({subject.origin})", _ADDRESS_FIX)
     name = reached.config.get("brokerName", "")
     if name and subject.name and name != subject.name:

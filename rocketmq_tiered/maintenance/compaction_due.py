@@ -20,8 +20,8 @@ IsWanted = Callable[[Candidates, RewritePlan], bool]
 GAIN_MIN = 2
 """A plan has at most one output for so many sources, or readers take so many times fewer GETs."""
 BUSY_GAIN_MIN = 4
-"""Of GETs in `tiered run`: a busy broker writes objects with over a megabyte of each queue, and moving all of them
-would save half of the GETs at best."""
+"""So many times fewer GETs in `tiered run`: a busy broker writes objects with over a megabyte of each queue, and moving
+all of them would save half of the GETs at best."""
 DEAD_SHARE = 0.5
 """Sources of which so much is dead are rewritten for the space."""
 

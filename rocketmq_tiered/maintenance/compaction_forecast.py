@@ -21,7 +21,7 @@ WINDOW_BYTES = 3584 * MIB
 """The default of compaction.spool_bytes without outputs."""
 PART_BYTES = 16 * MIB
 COMMIT_PUTS = 3
-"""Of a round: its intent, its pages, its commit."""
+"""PUTs of a round for its intent, its pages and its commit."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class CompactionForecast:
         return self.reader_gets - self.new_reader_gets
 
     def price(self, prices: Prices, grace_days: float) -> float:
-        """Of the compaction: its requests and reads, and the sources kept for ``grace_days``."""
+        """Price of the compaction: its requests and reads, and the sources kept for ``grace_days``."""
         requests = prices.requests(puts=self.puts, gets=self.gets)
         return requests + prices.reads(self.read_bytes) + prices.storage(self.source_bytes, grace_days)
 
@@ -79,7 +79,7 @@ def _of_its_like(planned: PlannedRound) -> CompactionForecast:
 
 
 def of_round(planned: PlannedRound) -> CompactionForecast:
-    """Of ``planned`` alone."""
+    """Forecast of ``planned`` alone."""
     candidates, plan = planned.candidates, planned.plan
     before, after = reader_gets(candidates, plan)
     output, _, size = moved_bytes(candidates, plan)
@@ -103,7 +103,7 @@ def of_round(planned: PlannedRound) -> CompactionForecast:
 
 
 def carried_out(planned: PlannedRound) -> CompactionForecast:
-    """Of ``planned`` alone, and of its sources only those that no later round needs: sums over all rounds are exact."""
+    """Forecast of ``planned`` with only the sources that no later round needs: sums over all rounds are exact."""
     gone = planned.candidates.objects["size_bytes"][planned.gone]
     return replace(of_round(planned), objects=len(gone), source_bytes=int(gone.sum()))
 

@@ -43,9 +43,9 @@ DAY_MS = 24 * 3_600_000
 TABLE_BYTES = 208
 """Memory of a run in the tables of a round and its plan, and of reading its ranges."""
 GROWTH_MIN = 8
-"""Of plans made on demand: what a compaction wrote is written again only among so many times its bytes."""
+"""Plans made on demand write what a compaction wrote again only among so many times its bytes."""
 RUNS_MAX = 1 << 20
-"""Of a round, and no more than take half of the memory."""
+"""Runs of a round, which also take no more than half of the memory."""
 CHANGED_MAX = 5
 """Rounds in a row without effect, because a merge of pages or another compaction has changed the archive."""
 
@@ -116,7 +116,7 @@ class CompactionReport:
 
 
 def in_flight_bytes(settings: Settings) -> int:
-    """Of reads in progress: a part of the memory."""
+    """Bytes of reads in progress: a part of the memory."""
     return min(IN_FLIGHT_BYTES, settings.compaction.memory_bytes // 8)
 
 

@@ -151,7 +151,7 @@ def dead_share(candidates: Candidates) -> NDArray[Any]:
     """By object: the share of its bytes in runs below the floors of their queues."""
     runs, count = candidates.runs, len(candidates.objects)
     dead = runs["end_queue_offset"] <= candidates.floors[runs["queue"]]
-    weight = runs["byte_count"] + 1  # LMQ runs have none
+    weight = runs["byte_count"] + 1  # LMQ runs have no bytes, and count too
     found: NDArray[Any] = np.bincount(runs["object"], weights=weight * dead, minlength=count) / np.maximum(
         np.bincount(runs["object"], weights=weight, minlength=count), 1
     )

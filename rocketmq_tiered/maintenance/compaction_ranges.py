@@ -49,7 +49,7 @@ class PageRange:
 
     @property
     def level(self) -> int:
-        """Of the pages that replace it."""
+        """Level of the pages that replace it."""
         return max((page.level for page in self.pages), default=0) + (self.end is not None)
 
     @property
@@ -63,7 +63,7 @@ class PageRange:
         return between(self._living(index, state, max(1, PAGE_RUNS // 4)), self.begin, self.end)
 
     def copied(self, index: RunIndex, state: CatalogState, begin: int, end: int | None) -> Iterator[Page]:
-        """Of sequences to be merged, living runs [``begin``, ``end``) in the order of queues."""
+        """Living runs [``begin``, ``end``) of sequences to be merged, in the order of queues."""
         return between(self._living(index, state, PAGE_RUNS), begin, end)
 
     def _living(self, index: RunIndex, state: CatalogState, runs_max: int) -> Iterator[Page]:

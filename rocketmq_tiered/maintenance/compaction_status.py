@@ -13,7 +13,7 @@ class CompactionStatus(TaskStatus):
 
     rounds: int = 0
     round_seconds: float = 0.0
-    """Of the last round."""
+    """Duration of the last round."""
     joined_objects: int = 0
     made_objects: int = 0
     gets: int = 0

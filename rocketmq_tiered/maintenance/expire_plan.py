@@ -35,6 +35,7 @@ _TIME_MS_MAX: Final = 1 << 60
 _MISSED_MAX = 1000
 """Missed passes that are counted."""
 _OPEN, _STAYS, _AT_LMQ = 0, 1, 2
+"""Where expiry of a queue stands: all runs so far expire; one stays; one of LMQ entries waits for its messages."""
 
 _LIMITED_DTYPE = np.dtype([
     ("queue", "<u4"), ("rows", "<u4"),
@@ -178,18 +179,21 @@ class ExpiryPlanner:
         self, queues: ExpiryQueues, commits: CommitTimes, now_ms: int, missed: MissedPasses | None = None
     ) -> None:
         self._queues, self._commits, self._now_ms, self._missed = queues, commits, now_ms, missed
-        self._missed_bytes = np.zeros(_MISSED_MAX, np.int64)
         count = len(queues)
-        self._floor = queues.floor.astype(np.int64)
-        self._rows = np.zeros(count, np.int64)
+        # By queue: how far it has been read, and what expires of it.
         self._next_offset = np.full(count, -1, np.int64)
         self._state = np.full(count, _OPEN, np.uint8)
         self._next_due_ms = np.full(count, NEVER_MS, np.int64)
-        self._topic_bytes = np.zeros(len(queues.rules), np.int64)
+        self._floor = queues.floor.astype(np.int64)
+        self._expired_rows = np.zeros(count, np.int64)
+        self._expired_bytes = np.zeros(count, np.int64)
+        # Runs that only ``plan`` can judge: of topics with a size limit, and of LMQ entries.
         self._limited: list[Table] = []
         self._lmqs: list[Table] = []
-        self._expired_bytes = np.zeros(count, np.int64)
-        self._runs = self._living_rows = self._living_bytes = 0
+        # Sums: what stays of each topic, what each missed pass should have taken, what expires, what was there before.
+        self._topic_bytes = np.zeros(len(queues.rules), np.int64)
+        self._missed_bytes = np.zeros(_MISSED_MAX, np.int64)
+        self._expired_runs = self._living_rows = self._living_bytes = 0
 
     def add(self, runs: Table) -> None:
         """RUN_DTYPE runs by (queue, base offset); ``queue`` is the number of ExpiryQueues.
@@ -262,9 +266,9 @@ class ExpiryPlanner:
             return
         queue = queue[is_expired]
         np.maximum.at(self._floor, queue, end[is_expired])
-        np.add.at(self._rows, queue, rows[is_expired])
+        np.add.at(self._expired_rows, queue, rows[is_expired])
         np.subtract.at(self._topic_bytes, self._queues.topic[queue], sizes[is_expired])
-        self._runs += len(queue)
+        self._expired_runs += len(queue)
         np.add.at(self._expired_bytes, queue, sizes[is_expired])
 
     def _count(self, runs: Table, queue: Ints) -> None:
@@ -299,10 +303,10 @@ class ExpiryPlanner:
         raised = np.flatnonzero(self._floor > self._queues.floor)
         floors = np.zeros(len(raised), FLOOR_DTYPE)
         floors["queue"], floors["min_queue_offset"] = raised, self._floor[raised]
-        floors["rows"] = self._rows[raised]
+        floors["rows"] = self._expired_rows[raised]
         return ExpiryPlan(
-            floors, self._expired_bytes[raised], self._runs, self._living_rows, self._living_bytes, self._next_due_ms,
-            self._missed_bytes,
+            floors, self._expired_bytes[raised], self._expired_runs, self._living_rows, self._living_bytes,
+            self._next_due_ms, self._missed_bytes,
         )  # fmt: skip
 
     def _apply_limits(self) -> None:

@@ -19,7 +19,7 @@ BURST_S = 1.0
 """So much of the budget may be saved up."""
 POLL_S = 0.25
 COPIED_WEIGHT = 0.25
-"""Of a byte that the store copies itself, beside one that is sent."""
+"""Weight of a byte that the store copies itself, beside one that is sent."""
 
 
 class YieldingStore(StoreWrapper):

@@ -40,7 +40,7 @@ ADOPTED_S = 60.0
 """How long after a commit of this process the catalog is not read from the store."""
 FIRST_WAIT_S, NEWER_WAIT_S = 1.0, 0.3
 SHORT_WAIT_S = 0.2
-"""Of a page that is shown without the archive first."""
+"""How long a page waits that is shown without the archive first."""
 OBJECTS_MAX = 1_000_000
 OLDEST_MAX = 50_000
 OLDEST_WAIT_S, OLDEST_WORK_S = 0.3, 5.0

@@ -201,7 +201,7 @@ def _archive_parts(shown: Overview) -> list[Child]:
                  f"{bytes_text(int(topics.bytes.sum()))} before compression"),
             card("Topics", count_text(len(topics.names)), counted(int(topics.queues.sum()), "queue")),
             *_cost_cards(cost),
-            card("Gaps", count_text(len(state.gaps)), "offsets lost for good", level="bad" if len(state.gaps) else ""),
+            card("Gaps", count_text(len(state.gaps)), "ranges lost for good", level="bad" if len(state.gaps) else ""),
             card("Pending deletions", count_text(garbage), oldest),
             *_compaction_cards(shown.report),
         ),

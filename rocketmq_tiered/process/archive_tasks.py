@@ -106,7 +106,7 @@ class ArchiveTasks:
         return () if self._compaction is None else self._compaction_task.damaged.ranges
 
     def _share(self) -> float:
-        """Of the budget, for what has to be done each day whether uploads are behind or not."""
+        """Share of the budget for what has to be done each day, whether uploads are behind or not."""
         return SHARES[self._throttle.level(is_overdue=True)]
 
     def _owned_state(self) -> CatalogState | None:

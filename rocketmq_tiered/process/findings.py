@@ -18,7 +18,7 @@ from tiered.catalog.state import CatalogState
 from tiered.console import counted, duration_text
 
 MARGIN_BAD_SHARE = 6
-"""Of a short margin: an hour where files are kept for half a day or longer."""
+"""A retention margin is bad below 1/6 of a short one: an hour where files are kept for half a day or longer."""
 GARBAGE_LATE_MS = 86_400_000
 """How long after its grace period garbage counts as late."""
 ABOUT = (
@@ -43,7 +43,7 @@ class Finding:
 
 
 def of_report(report: StatusReport) -> list[Finding]:
-    """Of `tiered run`."""
+    """Findings of `tiered run`."""
     found = [*_of_the_broker(report), *_of_the_archive(report)]
     if report.pin_note:
         step = "set pins.directory, or free space"
@@ -124,7 +124,7 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
 def of_catalog(
     state: CatalogState, now_ms: int, gc_grace_ms: int, unreadable: Sequence[UnreadableRange] = ()
 ) -> list[Finding]:
-    """Of an archive, for a process without a report. ``unreadable``: what it could not read."""
+    """Findings of an archive, for a process without a report. ``unreadable``: what it could not read."""
     found = [of_unreadable(unreadable)] if unreadable else []
     found += [_gaps(len(state.gaps))] if len(state.gaps) else []
     oldest_ms = state.oldest_garbage_ms
@@ -165,7 +165,7 @@ def _late_garbage(late_s: float) -> Finding:
 
 
 def of_relay(relay: RelayStatus) -> list[Finding]:
-    """Of proxy or slave mode."""
+    """Findings of proxy or slave mode."""
     found = []
     if relay.has_plain_accounts:
         what = "clients sign requests on connections without TLS"

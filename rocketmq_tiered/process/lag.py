@@ -75,7 +75,7 @@ class Lag:
         return 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000)
 
     def reports(self, now_ms: int) -> tuple[QueueReport, ...]:
-        """One report per queue with lag, by name; estimates, if the total is one."""
+        """One report per queue with lag, by name. Scaled up to an estimate if only a share was counted."""
         share = self.estimated_from
         return tuple(
             QueueReport(

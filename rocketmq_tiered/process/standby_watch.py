@@ -37,6 +37,7 @@ class StandbyWatch:
         wait_ms = self._wait_ms or self.lag_ms
         if now_ms - self._since_ms < wait_ms:
             return False
+        # Two writers that both cannot upload must not fence each other in turn.
         self._wait_ms = min(2 * wait_ms, WAIT_MAX_MS)
         self._progress = None
         return True

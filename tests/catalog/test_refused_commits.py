@@ -71,11 +71,11 @@ def test_an_append_removes_no_run(started: CatalogState) -> None:
 def test_an_append_is_checked_inside_its_range(started: CatalogState) -> None:
     draft = append_draft(started, {A: 1})
     apply(started, at(started, draft))
-    refused(started, replace(draft, check=draft.check._replace(end_phys=draft.to_phys + 1)), "checked by")
+    refused(started, replace(draft, check=draft.check._replace(end_phys=draft.to_phys + 1)), "checked bytes")
     empty = replace(append_draft(started, {}), check=started.cursor.check)
     apply(started, at(started, empty))
     before = empty.check._replace(end_phys=0)
-    refused(started, replace(empty, to_phys=empty.from_phys - 1, check=before), "checked by")
+    refused(started, replace(empty, to_phys=empty.from_phys - 1, check=before), "checked bytes")
 
 
 @pytest.mark.parametrize("field", ["restored", "purged"])

@@ -69,4 +69,4 @@ def test_a_broker_its_wrong_port_and_its_end(version: str, tmp_path: Path, minio
         sidecar.broker.stop()
         code, checks = examine(sidecar)
         assert failures(checks) == [] and code == 0, checks
-        assert "it does not run" in checks["broker"]["detail"]
+        assert "the broker does not run" in checks["broker"]["detail"]

@@ -223,24 +223,24 @@ def _hash(key: str) -> int:
 
 
 def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
-    """Some objects at a time, in this process."""
+    """A checker that reads a few objects at a time, in threads of this process."""
 
-    def check(
+    def check_all(
         state: CatalogState, objects: Mapping[str, SegmentCheck]
     ) -> Iterator[tuple[str, SegmentResult]]:
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
             pending = (
                 (key, pool.submit(check_segment, store, state, check, full=full))
-                for key, check in ((key, objects[key]) for key in objects)
+                for key, check in objects.items()
             )
             for key, outcome in few_at_a_time(pending):
                 yield key, outcome.result()
 
-    return check
+    return check_all
 
 
 def few_at_a_time(pending: Iterator[tuple[K, Future[T]]]) -> Iterator[tuple[K, Future[T]]]:
-    """``pending`` in order, some of it begun before it is due."""
+    """Yield ``pending`` in order, and start the next few while the caller waits for the first."""
     window = list(islice(pending, 2 * READ_THREADS))
     while window:
         yield window.pop(0)

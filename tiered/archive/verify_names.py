@@ -81,7 +81,7 @@ def verify_names(
     if since[0]:
         _check_chain(store, state, since, current, report, saved)
     checked = VerifyReport()
-    """Of what every pass does from the beginning, an interrupted one too."""
+    """What every pass checks from the beginning, an interrupted one too."""
     _check_root(store, state, checked)
     named = _Named()
     runs = LivingRuns(store, state, seen=named.add)

@@ -298,7 +298,8 @@ class _FullCheck:
                 counts = np.diff(first[base + span.first_row : base + span.end_row + 1])
                 of_records = of_records[np.repeat(counts > 0, found.key_count[:valid])]
             if not np.array_equal(of_records, hashes[low:high]):
-                self._report(queue, rows, span.first_row, "or a later one has other keys", span)
+                what = "or a later one of its block has other keys than the object lists"
+                self._report(queue, rows, span.first_row, what, span)
 
     def _expected(self, queue: QueueKey, rows: RowTable, part: slice) -> dict[str, NDArray[np.generic]]:
         """Columns that a record determines. Not so: the deliver time of scheduled messages, and the offset of an LMQ

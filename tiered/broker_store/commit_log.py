@@ -175,8 +175,8 @@ class CommitLog:
             return self._read_file(file, dest, phys) if file is not None else 0
 
     def read_as_far_as_given(self, dest: memoryview, phys: int) -> tuple[int, UnreadableError | None]:
-        """As ``read_into``, but at an unreadable place: the bytes before it and the error. Reads page by page after an
-        error, so that the unreadable place is read only once more."""
+        """Like ``read_into``, but at an unreadable place: the bytes before it and the error. Reads page by page after
+        an error, so that the unreadable place is read only once more."""
         file = self.file_at(phys)
         try:
             return self.read_into(dest, phys), None

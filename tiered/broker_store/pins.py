@@ -172,7 +172,7 @@ class PinKeeper:
         return [LogFile(pin.begin_phys, pin.size_bytes, pin.path, True) for pin in list(self._pins.values())]
 
     def let_go(self, files: Iterable[LogFile]) -> None:
-        """As ``step`` while the archived offset is unknown: creates no pins, and applies the disk limits."""
+        """Like ``step``, while the archived offset is unknown: creates no pins, and applies the disk limits."""
         self.step(files, 0, may_create=False)
 
     def step(self, files: Iterable[LogFile], archived_phys: int, *, may_create: bool = True) -> PinStatus:

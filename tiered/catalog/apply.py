@@ -109,7 +109,10 @@ def _append(state: CatalogState, commit: Commit) -> CatalogState:
     if state.started and draft.from_phys != cursor.phys:
         raise CommitInvalidError(f"append begins at {draft.from_phys}, but the cursor is at {cursor.phys}")
     if draft.to_phys < draft.from_phys or draft.check.end_phys > draft.to_phys:
-        raise CommitInvalidError(f"append of [{draft.from_phys}, {draft.to_phys}) checked by {draft.check}")
+        part = f"[{draft.from_phys}, {draft.to_phys})"
+        raise CommitInvalidError(
+            f"append of {part} ends before it begins, or before its checked bytes: {draft.check}"
+        )
     if len(draft.removed) or len(draft.floors) or draft.restored or draft.purged:
         raise CommitInvalidError("an append removes nothing")
     _check_objects(state, commit)

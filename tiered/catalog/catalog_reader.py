@@ -80,7 +80,7 @@ def load(
     try:
         return replace(replay(store, state, wanted), unread_root=commit.root)
     except CorruptionError as error:
-        raise CorruptionError(f"{unread.message}; and without it: {error.message}") from error
+        raise CorruptionError(f"{unread.message}; recovery without it failed: {error.message}") from error
 
 
 def refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
@@ -197,7 +197,8 @@ def _root_before(store: ObjectStore, root: RootRef, unread: TieredError) -> Root
     began_history = commit.draft.kind == CommitKind.LOG_HISTORY and before == commit.draft.pages.root
     if before.version > root.version - (not began_history):
         raise CorruptionError(
-            f"{unread.message}; and without it: version {root.version} names the root of version {before.version}"
+            f"{unread.message}; recovery without it failed: version {root.version} names the root of version "
+            f"{before.version}"
         )
     return before
 
@@ -207,7 +208,7 @@ def _commit_of(store: ObjectStore, root: RootRef, unread: TieredError | None) ->
     try:
         return read_commit(store, root.version)
     except (NotFoundError, CorruptionError) as error:
-        before = f"{unread.message}; and without it: " if unread else ""
+        before = f"{unread.message}; recovery without it failed: " if unread else ""
         raise CorruptionError(
             f"{before}the chain of commits to version {root.version} is broken: {error.message}"
         ) from error

@@ -221,7 +221,7 @@ class RunIndex:
             return self._pages.get(ref.key)
 
     def read_page(self, ref: PageRef) -> Page:
-        """As ``page``, not cached: for one pass over many."""
+        """Like ``page``, not cached: for one pass over many."""
         source = f"{self._store.url}/{ref.key}"
         page = decode_page(read_page_bytes(self._store, ref.key), source=source)
         if len(page.chunk.runs) != ref.runs:
@@ -382,13 +382,13 @@ class RunIndex:
         return living if bounds.hold(living.runs, position).any() else 1
 
     def runs_from(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
-        """As ``runs_of``, but pages are read only up to the first run with a message stored at or after
+        """Like ``runs_of``, but pages are read only up to the first run with a message stored at or after
         ``timestamp_ms``, and none with earlier messages alone."""
         return self._runs_by_time(state, key, (ref for ref in self._in_order(state, key) if ref.max_ms >= timestamp_ms),
                                   lambda runs: runs["max_store_timestamp"] >= timestamp_ms)  # fmt: skip
 
     def runs_until(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
-        """As ``runs_of``, but pages are read only back to the last run with a message stored at or before
+        """Like ``runs_of``, but pages are read only back to the last run with a message stored at or before
         ``timestamp_ms``, and none with later messages alone. All of memory first: it is newer."""
         row = state.row_of(key)
         if row is not None and bool(
@@ -400,7 +400,7 @@ class RunIndex:
                                   lambda runs: runs["min_store_timestamp"] <= timestamp_ms)  # fmt: skip
 
     def runs_across(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
-        """As ``runs_of``, without what pages are known to have of other times only: messages before the first run
+        """Like ``runs_of``, without what pages are known to have of other times only: messages before the first run
         returned are stored before ``timestamp_ms``, others that are in no run returned and in no gap after it."""
         row = state.row_of(key)
         if row is None:

@@ -298,7 +298,7 @@ class CatalogState:
         return RunChunk(merged.runs[order[starts[row] : starts[row + 1]]], merged.objects, merged.object_keys)
 
     def memory_chunk_of(self, row: int) -> RunChunk:
-        """As ``memory_runs_of``, with only their objects; ``runs["queue"]`` is 0 everywhere."""
+        """Like ``memory_runs_of``, with only their objects; ``runs["queue"]`` is 0 everywhere."""
         mine = self.memory_runs_of(row)
         if not len(mine.runs):
             return EMPTY_CHUNK

@@ -21,7 +21,7 @@ class CatalogLimits:
     page_runs_max: int = 16_384
     merge_sequences: int = 16
     merge_spills: int = 48
-    """As ``merge_sequences``, of level 0: pages of spills name few objects, so that more of them fit in memory."""
+    """Like ``merge_sequences``, of level 0: pages of spills name few objects, so that more of them fit in memory."""
     spill_deletions: int = 512
     """As many pending deletions of one reason move from the state into a list."""
     pack_bytes_max: int = 8 << 20

@@ -94,7 +94,7 @@ class _Parser:
     def document(self) -> Any:
         value = self._value(0)
         if self._peek():
-            raise self._error("text after the end")
+            raise self._error("text after the end of the document")
         return value
 
     def _error(self, what: str) -> FastjsonError:

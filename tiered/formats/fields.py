@@ -62,7 +62,7 @@ FIELD_TABLE: tuple[Field, ...] = (
     Field("recQueueId", "int32", "the record's own queue id, if another", optional=True),
     Field("recQueueOffset", "int64", "the record's own queue offset, if another", optional=True),
     Field("nonConsecutive", "bool", "true if offsets are the records' own and may jump", optional=True),
-    Field("inner", "array<object>", "messages of an inner batch, see INNER_FIELD_TABLE", optional=True),
+    Field("inner", "array<object>", "messages of an inner batch", optional=True),
 )
 """A message; see ``tiered.formats.record.record_to_json``."""
 

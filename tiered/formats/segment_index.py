@@ -288,7 +288,7 @@ class SegmentIndex:
         return run if not isinstance(run, int) else CatalogRun.of(self.runs[run])._replace(ordinal=run)
 
     def _extent(self, run: int | RunPart) -> tuple[int, int, int]:
-        """Of a run with bytes or a part of one: rows and raw bytes of the object before it, and its rows."""
+        """Rows and raw bytes of the object before a run with bytes, or a part of one; and its own rows."""
         if isinstance(run, int):
             row = int(self._run_row[run])
             return row, int(self._run_raw[run]), int(self._run_row[run + 1]) - row
@@ -388,7 +388,7 @@ class SegmentIndex:
         )  # fmt: skip
 
     def spans_of_single_blocks(self, run: int, numbers: Sequence[int]) -> list[BlockSpan]:
-        """As ``span_of_blocks``, a span for each of the blocks ``numbers``."""
+        """Like ``span_of_blocks``, a span for each of the blocks ``numbers``."""
         which = np.array(numbers)
         row_base, rows = int(self._run_row[run]), int(self._run_row[run + 1] - self._run_row[run])
         raw_base = int(self._run_raw[run])

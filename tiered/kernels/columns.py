@@ -138,7 +138,7 @@ def decode_page(
     parent: NDArray[np.int32],
     parent_queue_offset: NDArray[np.int64],
 ) -> bool:
-    """As ``tiered.formats.column_pages.decode_page``; never reads outside ``data``."""
+    """Like ``tiered.formats.column_pages.decode_page``; never reads outside ``data``."""
     if len(data) < LENGTHS_BYTES:
         return False
     counts = np.array([end - first] * 4 + [0] * 3)

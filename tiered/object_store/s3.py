@@ -262,7 +262,7 @@ class S3Store:
                 return _read_within(limit, answer)
         except AccessDeniedError as error:
             if is_denied(error) and self._is_absent(key):
-                raise NotFoundError(f"{self.url}/{key}: not listed, and denied") from error
+                raise NotFoundError(f"{self.url}/{key}: does not exist (denied, and not listed)") from error
             raise
 
     def _is_absent(self, key: str) -> bool:

@@ -69,7 +69,7 @@ class AsyncS3Store:
             translated = await self._translated(error, f"{self.url}/{key}", client)
             translated.__cause__ = error
             if is_denied(translated) and await self._is_absent(client, self._prefix + key):
-                translated = NotFoundError(f"{self.url}/{key}: not listed, and denied")
+                translated = NotFoundError(f"{self.url}/{key}: does not exist (denied, and not listed)")
             raise translated from error
 
     async def _is_absent(self, client: Any, key: str) -> bool:

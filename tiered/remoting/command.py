@@ -263,11 +263,11 @@ def _json_header(
 def _from_json(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
     document = parse_json(header, HEADER_VALUES_MAX)
     if not isinstance(document, dict):
-        raise ValueError("the header is not an object")
+        raise ValueError("the header is not a JSON object")
     get = document.get
     fields = get("extFields") or {}
     if not isinstance(fields, dict):
-        raise ValueError("extFields is not an object")
+        raise ValueError("extFields is not a JSON object")
     if len(fields) > HEADER_FIELDS_MAX:
         raise ValueError(f"{len(fields)} fields")
     for value in fields.values():

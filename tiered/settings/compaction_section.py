@@ -44,4 +44,4 @@ class CompactionSettings:
     object_bytes: int = 128 * MIB
     """Messages of the largest object that is made."""
     requests_per_s: int = 50
-    """Of `tiered run` for compaction, at most."""
+    """Requests that `tiered run` makes for compaction, at most."""

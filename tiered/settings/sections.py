@@ -101,7 +101,7 @@ class ArchiveSettings:
     )
     new_archive: bool = setting(
         False,
-        "begin a new archive at archive.url even if this instance has archived elsewhere, or there, before",
+        "begin a new archive at archive.url even if this instance already has an archive, there or elsewhere",
     )
     replace_log: bool = setting(
         False,

@@ -195,7 +195,7 @@ class RemotingUpstream:
     async def relay(
         self, command: RemotingCommand, timeout_s: float, can_take: Callable[[], Awaitable[None]]
     ) -> RemotingCommand:
-        """As ``call``; the reply counts as unread until ``can_take()`` returns."""
+        """Like ``call``; the reply counts as unread until ``can_take()`` returns."""
         answer, link = await self._asked(command, timeout_s)
         try:
             await can_take()

@@ -49,7 +49,7 @@ class ReplyWriter:
             await self._can_write.wait()
 
     async def wait_to_write(self, body_bytes: int) -> None:
-        """As ``writable``; the buffered reply of ``body_bytes`` counts as unread."""
+        """Like ``writable``; the buffered reply of ``body_bytes`` counts as unread."""
         self._waiting_bytes += body_bytes
         self.count_unread()
         try:

@@ -71,7 +71,7 @@ class Request:
         return found
 
     def name(self, name: str, default: str | None = None) -> str:
-        """As ``text``, for a topic or group name. Servers cache names, so the length is bounded as at a broker."""
+        """Like ``text``, for a topic or group name. Servers cache names, so the length is bounded as at a broker."""
         found = self.text(name, default)
         if len(found) > NAME_CHARS_MAX:
             raise BadRequestError(

@@ -104,6 +104,7 @@ def _sides(archived: DataFrame, stored: DataFrame) -> DataFrame:
 
 
 def _aggregates() -> list[Column]:
+    """Copies of a message in the archive and in the store, and whether they agree (lowest value = highest)."""
     from pyspark.sql.functions import max as most
     from pyspark.sql.functions import min as least
     from pyspark.sql.functions import sum as total

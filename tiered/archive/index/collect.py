@@ -25,7 +25,7 @@ def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Iterable[RunPa
 def pieces_of_segment(
     index: SegmentIndex, keys: KeySection, runs: Iterable[RunPart], items_max: int
 ) -> Iterator[Table]:
-    """As ``items_of_segment``, at most ``items_max`` at a time; a row with more keys comes whole."""
+    """Like ``items_of_segment``, at most ``items_max`` at a time; a row with more keys comes whole."""
     first_key = np.zeros(len(keys.counts) + 1, np.int64)
     np.cumsum(keys.counts, out=first_key[1:])
     for run in runs:

@@ -153,7 +153,7 @@ def decode_slot(shape: Shape, slot: int, data: bytes) -> tuple[int, int]:
     offset, length = shape.slot_range(slot)
     where = f"{shape.key}: slot {slot} [{offset}, {offset + length})"
     if len(data) != length:
-        raise CorruptionError(f"{where}: the read returned {len(data)} bytes")
+        raise CorruptionError(f"{where}: the read returned {len(data)} bytes, not {length}")
     first_item, count, crc = SLOT.unpack(data)
     if crc != fastcrc.crc32.iscsi(_SLOT_CHECKED.pack(shape.identity, slot, first_item, count)):
         raise CorruptionError(f"{where} fails its CRC32C")

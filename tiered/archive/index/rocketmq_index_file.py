@@ -66,7 +66,7 @@ class IndexedMessage(NamedTuple):
 
 
 def indexed_message(record: Record, *, with_tags: bool) -> IndexedMessage:
-    """As ``IndexService.buildIndex``. ``with_tags``: 5.5 also indexes TAGS, as a key ``T#tag``."""
+    """Like ``IndexService.buildIndex``. ``with_tags``: 5.5 also indexes TAGS, as a key ``T#tag``."""
     keys = [record.uniq_key] if record.uniq_key else []
     keys += record.keys
     if with_tags and record.tags:

@@ -197,7 +197,7 @@ class _Filling:
         return max(at, min(end, last))
 
     def _each(self, sums: NDArray[Any], at: int) -> float:
-        """Of ``sums``, for each byte of run ``at``, or row of an LMQ."""
+        """The part of ``sums`` for each byte of run ``at``, or row of an LMQ."""
         return float(sums[at + 1] - sums[at]) / max(int(self._length[at]), 1)
 
     def _cost_of(self, at: int, begin: int, end_at: int, end: int) -> float:

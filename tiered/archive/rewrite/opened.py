@@ -63,17 +63,18 @@ class SourceRows(NamedTuple):
 
 
 class Parents:
-    """Numbers of the queues that ``parent`` of LMQ rows names: those of the candidates, then others."""
+    """Numbers the parents of LMQ rows (the queues that hold their messages) across objects: first the queues of the
+    candidates, then others as they appear."""
 
     def __init__(self, queues: Sequence[QueueKey]) -> None:
         self.queues: list[QueueKey] = list(queues)
         self._numbers = {queue: number for number, queue in enumerate(self.queues)}
 
     def numbers_of(self, queues: Sequence[QueueKey], parent: NDArray[Any]) -> NDArray[np.int32]:
-        """``parent`` indexes ``queues``, or is -1."""
+        """Translate ``parent``, an index into the ``queues`` of one object, to numbers of this table; -1 stays."""
         if int(parent.max(initial=-1)) >= len(queues):
             raise CorruptionError("the parent of an LMQ row is not in the footer")
-        numbers = np.full(len(queues) + 1, -1, np.int32)
+        numbers = np.full(len(queues) + 1, -1, np.int32)  # the last is for parent -1
         for local in np.unique(parent[parent >= 0]).tolist():
             number = self._numbers.setdefault(queues[local], len(self.queues))
             if number == len(self.queues):
@@ -293,7 +294,7 @@ class Chunks(NamedTuple):
 
     @classmethod
     def without_bytes(cls, ranges: int) -> Chunks:
-        """Of ranges of which only rows are wanted."""
+        """Empty chunks of ``ranges`` of which only rows are wanted."""
         none = np.zeros(ranges, np.int64)
         return cls(np.zeros(0, CHUNK_DTYPE), np.zeros(0, BLOCK_DTYPE), [], none, none)
 

@@ -52,7 +52,7 @@ BATCH_BYTES = 2 * MIB
 SPOOLED_BYTES_MAX = 3 * MIB // 2
 """What the spool keeps in memory, and not more than an iteration has."""
 ROW_BYTES, RANGE_BYTES = 64, 64
-"""In the spool, beside messages."""
+"""What a row and a range take in the spool, beside messages."""
 
 
 class Sources:
@@ -146,15 +146,12 @@ class Sources:
         return self.get(key, size - length, length)
 
     def _decoded(self, number: int, end: memoryview) -> tuple[SegmentIndex, KeySection]:
-        """``end``: the last bytes of an object."""
+        """Decode an object's index and keys from ``end``, its last bytes; keys that begin before them are fetched."""
         key, size = self._key(number), int(self._candidates.objects["size_bytes"][number])
-        index, known = SegmentIndex(key, size, bytes(end)), size - len(end)
+        index = SegmentIndex(key, size, bytes(end))
         offset, stored_bytes = index.key_span
-        stored = (
-            end[offset - known : offset - known + stored_bytes]
-            if offset >= known
-            else self.get(key, offset, stored_bytes)
-        )
+        begin = offset - (size - len(end))
+        stored = end[begin : begin + stored_bytes] if begin >= 0 else self.get(key, offset, stored_bytes)
         return index, index.decode_keys(stored)
 
     def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> RowTable:

@@ -34,7 +34,7 @@ ROW_DTYPE = np.dtype([
     ("parent", "<i4"), ("parent_queue_offset", "<i8"), ("key_count", "<u2"),
 ])  # fmt: skip
 BUFFERS_MAX = 1024
-"""Of one system call: IOV_MAX."""
+"""Buffers that one system call writes: IOV_MAX."""
 CHUNK_DTYPE = np.dtype([("rows", "<i4"), ("blocks", "<i4"), ("size_bytes", "<i8")])
 """Records back to back, or one of ``blocks`` as it is stored."""
 
