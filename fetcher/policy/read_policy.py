@@ -99,8 +99,6 @@ class BrokerSide(Enum):
     """The broker is unreachable; its messages will be available again."""
     UNREPORTED = "unreported"
     """The broker answers pulls but does not report its offsets."""
-    ABSENT = "absent"
-    """There is no broker, only the archive."""
 
 
 class Residency(Enum):
@@ -191,15 +189,10 @@ class Decision:
 
 
 _UNREACHABLE: Final = frozenset({BrokerSide.UNREADABLE, BrokerSide.AWAY})
-_LOCAL_ABSENT: Final = Decision(Source.TIERED, "there is no broker")
 
 
 def decide(policy: ReadPolicy, situation: Situation) -> Decision:
     """The first source of a pull."""
-    if situation.broker is BrokerSide.ABSENT:
-        return (
-            Decision(Source.RETRY, "DISABLE and no broker") if policy is ReadPolicy.DISABLE else _LOCAL_ABSENT
-        )
     is_local_only = situation.is_system or policy is ReadPolicy.DISABLE
     if situation.broker in _UNREACHABLE:
         return _decide_without_broker_files(policy, situation, is_local_only)
@@ -270,7 +263,7 @@ _BELOW_ARCHIVE: Final = {
 
 def after_tiered(status: PullStatus | None, situation: Situation) -> NextStep:
     """What follows the archive's result; None: it failed, and KEEP means to raise the error."""
-    if situation.broker is BrokerSide.ABSENT or status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
+    if status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
         return NextStep.KEEP
     if situation.is_local_record:
         return NextStep.LOCAL

@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 
 from fetcher.policy.archived_queues import ArchivedQueue, ArchivedQueues, KnownCatalog
 from fetcher.policy.read_policy import (
-    BrokerSide,
     LocalView,
     NextStep,
     OffsetRange,
@@ -37,11 +36,6 @@ logger = logging.getLogger(__name__)
 
 class BrokerSource(Protocol):
     """The broker's state of one queue, for one offset."""
-
-    @property
-    def has_broker(self) -> bool:
-        """False if there is only the archive; then the other methods are not called."""
-        ...
 
     async def local_view(self) -> LocalView:
         """The broker's queue. Never raises for an unreachable broker: LocalView.side reports that."""
@@ -144,15 +138,15 @@ class ReadRouter:
         )
         return Plan(topic, queue_id, policy, situation, decision.source)
 
+    def archived(self, topic: str, queue_id: int) -> OffsetRange | None:
+        """The archive's part of a queue."""
+        return self._queues.find(topic, queue_id).queue
+
     async def situation(self, sources: BrokerSource, topic: str, queue_id: int, offset: int) -> Situation:
         """The state of both sides of a queue, for one offset; the archive's from one catalog version."""
         is_system, policy = self._topics.is_system(topic), self.policy_of(topic)
-        archived = ArchivedQueue(None, 0, 0)
-        is_read = not sources.has_broker or not (is_system or policy is ReadPolicy.DISABLE)
-        if is_read:
-            archived = self._queues.find(topic, queue_id)
-        if not sources.has_broker:
-            return Situation(offset, is_system, archived.queue, BrokerSide.ABSENT)
+        is_read = not is_system and policy is not ReadPolicy.DISABLE
+        archived = self._queues.find(topic, queue_id) if is_read else ArchivedQueue(None, 0, 0)
         # After the catalog: messages the broker deletes in between are then retried rather than skipped.
         view = await sources.local_view()
         is_recreated = _is_recreated(archived, view, offset)

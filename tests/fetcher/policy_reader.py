@@ -40,13 +40,13 @@ class TieredReader(Protocol):
 
 
 class PolicyReader:
-    """Answers pulls by policy. ``hot`` is None where there is no broker: then the archive is all there is."""
+    """Answers pulls by policy."""
 
     def __init__(
         self,
         tiered: TieredReader,
         catalog: KnownCatalog,
-        hot: HotReader | None,
+        hot: HotReader,
         *,
         settings: ReadPolicies | None = None,
         topics: TopicFilter | None = None,
@@ -120,7 +120,7 @@ class _FileSides:
     """One pull of the archive or of the broker's files; see read_router.Sides."""
 
     tiered: TieredReader
-    hot: HotReader | None
+    hot: HotReader
     executor: Executor
     topic: str
     queue_id: int
@@ -130,16 +130,10 @@ class _FileSides:
     filter: MessageFilter | None
     group: str
 
-    @property
-    def has_broker(self) -> bool:
-        return self.hot is not None
-
     async def local_view(self) -> LocalView:
-        assert self.hot is not None
         return await self._locally(self.hot.local_view)
 
     async def residency(self) -> Residency:
-        assert self.hot is not None
         try:
             return await self._locally(
                 partial(self.hot.residency, count=self.count, max_bytes=self.max_bytes)
@@ -159,7 +153,6 @@ class _FileSides:
                 group=self.group,
             )
             return counted(result, self.count)
-        assert self.hot is not None
         read = partial(
             self.hot.get, count=self.count, max_bytes=self.max_bytes, filter=self.filter, queue=local
         )

@@ -109,14 +109,6 @@ PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
         Situation(120, archived=ARCHIVED, broker=BrokerSide.UNREPORTED),
         (HERE, HERE, HERE, TIERED),
     ),
-    "archived, no broker": (
-        Situation(60, archived=ARCHIVED, broker=BrokerSide.ABSENT),
-        (HOLD, TIERED, TIERED, TIERED),
-    ),
-    "beyond the archive's end, no broker": (
-        Situation(999, archived=ARCHIVED, broker=BrokerSide.ABSENT),
-        (HOLD, TIERED, TIERED, TIERED),
-    ),
 }
 
 
@@ -188,8 +180,6 @@ FORCED_BEYOND = Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=T
             Situation(120, archived=ARCHIVED, broker=BrokerSide.UNREPORTED),
             NextStep.LOCAL,
         ),
-        (S.OFFSET_OVERFLOW_BADLY, Situation(120, archived=ARCHIVED, broker=BrokerSide.ABSENT), NextStep.KEEP),
-        (None, Situation(60, archived=ARCHIVED, broker=BrokerSide.ABSENT), NextStep.KEEP),
     ],
 )
 def test_after_the_archive_has_answered(status: S | None, situation: Situation, follow: NextStep) -> None:
@@ -277,11 +267,7 @@ RANGES = st.one_of(
 def situations(draw: st.DrawFn) -> Situation:
     """A queue whose archive and broker may overlap, touch, or leave a hole."""
     offset, archived = draw(st.integers(0, 35)), draw(RANGES)
-    broker = draw(
-        st.sampled_from(
-            [BrokerSide.READABLE] * 4 + [BrokerSide.UNREADABLE, BrokerSide.AWAY, BrokerSide.ABSENT]
-        )
-    )
+    broker = draw(st.sampled_from([BrokerSide.READABLE] * 4 + [BrokerSide.UNREADABLE, BrokerSide.AWAY]))
     local = draw(RANGES) if broker is BrokerSide.READABLE else None
     is_record = local is not None and offset in local
     behind = draw(st.booleans()) and archived is None

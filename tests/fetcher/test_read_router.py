@@ -350,14 +350,7 @@ def test_a_recreated_topic_is_not_mixed_with_its_earlier_generation(scene: Scene
     assert scene.reader.counters.tiered == 0
 
 
-# -- no broker, hidden broker, settings -----------------------------------------------------------------------
-
-
-def test_without_a_broker_the_archive_is_all_there_is(scene: Scene) -> None:
-    scene.reader = PolicyReader(scene.archive, scene.archive, None)
-    assert scene.pull(0).status is S.FOUND
-    assert (scene.pull(999).status, scene.pull(999).next_offset) == (S.OFFSET_OVERFLOW_BADLY, ARCHIVED)
-    assert scene.pull(0, topic="unknown").status is S.NO_MATCHED_LOGIC_QUEUE
+# -- hidden broker, settings ----------------------------------------------------------------------------------
 
 
 def _hide_consume_queues(store: WrittenStore) -> None:

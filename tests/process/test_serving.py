@@ -59,8 +59,6 @@ ADVERTISED = Settings(serve=ServeSettings(advertise="broker-host:9876"))
 class Away:
     """A broker that is away."""
 
-    has_broker = True
-
     async def local_view(self) -> LocalView:
         return LocalView(BrokerSide.AWAY)
 

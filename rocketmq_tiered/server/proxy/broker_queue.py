@@ -18,7 +18,6 @@ class QueueState:
     command: RemotingCommand
     upstream: Upstream
     offset: int
-    has_broker: bool = True
 
     async def local_view(self) -> LocalView:
         """See BrokerSource."""

@@ -61,8 +61,6 @@ class PullContext:
 class PullSources:
     """One pull, read from the archive or relayed; see read_router.Sources."""
 
-    has_broker = True
-
     def __init__(
         self, context: PullContext, request: Request, upstream: Upstream, pull: PullRequest | None
     ) -> None:

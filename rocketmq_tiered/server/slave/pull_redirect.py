@@ -118,12 +118,12 @@ class SlavePulls:
 
     def _wrapped(self, handler: ProxyHandler) -> ProxyHandler:
         async def pull(request: Request, upstream: Upstream) -> Response | None:
-            response = await self._wait_for_master(request, upstream) or await handler(request, upstream)
+            response = await self._wait_for_master(request) or await handler(request, upstream)
             return await self._finished(request, upstream, response)
 
         return pull
 
-    async def _wait_for_master(self, request: Request, upstream: Upstream) -> Response | None:
+    async def _wait_for_master(self, request: Request) -> Response | None:
         """While the master is away: the reply to a pull past the archive's end, after the client's long-poll time.
         None: answer the pull now."""
         if self._context.is_master_available() or not request.number("sysFlag", 0) & SUSPEND:
@@ -131,9 +131,8 @@ class SlavePulls:
         topic, queue_id = request.text("topic"), request.number("queueId")
         offset, hold_ms = request.number("queueOffset"), request.number("suspendTimeoutMillis", 0)
         ends_s = self._context.now_s() + min(hold_ms / 1000, self._context.hold_s_max)
-        look = QueueState(self._views, request.command, upstream, offset, has_broker=False)
         while not self._context.is_master_available():
-            archived = (await self._router.situation(look, topic, queue_id, offset)).archived
+            archived = self._router.archived(topic, queue_id)
             if archived is not None and offset < archived.max_offset:
                 return None
             left_s = ends_s - self._context.now_s()
