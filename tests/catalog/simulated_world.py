@@ -366,7 +366,7 @@ class World:
                 self.collect()
             if self.source.random() < 0.05:
                 self.read()
-            if not replacing and self.source.random() < 0.15:
+            if self.source.random() < 0.15:
                 self.compact()
             if self.source.random() < 0.2:
                 self.store.land_stalled()
