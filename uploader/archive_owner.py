@@ -208,7 +208,7 @@ class ArchiveOwner:
             )
 
     def _earlier(self, state: CatalogState, present: Divergence, shared: Shared) -> Divergence | None:
-        """The end of what the log shares with a log history that is not current, if that is more than ``present``."""
+        """Where the log stops agreeing with an earlier log history, if that is beyond ``present``; None otherwise."""
         reported_end_phys = self._reported_end_phys()
         newest = partial(newest_log_check, self._archive)
         is_present = shared in (Shared.END, Shared.EARLIER) and present.is_compared

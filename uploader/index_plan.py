@@ -186,7 +186,8 @@ def mergeable(refs: Sequence[IndexRef], apart: Set[str]) -> list[list[IndexRef]]
 def plan_merge(
     refs: Sequence[IndexRef], day_files_max: int, *, is_final: bool = False, now_ms: int = 0
 ) -> list[IndexRef]:
-    """Neighbouring files to merge into one, or none. ``is_final``: the backfill has ended, at ``now_ms``."""
+    """Neighbouring files to merge into one, or none: all of an ended day, or the newest of the current day when it has
+    more than ``day_files_max``. ``is_final``: the backfill has ended, at ``now_ms``."""
     groups = _same_day(refs)
     for group in groups:
         if len(group) < 2:
@@ -194,9 +195,10 @@ def plan_merge(
         # By the order of files, not by dates: one message from the future would end every later day.
         if group is not groups[-1] or (is_final and (_is_past(group, now_ms) or _worth_it(group))):
             return group
-        open_ones = _newest_up_to(MERGES_MAX - 1, group)
-        if len(open_ones) > max(1, day_files_max):
-            return _newest_up_to(max(ref.level for ref in open_ones[-2:]), group)
+        mergeable_again = _newest_up_to(MERGES_MAX - 1, group)
+        if len(mergeable_again) > max(1, day_files_max):
+            # Files that were merged as often as the newest two: so one is rewritten few times.
+            return _newest_up_to(max(ref.level for ref in mergeable_again[-2:]), group)
     return []
 
 

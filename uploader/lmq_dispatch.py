@@ -234,7 +234,11 @@ class LmqDispatch:
 def _is_unusual(
     columns: RecordColumns, index: Ints, times: Ints, first: Ints, ends: Ints
 ) -> NDArray[np.bool_]:
-    """Queues, by their first entry, with an entry in doubt, listed twice, or not continuing."""
+    """Whether each queue has an entry in doubt, listed more than once, or that does not continue the queue.
+
+    ``index``: the entries, queue by queue; ``times``: how often each is listed; ``first``: the first of each queue;
+    ``ends``: the next offset of each queue.
+    """
     if not len(index):
         return np.zeros(0, bool)
     claimed = columns.lmq_queue_offset[index]

@@ -160,7 +160,7 @@ class BlockCache:
                     (self._read if is_read else self._unread)[key] = _Entry(block, crc32c, now_s)
                     self._held_bytes += block.nbytes
             dropped = self._evict(self._held_bytes - self._limits.bytes_max, gone, unread_too=True)
-        gone.clear()
+        gone.clear()  # frees memory without the lock
         self._report(dropped)
 
     def drop(self, keys: Iterable[BlockKey]) -> int:

@@ -142,6 +142,7 @@ class BrokerFiles:
         self._store.close()
 
     def _queues(self) -> ConsumeQueueIndex | None:
+        """The consume queues, listed again when due: later if listing takes long."""
         with self._lock:
             started_s = self._clock_s()
             is_due = started_s >= self._fresh_until_s

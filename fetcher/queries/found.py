@@ -42,7 +42,7 @@ class FoundMessage:
         return decode_record(self.data)
 
     def to_json(self) -> dict[str, Any]:
-        """As `tiered cat --format jsonl` prints it."""
+        """The message as `tiered cat --format jsonl` prints it."""
         return record_to_json(
             self.record,
             queue=self.queue,

@@ -83,7 +83,7 @@ class PartCache:
         self._release(gone)
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
-        """As tails of objects: only for a user."""
+        """Evict parts for a user's read only, like tails of objects."""
         if priority <= Priority.USER:
             self.evict(byte_count)
 

@@ -258,6 +258,7 @@ class QuerySource:
         return found
 
     async def _window(self, search: WindowSearch) -> RunChunk | None:
+        """The result of ``search``, a generator that is sent each page it yields a reference to."""
         try:
             ref = next(search)
             while True:

@@ -96,7 +96,7 @@ class Message:
         return list(inner_messages(self.record))
 
     def to_json(self) -> dict[str, Any]:
-        """As `tiered cat --format jsonl` prints it; names are in docs/FORMATS.md."""
+        """The message as `tiered cat --format jsonl` prints it; names are in docs/FORMATS.md."""
         return record_to_json(
             self.record,
             queue=self.queue,

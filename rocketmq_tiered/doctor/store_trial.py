@@ -121,7 +121,7 @@ class StoreTrial:
     def _race(self) -> Finding:
         for number in range(ROUNDS):
             race_creates(self._store, self._key(f"race-{number}"))
-        return ok(f"one of {RACERS} succeeded, {ROUNDS} times")
+        return ok(f"one of {RACERS} succeeded, in each of {ROUNDS} rounds")
 
     def _read(self) -> Finding:
         if self._store.get(self._key("small"), PART_BYTES) != _CONTENT:

@@ -96,7 +96,7 @@ class ExpiryQueues:
 
     @cached_property
     def min_archived_ms(self) -> Ints:
-        """By queue."""
+        """How long each queue's messages stay after their upload."""
         return self._by_queue([rule.min_archived_ms for rule in self.rules])
 
     @cached_property
@@ -106,7 +106,7 @@ class ExpiryQueues:
 
     @cached_property
     def is_erased(self) -> Bools:
-        """By queue."""
+        """Whether all runs of each queue expire."""
         return np.zeros(len(self), bool) if self.erased is None else self.erased
 
     def _by_queue(self, values: list[int]) -> Ints:

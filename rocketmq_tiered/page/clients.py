@@ -95,7 +95,7 @@ def _windows(figures: ReadFigures) -> Html:
     ]  # fmt: skip
     header = ["Group", "Topic", "Queue", "Position", "Window, messages", "Ahead, messages", "Ahead, bytes"]
     shown = table("Prefetch windows", header, rows, range(2, 7)) if rows else None
-    empty = None if rows else tag("p", "No reader has prefetched messages now.", class_="note")
+    empty = None if rows else tag("p", "No reader has prefetched messages at the moment.", class_="note")
     counters = figures.prefetch
     totals = facts([
         ("Readers", count_text(figures.readers)),

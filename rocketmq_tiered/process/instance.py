@@ -120,7 +120,7 @@ class StateDirectory:
                 link.symlink_to(own)
             self._link = link
         except OSError as error:
-            logger.debug("state directory not linked: %s", error)  # only a convenience
+            logger.debug("state directory not listed for other processes: %s", error)  # only a convenience
 
 
 def backfill_instance(store: str) -> str:

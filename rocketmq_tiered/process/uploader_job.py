@@ -124,15 +124,15 @@ class UploaderJob:
         pinned = pins.files if pins is not None else None
         store = opened.enter_context(open_store_of(settings, conf, pinned))
         names: BrokerNames = names_of(settings, store)
-        voice = BrokerOffsetsClient(
+        broker_offsets = BrokerOffsetsClient(
             address_of(settings, conf),
             timeout_s,
             credentials_of(settings),
             tls,
             name=conf.broker if conf is not None else "",
         )
-        opened.callback(voice.close)
-        self._voice = voice
+        opened.callback(broker_offsets.close)
+        self._broker_offsets = broker_offsets
         topic_filter = topic_filter_of(settings, conf, names.cluster, names.broker)
         archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
         opened.callback(archive.close)
@@ -144,8 +144,8 @@ class UploaderJob:
             OffloadIdentity(names.cluster, names.broker, writer.instance, writer.kind),
             settings.offload,
             topic_filter=topic_filter,
-            offsets_source=voice.ask,
-            silence=lambda: voice.silence,
+            offsets_source=broker_offsets.ask,
+            silence=lambda: broker_offsets.silence,
             take_over=writer.take_over,
             log_limits=_log_limits(settings, writer),
             pins=pins,
@@ -207,7 +207,7 @@ class UploaderJob:
         """Report the lag behind another writer's archive. Whether the master's log has messages that are not archived;
         False if this is not the master's, or the broker does not answer."""
         report = self._reporter.stand_by(state, log_end_phys)
-        return log_end_phys is not None and self._voice.is_master and bool(report.queues)
+        return log_end_phys is not None and self._broker_offsets.is_master and bool(report.queues)
 
     def expected_end_phys(self, status: OffloadStatus) -> int:
         """The estimated end of a backfill, without preallocated files."""
@@ -226,8 +226,10 @@ class UploaderJob:
         )
         if report.bound_reason != BoundReason.FROZEN.value:
             return report
-        problem = self._voice.silence or "it reports no offsets"
-        return replace(report, broker_address=self._voice.address, broker_problem=f"{problem}; {BROKER_HINT}")
+        problem = self._broker_offsets.silence or "it reports no offsets"
+        return replace(
+            report, broker_address=self._broker_offsets.address, broker_problem=f"{problem}; {BROKER_HINT}"
+        )
 
 
 def _rules_to_commit(settings: Settings, writer: Writer) -> dict[str, Any]:

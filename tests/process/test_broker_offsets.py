@@ -43,24 +43,24 @@ class FakeClient:
         self.closed += 1
 
 
-def _voice(client: FakeClient) -> BrokerOffsetsClient:
+def _client_of(client: FakeClient) -> BrokerOffsetsClient:
     return BrokerOffsetsClient("127.0.0.1:10911", 1.0, connect=lambda *_: client)  # type: ignore[arg-type]
 
 
 def test_a_5x_broker_says_everything() -> None:
     client = FakeClient({"commitLogMaxOffset": "100", "dispatchBehindBytes": "7"}, 90)
     client.config = {"enableControllerMode": "false"}
-    offsets = _voice(client).ask()
+    offsets = _client_of(client).ask()
     assert offsets == BrokerOffsets(100, 90, 7)
     assert offsets.config == client.config
 
 
 def test_a_49_broker_knows_no_confirm_offset() -> None:
-    assert _voice(FakeClient({"commitLogMaxOffset": "100"}, None)).ask() == BrokerOffsets(100, None, None)
+    assert _client_of(FakeClient({"commitLogMaxOffset": "100"}, None)).ask() == BrokerOffsets(100, None, None)
 
 
 def test_a_broker_without_runtime_info_still_has_a_word() -> None:
-    offsets = _voice(FakeClient(None, 90)).ask()
+    offsets = _client_of(FakeClient(None, 90)).ask()
     assert offsets is not None
     assert (offsets.max_phys, offsets.confirm_phys, offsets.dispatch_behind_bytes) == (None, 90, None)
 
@@ -85,7 +85,7 @@ def test_a_broker_whose_dispatch_lag_is_not_exact_is_not_taken_at_its_count(
     info = {"commitLogMaxOffset": "1000", "dispatchBehindBytes": "0", "remainHowManyDataToFlush": unflushed}
     client = FakeClient(info, 1000)
     client.config = config
-    offsets = _voice(client).ask()
+    offsets = _client_of(client).ask()
     assert offsets is not None and offsets.is_dispatch_certain == is_certain
     facts = BoundFacts(Liveness.ALIVE, offsets, frontier_phys=700, log_end_phys=4096, cursor_phys=500)
     assert decide_bound(facts).phys == (1000 if is_certain else 700)
@@ -93,27 +93,27 @@ def test_a_broker_whose_dispatch_lag_is_not_exact_is_not_taken_at_its_count(
 
 def test_a_silent_broker_is_none_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient({"commitLogMaxOffset": "1"}, UnavailableError("timed out"))
-    voice = _voice(client)
+    offsets_client = _client_of(client)
     with caplog.at_level(logging.INFO):
-        assert [voice.ask() for _ in range(3)] == [None, None, None]
+        assert [offsets_client.ask() for _ in range(3)] == [None, None, None]
         client.confirm = 1
-        assert voice.ask() is not None
+        assert offsets_client.ask() is not None
     assert caplog.messages == ["the broker does not answer", "the broker answers again"]
     assert client.closed == 3
 
 
 def test_another_broker_at_the_address_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient({"commitLogMaxOffset": "100"}, 90)
-    voice = BrokerOffsetsClient("127.0.0.1:10911", 1.0, name="broker-a", connect=lambda *_: client)  # type: ignore[arg-type]
-    assert voice.ask() is not None, "who may not know is not stopped"
-    voice.close()
+    offsets_client = BrokerOffsetsClient("127.0.0.1:10911", 1.0, name="broker-a", connect=lambda *_: client)  # type: ignore[arg-type]
+    assert offsets_client.ask() is not None, "who may not know is not stopped"
+    offsets_client.close()
     client.config = {"brokerName": "broker-b"}
-    assert voice.ask() is None
+    assert offsets_client.ask() is None
     assert "is broker broker-b, but the store is broker broker-a's" in str(
         caplog.records[-1].__dict__["cause"]
     )
     client.config = {"brokerName": "broker-a"}
-    assert voice.ask() is not None
+    assert offsets_client.ask() is not None
 
 
 def test_without_an_address_no_request_is_sent() -> None:
@@ -140,9 +140,9 @@ def test_it_is_dialled_as_the_settings_say(tmp_path: Path) -> None:
     flags = {f"broker.{name}": ("flag", str(path)) for name, path in files.items()}
     tls = tls_of(load_settings(flags={"broker.tls": ("flag", True), **flags}).settings)
     with listening(answering(shows(papers.server, asks=papers.ca))) as address:
-        voice = BrokerOffsetsClient(address, 5.0, tls=tls)
-        assert voice.ask() == BrokerOffsets(None, None, None)
-        voice.close()
+        offsets_client = BrokerOffsetsClient(address, 5.0, tls=tls)
+        assert offsets_client.ask() == BrokerOffsets(None, None, None)
+        offsets_client.close()
     assert tls is not None and tls.options.verify == "full"
     assert tls_of(load_settings().settings) is None
 

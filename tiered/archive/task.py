@@ -49,7 +49,7 @@ class Task(Protocol[P]):
 
     @property
     def name(self) -> str:
-        """In messages and thread names."""
+        """The name in messages and of threads."""
         ...
 
     @property

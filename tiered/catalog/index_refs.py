@@ -115,7 +115,7 @@ def after_change(
             raise ValueError(f"{ref.key} is a pending deletion")
         if not 0 < ref.from_version <= ref.to_version < version:
             raise ValueError(
-                f"{ref.key} covers versions [{ref.from_version}, {ref.to_version}] before {version}"
+                f"{ref.key} covers versions [{ref.from_version}, {ref.to_version}], not all before {version}"
             )
     found = [*(ref for ref in indexes if ref.key not in gone), *change.added]
     found.sort(key=lambda ref: ref.from_version)

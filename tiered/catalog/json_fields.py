@@ -40,14 +40,14 @@ def texts(value: Any) -> list[str]:
 def items(value: Any) -> list[Any]:
     """A list of anything."""
     if not isinstance(value, list):
-        raise TypeError(f"{value} is not a list")
+        raise TypeError(f"{value} is not a JSON list")
     return value
 
 
 def fields(value: Any) -> dict[str, Any]:
     """An object."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value} is not an object")
+        raise TypeError(f"{value} is not a JSON object")
     return dict(value)
 
 

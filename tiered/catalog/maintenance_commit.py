@@ -36,7 +36,7 @@ class MaintenanceCommit:
     def __init__(self, store: ObjectStore, writer: CatalogWriter, clock_ms: Callable[[], int]) -> None:
         self.store, self._writer, self._clock_ms = store, writer, clock_ms
         self.number = random.SystemRandom().getrandbits(40)
-        """In keys, unique to this object."""
+        """A part of keys, unique to this object."""
         self._made = 0
         self._unnamed: list[str] = []
         self.unmet = ""
@@ -46,7 +46,7 @@ class MaintenanceCommit:
     def opened(
         cls, store: ObjectStore, state: CatalogState, what: str, clock_ms: Callable[[], int]
     ) -> MaintenanceCommit:
-        """At ``state``, which was read before, as an actor named after ``what``."""
+        """Commits on top of ``state``, which was read before, as an actor named after ``what``."""
         nonce = f"{random.SystemRandom().getrandbits(48):012x}"
         writer = CatalogWriter(
             store, cluster=state.cluster, broker=state.broker, instance=f"{what}-{nonce}", kind="maintenance",

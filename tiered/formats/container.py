@@ -187,7 +187,7 @@ def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, *, is_packe
         position += 8
         stored_bytes = rows * (byte_planes.row_bytes(dtype) if is_packed else dtype.itemsize)
         if dtype.itemsize == 0 or stored_bytes > len(raw) - position:
-            raise ValueError(f"table {name} claims {rows} rows")
+            raise ValueError(f"table {name} has {rows} rows, more than its bytes can hold")
         if is_packed:
             memory.charge(2 * stored_bytes, f"table {name}")
             tables[name] = byte_planes.decode(raw, position, rows, dtype)

@@ -20,7 +20,7 @@ DOUBT_TOPIC = 1
 DOUBT_SLASH = 2
 """The name holds a path separator: brokers with consume queues in files skip it, or lose it when they stop."""
 DOUBT_PLAIN = 4
-"""To a name that is not an LMQ's, under the record's own queue id: only 4.9 dispatches it."""
+"""The name is not an LMQ's, and the queue id the record's own: only 4.9 dispatches it."""
 
 
 class StopReason(IntEnum):

@@ -108,7 +108,7 @@ _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
 }
 
 _THROTTLING = "Throttl"
-"""In codes of services behind the store, with status 400: KMS returns ThrottlingException."""
+"""A part of the codes of services behind the store, with status 400: KMS returns ThrottlingException."""
 _NO_EFFECT = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"})
 _CREDENTIALS = ("Credential", "Token", "SSO", "Profile", "AssumeRole")
 _DENIED = "AccessDenied"

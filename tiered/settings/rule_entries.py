@@ -28,7 +28,7 @@ class RuleEntry:
     read_policy: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As in the settings file."""
+        """The entry as in the settings file."""
         return {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
 
 

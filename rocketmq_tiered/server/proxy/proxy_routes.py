@@ -48,7 +48,7 @@ def published_addresses(addresses: dict[str, Any], sidecar: str) -> dict[str, An
 
 
 def published_broker(data: Any, published: Published) -> Any:
-    """A BrokerData; other brokers' unchanged."""
+    """BrokerData of our broker with our address in it; another broker's stays."""
     if not isinstance(data, dict) or data.get("brokerName") != published.broker:
         return data
     addresses = data.get("brokerAddrs")
@@ -58,7 +58,7 @@ def published_broker(data: Any, published: Published) -> Any:
 
 
 def published_route(route: dict[str, Any], published: Published) -> dict[str, Any]:
-    """A TopicRouteData (105)."""
+    """TopicRouteData (105) with our address for our broker."""
     brokers = route.get("brokerDatas")
     if not isinstance(brokers, list):
         return route
@@ -66,7 +66,7 @@ def published_route(route: dict[str, Any], published: Published) -> dict[str, An
 
 
 def published_cluster(info: dict[str, Any], published: Published) -> dict[str, Any]:
-    """A ClusterInfo (106)."""
+    """ClusterInfo (106) with our address for our broker."""
     table = info.get("brokerAddrTable")
     if not isinstance(table, dict):
         return info

@@ -20,7 +20,7 @@ from tiered.model.tables import Table
 
 @dataclass(frozen=True)
 class OutputIdentity:
-    """In the keys and footers of the outputs. ``first_attempt``: no other writer of this epoch uses attempts from
+    """What the keys and footers of outputs contain. ``first_attempt``: no other writer of this epoch uses attempts from
     here on.
 
     ``catalog_version``: the newest version known. ``created_ms``: now.
