@@ -77,6 +77,7 @@ class TimeReader:
     async def _next_part(
         self, view: QueueView, offset: int, range_ms: tuple[int, int]
     ) -> tuple[int, int] | None:
+        """Like ``next_part`` of time_search, over all runs of ``view`` that may have such messages."""
         last = await self._catalog.runs_by_time(view, range_ms[1] - 1, is_lower=False)
         ends = last.runs["end_queue_offset"][last.runs["min_store_timestamp"] < range_ms[1]]
         if offset <= view.min_offset:

@@ -81,7 +81,10 @@ def _progress_in(path: Path | None, url: str) -> VerifyProgress:
 def execute(options: argparse.Namespace) -> int:
     """Print anomalies and leftovers. Exit code 1 for anomalies."""
     if options.progress is not None and options.full:
-        raise UsageError("--full and --progress exclude each other", hint="--full does not continue")
+        raise UsageError(
+            "--full and --progress exclude each other",
+            hint="--full always reads the whole archive: give one of them",
+        )
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     with (

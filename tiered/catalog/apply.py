@@ -155,8 +155,8 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
         raise CommitInvalidError("a new log history must name the root page of its first state")
     if draft.history != state.cursor.history + 1 or not 0 <= draft.common_version <= state.version:
         raise CommitInvalidError(
-            f"log history {draft.history} from version {draft.common_version} after history {state.cursor.history} "
-            f"at version {state.version}"
+            f"log history {draft.history} with common version {draft.common_version} cannot follow history "
+            f"{state.cursor.history} at version {state.version}"
         )
     if len(draft.runs) or len(draft.gaps) or len(draft.removed) or len(draft.floors):
         raise CommitInvalidError("a commit that starts a log history carries no data")

@@ -99,14 +99,14 @@ class FoundRanges:
         ``bounds`` are of one run."""
         if not len(self.chunks):
             return
-        is_stored = self.chunks["blocks"] > 0
+        is_stored = self.chunks["blocks"] > 0  # blocks copied as they are, else records
         chunks_of_run = np.add.reduceat(self.ranges["chunks"], bounds[:-1], dtype=np.int64)
         run = np.repeat(np.arange(len(chunks_of_run)), chunks_of_run)
-        number = np.cumsum(self.chunks["size_bytes"]) // size_bytes
-        is_cut = (is_stored[1:] != is_stored[:-1]) | (number[1:] != number[:-1]) | (run[1:] != run[:-1])
+        part = np.cumsum(self.chunks["size_bytes"]) // size_bytes
+        is_cut = (is_stored[1:] != is_stored[:-1]) | (part[1:] != part[:-1]) | (run[1:] != run[:-1])
         firsts = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(is_cut) + 1])
         run = run[firsts]
-        # Rows of LMQs have no chunks: those of chunks are counted in each run.
+        # Rows of LMQs have no chunks: ``shift`` turns a number among rows with chunks into one among all rows.
         rows = begins(self.chunks["rows"])
         shift = begins(np.add.reduceat(self.ranges["rows"], bounds[:-1], dtype=np.int64))[:-1]
         shift = (shift - rows[begins(chunks_of_run)[:-1]])[run]
