@@ -31,9 +31,8 @@ _NOTHING = Covered(np.zeros(0, COVERED_DTYPE), ())
 class GatheredItems:
     """At most ``items_max`` are in memory, except those of one larger row. Must be closed."""
 
-    def __init__(self, items_max: int, work_dir: str) -> None:
+    def __init__(self, items_max: int) -> None:
         self._items_max = items_max
-        self._work_dir = work_dir
         self._waiting: list[Table] = []
         self._waiting_count = 0
         self._file: IO[bytes] | None = None
@@ -91,7 +90,7 @@ class GatheredItems:
             return
         items = self._taken()
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._work_dir or None)  # noqa: SIM115 - closed by close
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         times = items["store_timestamp"]
         begin_ms, end_ms = int(times.min()), int(times.max())
         form = Form(slot_bits_for(len(items)), widths_for(items, end_ms - begin_ms), begin_ms)

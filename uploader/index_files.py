@@ -84,11 +84,7 @@ class IndexFiles:
     ) -> IndexRef:
         self._made += 1
         key = index_key(meta.begin_ms, meta.end_ms, state.epoch, f"{self._nonce}_{self._made}")
-        work_dir = self._settings.work_dir or None
-        with (
-            work_disk(self._settings.work_dir, "a temporary index file"),
-            tempfile.SpooledTemporaryFile(self._spool_bytes, dir=work_dir) as spool,
-        ):
+        with work_disk("a temporary index file"), tempfile.SpooledTemporaryFile(self._spool_bytes) as spool:
             shape = write_index(spool, key, chunks, meta, covered, form, places)
             self._send(key, spool, shape.size_bytes)
         return IndexRef(

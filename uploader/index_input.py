@@ -64,7 +64,7 @@ class IndexInput:
 
     def gathered(self) -> closing[GatheredItems]:
         """Items of one file, to be read."""
-        return closing(GatheredItems(self.items_max, self._settings.work_dir))
+        return closing(GatheredItems(self.items_max))
 
     def read(self, group: Group, items: GatheredItems) -> tuple[Group, list[Unread], Places]:
         """Add the items of the first versions of ``group`` to ``items``: at least one version, and as many as memory
@@ -89,7 +89,7 @@ class IndexInput:
     ) -> Places:
         """Add the items of ``segment``, which may exceed the memory; returns its places."""
         pieces = pieces_of_segment(index, keys, segment.runs, self.items_max)
-        with work_disk(self._settings.work_dir, "a temporary index file"):
+        with work_disk("a temporary index file"):
             if len(keys.hashes) > self.items_max:
                 items.add_all_or_none(pieces)
             else:

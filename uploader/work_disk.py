@@ -10,13 +10,13 @@ from tiered.errors import UnavailableError
 
 
 @contextmanager
-def work_disk(work_dir: str, what: str) -> Iterator[None]:
+def work_disk(what: str) -> Iterator[None]:
     """Translate errors of the local disk; those of the object store are translated already. ``what`` names what
     is written."""
     try:
         yield
     except OSError as error:
         raise UnavailableError(
-            f"cannot write {what} in {work_dir or tempfile.gettempdir()}: {error.strerror or error}",
+            f"cannot write {what} in {tempfile.gettempdir()}: {error.strerror or error}",
             hint="free space there, or set TMPDIR",
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -34,7 +35,7 @@ ROW = st.tuples(
 def test_in_order_equal_ones_once(
     additions: list[tuple[bool, list[tuple[int, int, int]]]], items_max: int
 ) -> None:
-    with closing(GatheredItems(items_max, "")) as gathered:
+    with closing(GatheredItems(items_max)) as gathered:
         for at_once, rows in additions:
             if at_once:
                 gathered.add_all_or_none(items_of(row) for row in rows)
@@ -56,7 +57,7 @@ def test_of_a_segment_that_turns_out_damaged_nothing_is_left() -> None:
             yield items_of((number, number, 5), (number, 8, 5))
         raise ValueError("damaged")
 
-    with closing(GatheredItems(5, "")) as gathered:
+    with closing(GatheredItems(5)) as gathered:
         gathered.add(items_of((1, 1, 1), (2, 2, 2)))
         with pytest.raises(ValueError, match="damaged"):
             gathered.add_all_or_none(damaged())
@@ -66,11 +67,13 @@ def test_of_a_segment_that_turns_out_damaged_nothing_is_left() -> None:
     assert found["hash"].tolist() == [1, 2, 3]
 
 
-def test_what_is_put_aside_leaves_nothing_behind(tmp_path: Path) -> None:
-    with closing(GatheredItems(1, str(tmp_path))) as gathered:
+def test_what_is_put_aside_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with closing(GatheredItems(1)) as gathered:
         gathered.add(items_of((1, 1, 1)))
         gathered.add(items_of((2, 2, 2)))
         assert list(tmp_path.iterdir()) == []
-    with closing(GatheredItems(1, str(tmp_path / "away"))) as gathered, pytest.raises(OSError, match="away"):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "away"))
+    with closing(GatheredItems(1)) as gathered, pytest.raises(OSError, match="away"):
         gathered.add(items_of((1, 1, 1)))
         gathered.add(items_of((2, 2, 2)))

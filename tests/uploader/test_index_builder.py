@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 import struct
+import tempfile
 import threading
 import tracemalloc
 from collections.abc import Mapping
@@ -176,11 +177,14 @@ def test_its_memory_is_that_of_the_setting_and_one_key_section(
     assert found(store, "a", f"{rows - 1}-2499") == [b"body"] * 8
 
 
-def test_where_there_is_no_room_to_put_items_aside_the_disk_is_named(tmp_path: Path) -> None:
+def test_where_there_is_no_room_to_put_items_aside_the_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "away"))
     store = MemoryStore()
     archive = ArchiveBuilder(store)
     archive.commit([Sent(A, keys=[f"{row}-{n}" for n in range(2000)]) for row in range(10)])
-    index = builder_of(store, archive.writer, memory_bytes=1 << 20, work_dir=str(tmp_path / "away"))
+    index = builder_of(store, archive.writer, memory_bytes=1 << 20)
     with pytest.raises(UnavailableError, match=r"away.*TMPDIR"):
         index.run_to_end(threading.Event())
 
@@ -325,11 +329,12 @@ def test_a_disk_without_room_for_the_index_never_stops_the_uploader(
 ) -> None:
     """Messages do not wait for the index; it is made as soon as there is room."""
     monkeypatch.setattr(index_files, "SPOOL_BYTES", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "away"))
     store = MemoryStore()
     archive = ArchiveBuilder(store)
     for number in range(8):
         commit(archive, number)
-    builder = builder_of(store, archive.writer, retry_ms=100, work_dir=str(tmp_path / "away"))
+    builder = builder_of(store, archive.writer, retry_ms=100)
     with pytest.raises(UnavailableError, match=r"away.*TMPDIR"):
         builder.run_to_end(threading.Event())
     stop = threading.Event()

@@ -294,8 +294,6 @@ class IndexSettings:
     )
     memory_bytes: int = 64 * MIB
     """Memory for building and merging index files, in addition to 8 bytes for each key of one object."""
-    work_dir: str = ""
-    """Directory for building larger index files, and copies of objects; empty: the temporary directory."""
     day_files_max: int = 5
     """Index files of a day that has not ended; one more is merged with those before it."""
     retry_ms: int = 30_000
