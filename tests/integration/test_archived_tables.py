@@ -35,6 +35,7 @@ COMMANDS = (
     "printMsgByQueue -t t_one -a fx-a -i 0 -p true", "consumeMessage -t t_keys -b fx-a -i 0 -o 0 -c 3",
 )  # fmt: skip
 NOT_ARCHIVED = (
+    "whichBrokerWhenConsumeSlowly",
     "rmq_sys_REVIVE_LOG",
     "rmq_sys_wheel_timer",
     "RMQ_SYS_TRANS_",

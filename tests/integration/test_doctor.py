@@ -67,7 +67,7 @@ def test_minio_has_no_failure(minio_url: RunningStore, doctor: Doctor) -> None:
     code, checks = doctor(minio_url, url)
     assert code == 0 and failures(checks) == [], checks
     own = [name for name in checks if name.startswith("bucket")]
-    assert {checks[name]["outcome"] for name in own} == {"ok"} and len(own) == 17, own
+    assert {checks[name]["outcome"] for name in own} == {"ok"} and len(own) == 18, own
     assert remaining(minio_url, url) == []
 
 

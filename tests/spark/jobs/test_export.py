@@ -31,6 +31,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
+from uploader.log_rule import LogLimits
 from uploader.offload import Offloader, OffloadIdentity
 
 pytestmark = pytest.mark.integration
@@ -198,7 +199,13 @@ def test_the_rest_of_a_partly_exported_queue_is_exported_after_it_was_hidden(
             identity = OffloadIdentity(CLUSTER, BROKER, store.path.name, "run")
             archive = FileStore(tmp_path / "archive")
             offloader = Offloader(
-                opened, archive, identity, SMALL, topic_filter=FILTER, offsets_source=no_offsets
+                opened,
+                archive,
+                identity,
+                SMALL,
+                topic_filter=FILTER,
+                offsets_source=no_offsets,
+                log_limits=LogLimits(replace_log=True),
             )
             offloader.run(threading.Event(), follow=False)
 

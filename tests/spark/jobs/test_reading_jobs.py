@@ -31,6 +31,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
+from uploader.log_rule import LogLimits
 from uploader.offload import Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
@@ -99,7 +100,13 @@ def test_generations_of_a_replaced_log_are_no_difference(spark: SparkSession, tm
         with open_broker_store(store.path) as opened:
             identity, root = OffloadIdentity(CLUSTER, BROKER, name, "run"), FileStore(tmp_path / "archive")
             offloader = Offloader(
-                opened, root, identity, SMALL, topic_filter=FILTER, offsets_source=no_offsets
+                opened,
+                root,
+                identity,
+                SMALL,
+                topic_filter=FILTER,
+                offsets_source=no_offsets,
+                log_limits=LogLimits(replace_log=True),
             )
             offloader.run(threading.Event(), follow=False)
     archive = SourceOptions(f"file://{tmp_path / 'archive'}")
