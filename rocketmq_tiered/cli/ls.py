@@ -12,8 +12,8 @@ from typing import Any
 
 from fetcher.queries.queue_listing import QueueListing, list_queues
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
+from rocketmq_tiered.maintenance.commit_times import NEVER_MS
 from rocketmq_tiered.maintenance.expire import plan_pass
-from rocketmq_tiered.maintenance.expire_plan import NEVER_MS
 from rocketmq_tiered.process.archive_rules import rules_of
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_all_for_reading, open_for_reading
 from tiered.catalog.hidden_history import list_histories

@@ -31,8 +31,9 @@ from rocketmq_tiered.process.instance import (
 from rocketmq_tiered.process.lifecycle import EXIT_NOT_DRAINED, Service
 from rocketmq_tiered.process.logs import log_service
 from rocketmq_tiered.process.metrics import DecodingCollector, ObjectStoreCollector, StatusCollector
+from rocketmq_tiered.process.relay_services import needs_account, services_of
 from rocketmq_tiered.process.report import StatusReport, encode_report
-from rocketmq_tiered.process.serving import ServingThread, handlers_with, needs_account, services_of
+from rocketmq_tiered.process.serving import ServingThread, handlers_with
 from rocketmq_tiered.process.serving_metrics import ServingCollector
 from rocketmq_tiered.process.standby_watch import StandbyWatch
 from rocketmq_tiered.process.uploader_job import ProcessPins, UploaderJob, Writer

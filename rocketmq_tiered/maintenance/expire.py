@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketmq_tiered.maintenance.commit_times import NEVER_MS, CommitTimes
 from rocketmq_tiered.maintenance.expire_plan import (
-    NEVER_MS,
     PARENT_DTYPE,
-    CommitTimes,
     ExpiryPlan,
     ExpiryPlanner,
     ExpiryQueues,

@@ -23,13 +23,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketmq_tiered.maintenance.commit_times import NEVER_MS, CommitTimes
 from tiered.model.tables import FLOOR_DTYPE, RunKind, Table, positions
 from tiered.settings.topic_rules import TopicRule
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-NEVER_MS: Final = 1 << 62
 _TIME_MS_MAX: Final = 1 << 60
 """Times of damaged records are cut here, so that sums do not overflow."""
 _MISSED_MAX = 1000
@@ -59,21 +59,6 @@ PARENT_DTYPE = np.dtype([
 
 Parents = Callable[[Table], Table]
 """LMQ_DTYPE runs of entries -> their PARENT_DTYPE rows. A run without any stays."""
-
-
-@dataclass(frozen=True)
-class CommitTimes:
-    """The bucket's times of some commits, versions ascending. A version between two has the later one's time; versions
-    after the last have none, and their runs stay."""
-
-    versions: Ints
-    times_ms: Ints
-
-    def of(self, versions: NDArray[Any]) -> Ints:
-        """The time of each version, NEVER_MS if unknown."""
-        times = np.append(np.maximum.accumulate(self.times_ms), NEVER_MS)
-        found: Ints = times[np.searchsorted(self.versions, versions)]
-        return found
 
 
 @dataclass(frozen=True)

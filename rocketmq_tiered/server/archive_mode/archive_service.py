@@ -12,7 +12,7 @@ from rocketmq_tiered.server.backend.lookup_handlers import LookupHandlers
 from rocketmq_tiered.server.backend.offset_handlers import OffsetHandlers
 from rocketmq_tiered.server.backend.pull_handlers import PullLimits, PullService
 from rocketmq_tiered.server.backend.route_handlers import RouteHandlers, RouteTable
-from rocketmq_tiered.server.groups.client_table import register_client_handlers
+from rocketmq_tiered.server.groups.client_handlers import register_client_handlers
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.queue_locks import LockTable, register_lock_handlers
 from rocketmq_tiered.server.listen.options import server_options

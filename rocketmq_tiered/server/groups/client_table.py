@@ -17,15 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rocketmq_tiered.server.groups.change_notices import ChangeNotices
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import (
     NAME_CHARS_MAX,
     BadRequestError,
-    HandlerTable,
     Peer,
     Request,
-    Response,
-    json_response,
 )
 
 EXPIRY_S = 120.0
@@ -377,47 +373,3 @@ def _merged(known: dict[str, Subscription], documents: list[dict[str, Any]]) -> 
 
 def _bytes_of(subscriptions: dict[str, Subscription]) -> int:
     return sum(one.nbytes for one in subscriptions.values())
-
-
-def register_client_handlers(table: HandlerTable, clients: ClientTable) -> None:
-    """Heartbeats, unregistering, member lists."""
-
-    @table.register(RequestCode.HEART_BEAT)
-    async def heartbeat(request: Request) -> Response:
-        changed = clients.heartbeat(request)
-        ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if changed else "false"}
-        return Response(ext=ext)
-
-    @table.register(RequestCode.UNREGISTER_CLIENT)
-    async def unregister(request: Request) -> Response:
-        group = request.text("consumerGroup", "")
-        if group:
-            clients.leave(request.text("clientID"), group, request.peer)
-        return Response()
-
-    @table.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-    async def members(request: Request) -> Response:
-        group = clients.group(request.text("consumerGroup"))
-        if group is None:
-            return Response(ResponseCode.SYSTEM_ERROR, remark="the group has no consumers")
-        return json_response({"consumerIdList": sorted(group.members)})
-
-    @table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST)
-    async def connections(request: Request) -> Response:
-        name = request.text("consumerGroup")
-        group = clients.group(name)
-        if group is None:
-            return Response(ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{name}] not online")
-        return json_response({
-            "connectionSet": [
-                {
-                    "clientAddr": member.peer.address, "clientId": member.client_id,
-                    "language": member.language, "version": member.version,
-                }
-                for member in group.members.values()
-            ],
-            "subscriptionTable": {s.topic: s.document() for s in group.subscriptions.values()},
-            "consumeType": group.consume_type,
-            "messageModel": group.message_model,
-            "consumeFromWhere": group.consume_from,
-        })  # fmt: skip

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rocketmq_tiered.server.backend.route_handlers import runtime_table
-from rocketmq_tiered.server.groups.client_table import register_client_handlers
+from rocketmq_tiered.server.groups.client_handlers import register_client_handlers
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers
 from rocketmq_tiered.server.proxy.relay import Relay
 from rocketmq_tiered.server.proxy.relay_client import RelayClient
