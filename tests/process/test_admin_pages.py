@@ -111,7 +111,7 @@ def test_topics_have_their_figures(scene: PageScene) -> None:
         page = scene.html("/topics?filter=ORD")
         if "2023-11-14 22:13:20" in page:
             break
-    assert "1 found" in page and "2023-11-14 22:13:49" in page and "forever" in page and "NOT_IN_DISK" in page
+    assert "1 found" in page and "2023-11-14 22:13:50" in page and "forever" in page and "NOT_IN_DISK" in page
     assert "2023-11-14 22:13:20" in page, "the oldest message"
     assert ">31<" in page
     assert "No topic matches" in scene.html("/topics?filter=zzz")
