@@ -83,7 +83,7 @@ def test_the_golden_archive_has_every_kind_of_object() -> None:
     assert any(key.startswith("pages/root") for key in _keys("pages/"))
     for prefix in ("data/", "sets/"):
         key = _keys(prefix)[0]
-        assert len(open_uncataloged(store, key).runs) == (1 if prefix == "data/" else 5)
+        assert len(open_uncataloged(store, key).index.runs) == (1 if prefix == "data/" else 5)
     (state_key,) = _keys("state/")
     assert decode_container(store.get(state_key), STATE_KIND, source=state_key).header == STATE_DOCUMENT
 

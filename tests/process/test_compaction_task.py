@@ -294,10 +294,11 @@ def test_it_yields_to_uploads_and_reads(
     assert level_of(load, is_reading=is_reading, is_overdue=is_overdue) == expected
 
 
-def test_reads_slow_it_down_for_some_seconds(tmp_path: Path) -> None:
+def test_reads_slow_it_down_for_some_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(tmp_path)
     assert beside.task._share() == 1.0
     beside.load = Load(reads=3)
     assert beside.task._share() == 0.25
-    beside.task._throttle._monotonic_s = lambda: time.monotonic() + 6
+    later_s = time.monotonic() + 6
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
     assert beside.task._share() == 1.0
