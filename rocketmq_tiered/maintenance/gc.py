@@ -215,7 +215,7 @@ def _delete_singly(
     the first ones stand for the others."""
     failed: dict[str, str] = {}
     kinds: list[type[TieredError]] = []
-    left = random.sample(batch, len(batch))
+    left = random.SystemRandom().sample(batch, len(batch))
     while left and not (len(kinds) >= REFUSALS_MAX and len(set(kinds[-REFUSALS_MAX:])) == 1):
         key = left.pop()
         try:
