@@ -138,7 +138,7 @@ def _check_chain(store: ObjectStore, head: int, report: VerifyReport) -> Catalog
         except (CorruptionError, UnsupportedFormatError) as error:
             report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
             replayed = None
-    _check_root(store, root, report)
+    check_root(store, root, report)
     try:
         state = load(store, version=head)
     except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
@@ -159,7 +159,7 @@ def _commits(store: ObjectStore, head: int) -> Iterator[tuple[int, Future[Commit
         yield from few_at_a_time((version, pool.submit(read_commit, store, version)) for version in versions)
 
 
-def _check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
+def check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
     """Readers do without a damaged root, so that only this check reports it."""
     if not root.key:
         return

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tiered.archive.verify import (
     READ_THREADS,
     VerifyReport,
+    check_root,
     check_state_objects,
     few_at_a_time,
     forgive_what_moved,
@@ -29,7 +30,7 @@ from tiered.archive.verify_progress import VerifyPass, VerifyProgress
 from tiered.archive.verify_queues import check_queues
 from tiered.archive.verify_runs import LivingRuns
 from tiered.archive.verify_segment import AnomalyKind
-from tiered.catalog.catalog_reader import head_version, load, read_commit, read_root
+from tiered.catalog.catalog_reader import head_version, load, read_commit
 from tiered.catalog.garbage import pending_keys
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
@@ -82,7 +83,7 @@ def verify_names(
         _check_chain(store, state, since, current, report, saved)
     checked = VerifyReport()
     """What every pass checks from the beginning, an interrupted one too."""
-    _check_root(store, state, checked)
+    check_root(store, state.unread_root if state.unread_root.key else state.root, checked)
     named = _Named()
     runs = LivingRuns(store, state, seen=named.add)
     if state.memory_runs:
@@ -132,19 +133,6 @@ def _check_versions(
     if expected := current.versions_left:
         report.add(AnomalyKind.CHAIN, catalog_key(expected), f"versions 1 to {expected} are missing")
         current.versions_left = 0
-
-
-def _check_root(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
-    """Readers do without a damaged root, so that only this check reports it."""
-    root = state.unread_root if state.unread_root.key else state.root
-    if not root.key:
-        return
-    try:
-        read_root(store, root)
-    except NotFoundError:
-        return  # reported with everything else that is named and does not exist
-    except (CorruptionError, UnsupportedFormatError) as error:
-        report.add(AnomalyKind.ROOT, root.key, error.message)
 
 
 def _check_chain(
