@@ -245,15 +245,15 @@ class ArchiveOwner:
     def _start_history(self, divergence: Divergence) -> int:
         before = self.writer.state
         try:
-            self.writer.append_history(common_version=divergence.version, phys=divergence.phys)
+            after = self.writer.append_history(common_version=divergence.version, phys=divergence.phys)
         except CommitInvalidError as error:
             raise UnavailableError(error.message, hint=error.hint) from error
         lost_bytes = max(0, before.cursor.phys - divergence.phys) if divergence.version else 0
         logger.error(
-            "the broker's log diverged from the archive at %d: %d archived bytes are superseded; "
-            "tiered ls --histories lists what is hidden (log history %d)",
+            "the broker's log diverged from the archive at %d: %s hidden; tiered ls --histories lists what is hidden "
+            "(log history %d)",
             divergence.phys,
-            lost_bytes,
+            counted(after.log_histories[-1].hidden_messages, "archived message"),
             before.cursor.history,
         )
         self._environment.log(

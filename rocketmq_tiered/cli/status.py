@@ -38,6 +38,7 @@ from rocketmq_tiered.process.report import StatusReport, decode_report, seconds_
 from rocketmq_tiered.process.retention_margin import retention_margin_s
 from rocketmq_tiered.process.run_state import RunState
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, RelayStatus, SlaveStatus
+from tiered.catalog.hidden_history import hidden_since
 from tiered.console import (
     clear_screen,
     counted,
@@ -49,6 +50,7 @@ from tiered.console import (
     size_text,
 )
 from tiered.errors import NotFoundError, UnavailableError, UsageError
+from tiered.settings.retention_sections import GcSettings
 from tiered.settings.sections import Settings
 
 WATCH_S = 2.0
@@ -144,18 +146,24 @@ def _from_archive(settings: Settings) -> StatusReport:
     with open_for_reading(settings.archive.url, settings) as archive:
         conf = read_conf(settings)
         if not settings.broker.store_path and (conf is None or conf.store_path is None):
-            return _report(archive, None, None, None)
+            return _report(archive, settings.gc)
         with open_store_of(settings, conf) as store:
             committed = archive.state.cursor.phys
             topics = topic_filter_of(settings, conf, archive.cluster, archive.broker)
             end = store.commit_log.max_file_end
             lag = measure_lag(store.commit_log, store.consume_queues, topics, committed, end)
             margin_s = retention_margin_s(store, committed, lag.end_phys, 0.0)
-            return replace(_report(archive, lag, lag.end_phys, margin_s), deletion_zone=str(store.zone()))
+            return replace(
+                _report(archive, settings.gc, lag, lag.end_phys, margin_s), deletion_zone=str(store.zone())
+            )
 
 
 def _report(
-    archive: LoadedArchive, lag: Lag | None, end_phys: int | None, margin_s: float | None
+    archive: LoadedArchive,
+    gc: GcSettings,
+    lag: Lag | None = None,
+    end_phys: int | None = None,
+    margin_s: float | None = None,
 ) -> StatusReport:
     state, owner = archive.state, archive.state.owner
     now_ms = time.time_ns() // 1_000_000
@@ -186,6 +194,7 @@ def _report(
         pending_deletions=state.pending_deletion_count,
         oldest_pending_deletion_seconds=seconds_since(state.oldest_pending_deletion_ms, now_ms),
         diverged_objects=state.diverged_count,
+        hidden_messages=hidden_since(state, now_ms - gc.diverged_grace_ms),
     )
     return with_growth(report, archive_growth(archive.store, state))
 

@@ -99,11 +99,12 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
         found.append(of_unreadable(report.unreadable, report.broker_min_phys))
     if report.gaps:
         found.append(_gaps(report.gaps))
-    if report.diverged_objects:
+    if report.hidden_messages or report.diverged_objects:
+        hidden = counted(report.hidden_messages, "archived message")
         found.append(Finding(
             "diverged-log",
-            "the broker's log was truncated or replaced; objects with messages that it lost, to be deleted: "
-            f"{report.diverged_objects:,}",
+            f"the broker's log was truncated or replaced: {hidden if report.hidden_messages else 'messages'} that it "
+            f"lacks {'is' if report.hidden_messages == 1 else 'are'} hidden",
             "tiered ls ARCHIVE_URL --histories lists them; put the broker's earlier log back, or do nothing",
         ))  # fmt: skip
     for task in report.tasks:

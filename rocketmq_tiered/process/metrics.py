@@ -180,6 +180,11 @@ def _garbage_families(report: StatusReport) -> Iterator[Metric]:
             "Objects of a truncated or replaced log that wait for their deletion.",
             report.diverged_objects,
         ),
+        (
+            "hidden_messages",
+            "Messages that a truncated or replaced log has hidden, within gc.diverged_grace_ms.",
+            report.hidden_messages,
+        ),
     ]
     yield from _families(GaugeMetricFamily, gauges)
 

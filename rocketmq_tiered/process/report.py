@@ -107,6 +107,8 @@ class StatusReport:
     """Why changed settings are not in effect; empty if they are."""
     diverged_objects: int = 0
     """Objects of a truncated or replaced log that `gc` deletes after gc.diverged_grace_ms."""
+    hidden_messages: int = 0
+    """Messages that log histories begun within gc.diverged_grace_ms have hidden."""
     compaction: CompactionStatus | None = None
     """Its task, with figures. None if compaction.every_ms is 0, or from a catalog."""
     commits_a_day: int | None = None

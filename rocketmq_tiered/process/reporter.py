@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from rocketmq_tiered.process.archive_growth import GrowthMeter, with_growth
 from rocketmq_tiered.process.lag import measure_lag
@@ -22,14 +23,17 @@ from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.retention import short_margin_s
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.hidden_history import hidden_since
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
 from tiered.model.queue import TopicFilter
+from tiered.settings.retention_sections import GcSettings
 from uploader.offload import OffloadStatus
 
 REPORT_EVERY_S = 1.0
 COSTLY_S = 0.05
 """From this processor time on a report is made by a thread of its own."""
+_GRACES: Final = GcSettings()
 COST_SHARE = 4.0
 """A report is reused for so many times the processor time that it took: reports take a fifth of a core at most."""
 
@@ -43,7 +47,7 @@ class Reporter:
         view: BrokerStore,
         topic_filter: TopicFilter,
         *,
-        gc_grace_ms: int = 0,
+        gc: GcSettings = _GRACES,
         monotonic_s: Callable[[], float] = time.monotonic,
         cpu_s: Callable[[], float] = time.thread_time,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -51,7 +55,7 @@ class Reporter:
         self._head = head
         self._view = view
         self._filter = topic_filter
-        self._gc_grace_ms = gc_grace_ms
+        self._gc = gc
         self._monotonic_s, self._cpu_s = monotonic_s, cpu_s
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
@@ -112,6 +116,7 @@ class Reporter:
                 ),
                 garbage_overdue_seconds=self._overdue_s(state.oldest_garbage_ms),
                 diverged_objects=state.diverged_count,
+                hidden_messages=self._hidden(state),
             )
             try:
                 self._view.commit_log.refresh()
@@ -129,7 +134,10 @@ class Reporter:
             self._view.close()
 
     def _overdue_s(self, garbage_ms: int | None) -> float:
-        return seconds_since(None if garbage_ms is None else garbage_ms + self._gc_grace_ms, self._wall_ms())
+        return seconds_since(None if garbage_ms is None else garbage_ms + self._gc.grace_ms, self._wall_ms())
+
+    def _hidden(self, state: CatalogState) -> int:
+        return hidden_since(state, self._wall_ms() - self._gc.diverged_grace_ms)
 
     def _fresh(self, status: OffloadStatus) -> StatusReport:
         pins = status.pins if status.pins is not None else PinStatus()
@@ -162,7 +170,7 @@ class Reporter:
         if status.catalog is not None:
             now_s = self._monotonic_s()
             growth = self._meter.measure(now_s, status.catalog, status.commits, status.catalog_bytes)
-            report = with_growth(report, growth)
+            report = with_growth(replace(report, hidden_messages=self._hidden(status.catalog)), growth)
         if not status.bound_reason:
             return replace(report, bound_phys=None)  # no bound yet
         try:

@@ -167,7 +167,7 @@ class UploaderJob:
             gc_interval_seconds=self._tasks.expiry.status.interval_seconds,
         )
         view = open_store_of(settings, conf, pinned)
-        self._reporter = Reporter(head, view, topic_filter, gc_grace_ms=settings.gc.grace_ms)
+        self._reporter = Reporter(head, view, topic_filter, gc=settings.gc)
         opened.callback(self._reporter.close)
 
     def _add_compaction(

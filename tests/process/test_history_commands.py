@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_messages_of_a_truncated_log_are_listed_read_and_brought_back(
     assert len(lost) == LONG - SHORT
     assert cat(run, url, "--history", "1") == lost
     assert cat(run, url, "--history", "2") == cat(run, url)
-    assert json.loads(run("status", url, "--json")[1])["divergedObjects"] > 0
+    assert json.loads(run("status", url, "--json")[1])["hiddenMessages"] == LONG - SHORT
     assert run("verify", url)[0] == 0
 
     before = set(Path(url.removeprefix("file://")).rglob("*.s*o"))
@@ -61,8 +62,19 @@ def test_messages_of_a_truncated_log_are_listed_read_and_brought_back(
     assert set(Path(url.removeprefix("file://")).rglob("*.s*o")) == before
     histories = json.loads(run("ls", url, "--histories", "--json")[1])["histories"]
     assert [item["hiddenMessages"] for item in histories] == [0, 0, 0]
-    assert json.loads(run("status", url, "--json")[1])["divergedObjects"] == 0
+    assert json.loads(run("status", url, "--json")[1])["hiddenMessages"] == 0
     assert run("verify", url)[0] == 0
+
+
+def test_status_says_what_a_log_without_common_records_has_hidden(run: Run, tmp_path: Path) -> None:
+    write_store(tmp_path / "one", SPEC, messages=LONG)
+    write_store(tmp_path / "other", replace(SPEC, seed=2), messages=SHORT)
+    url = f"file://{tmp_path}/archive"
+    for store, hidden in (("one", 0), ("other", LONG), ("one", SHORT)):
+        backfill(tmp_path / store, FileStore(tmp_path / "archive"), replace_log=True)
+        assert json.loads(run("status", url, "--json")[1])["hiddenMessages"] == hidden
+        line = f"{hidden} archived messages that it lacks are hidden"
+        assert (line in run("status", url)[1]) == bool(hidden)
 
 
 @pytest.mark.parametrize("option", ["--follow", "--at-version=1"])

@@ -18,6 +18,7 @@ from tests.end_to_end.offloading import FILTER
 from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.memory import MemoryStore
+from tiered.settings.retention_sections import GcSettings
 from uploader.offload import OffloadStatus
 
 pytestmark = pytest.mark.integration  # whole uploaders and processes
@@ -143,7 +144,7 @@ def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroke
         offloader.run(threading.Event(), follow=False)
         status = offloader.status()
         view = open_broker_store(tmp_path / "store")
-        reporter = Reporter(HEAD, view, FILTER, gc_grace_ms=200_000, wall_ms=lambda: now_ms)
+        reporter = Reporter(HEAD, view, FILTER, gc=GcSettings(grace_ms=200_000), wall_ms=lambda: now_ms)
         assert status is not None
         report = reporter.report(
             lambda: replace(

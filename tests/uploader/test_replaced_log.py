@@ -117,7 +117,7 @@ def test_a_run_beside_a_much_shorter_log_stops_and_one_beside_a_little_shorter_c
     follow_a_while(tmp_path / "copy", memory)
     after = load(archive)
     assert [history.common_version > 0 for history in after.log_histories] == [True]
-    assert any("archived bytes are superseded" in record.getMessage() for record in caplog.records)
+    assert any("archived messages hidden" in record.getMessage() for record in caplog.records)
     reasons = {pending.reason for pending in after.pending_deletions.values()}
     assert "diverged" in reasons
     gone = {key for key, pending in after.pending_deletions.items() if pending.reason == "diverged"}

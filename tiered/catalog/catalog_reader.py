@@ -139,13 +139,20 @@ def shared_version(histories: Sequence[LogHistory], version: int, other: int) ->
 def spans_to(histories: Sequence[LogHistory], version: int) -> list[tuple[int, int]]:
     """Versions (first, last), newest first, that led to ``version``."""
     spans, last = list[tuple[int, int]](), version
-    for history in reversed(histories):
-        if history.version > last:
-            continue  # begun later, or abandoned by a newer history
+    for history in histories_to(histories, version):
         spans.append((history.version + 1, last))
         last = history.common_version
     spans.append((1, last))
     return [(first, last) for first, last in spans if first <= last]
+
+
+def histories_to(histories: Sequence[LogHistory], version: int) -> Iterator[LogHistory]:
+    """The histories whose begins led to ``version``, newest first: others began later, or were abandoned."""
+    last = version
+    for history in reversed(histories):
+        if history.version <= last:
+            yield history
+            last = history.common_version
 
 
 def newest_log_check(store: ObjectStore, first: int, last: int) -> tuple[int, LogCheck, int] | None:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tiered.catalog.catalog_reader import history_spans, read_root
+from tiered.catalog.catalog_reader import histories_to, history_spans, read_root
 from tiered.catalog.deletions import PendingDeletion, Reason, read_list
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import Page, RunIndex
@@ -85,6 +85,12 @@ def message_count(hidden: CatalogState) -> int:
     """How many visible messages ``hidden`` took out."""
     shown = hidden.table["flags"] & QUEUE_HIDDEN == 0
     return int(hidden.table["row_count"][shown].sum())
+
+
+def hidden_since(state: CatalogState, since_ms: int) -> int:
+    """How many messages log histories have hidden after ``since_ms``, without those that are visible again."""
+    found = histories_to(state.log_histories, state.version)
+    return sum(history.hidden_messages for history in found if history.created_ms > since_ms)
 
 
 def _part(state: CatalogState, queues: Sequence[QueueKey], table: Table) -> CatalogState:
