@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rocketmq_tiered.page.access_token import read_token
+from rocketmq_tiered.server.security.rules_file import RulesFile, read_rules
 from tests.broker_store.unprivileged import UNPRIVILEGED_UID, run_unprivileged
-from tiered.errors import AccessDeniedError
+from tiered.errors import AccessDeniedError, UsageError
 from tiered.private_directory import check_private, exposed_parent, log_exposed_parent, make_private
+from tiered.remoting.credentials import read_credentials
+from tiered.remoting.tls import password_in
 
 SETTING = "process.state_dir"
 
@@ -105,3 +109,48 @@ def test_a_parent_in_which_others_rename_is_logged(
     is_exposed = mode == 0o777
     assert exposed_parent(tmp_path / "between" / "state") == (tmp_path if is_exposed else None)
     assert (f"by other users, who can change {tmp_path}" in caplog.text) is is_exposed
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "serve.acl_file": ("accounts: []\n", read_rules),
+    "admin.token_file": ("0123456789abcdef\n", lambda path: read_token(str(path))),
+    "broker.credentials_file": ("accessKey: a\nsecretKey: b\n", read_credentials),
+    "serve.tls_key_password_file": ("secret\n", lambda path: password_in(str(path), "serve.tls_key_password_file")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", READERS)
+def test_a_file_of_secrets_is_refused_if_others_write_it_and_named_if_they_read_it(
+    tmp_path: Path, setting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    content, read = READERS[setting]
+    path = tmp_path / "file"
+    path.write_text(content)
+    path.chmod(0o666)
+    with pytest.raises(UsageError, match="mode 0666") as refused:
+        read(path)
+    assert setting in str(refused.value) and f"chmod 600 {path}" in refused.value.hint
+    path.chmod(0o644)
+    read(path)
+    assert [setting in line and "mode 0644" in line for line in caplog.messages] == [True]
+    path.chmod(0o600)
+    read(path)
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("setting", READERS)
+def test_a_pipe_instead_of_a_file_of_secrets_is_refused(tmp_path: Path, setting: str) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UsageError, match="not a regular file"):
+        READERS[setting][1](tmp_path / "pipe")
+
+
+def test_rules_that_others_may_write_now_are_not_reloaded(tmp_path: Path) -> None:
+    path, reloads = tmp_path / "rules", list[bool]()
+    path.write_text("accounts: [{accessKey: reader1, secretKey: secret1}]\n")
+    path.chmod(0o600)
+    rules = RulesFile(path, reloads.append)
+    path.write_text("accounts: [{accessKey: planted1, secretKey: secret1}]\n\n")
+    path.chmod(0o666)
+    rules.reload(10.0)
+    assert list(rules.rules.accounts) == ["reader1"] and reloads == [False]

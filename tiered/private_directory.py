@@ -1,6 +1,8 @@
-"""Directories whose files this process trusts: state, pins, caches. No other user may change or, once made, read them.
+"""Directories and files that this process trusts: state, pins, caches; secrets and rules. No other user may change
+them, or read what it makes.
 
-One that belongs to another user or that others can write to is refused: what is in it may be planted. Root is trusted.
+A directory that belongs to another user or that others can write to is refused: what is in it may be planted. Root is
+trusted.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from tiered.errors import AccessDeniedError
+from tiered.errors import AccessDeniedError, UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,22 @@ def check_files(directory: Path, setting: str) -> None:
 def is_own(status: os.stat_result) -> bool:
     """Whether only this user or root can have written a file; a symbolic link is none."""
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
+
+
+def check_trusted_file(path: Path, setting: str, *, is_secret: bool = True) -> None:
+    """Check a file with secrets, rules or trusted certificates before it is read; a secret that other users can read is
+    logged. Raises UsageError for one that they can write, or that is not a regular file, and OSError."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{setting} = {path} is not a regular file", hint=f"set {setting}")
+    mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
+    if status.st_mode & stat.S_IWOTH:
+        raise UsageError(
+            f"{setting} = {path} can be written by other users ({mode})",
+            hint=f"check its content, then chmod 600 {path}",
+        )
+    if is_secret and status.st_mode & stat.S_IROTH:
+        logger.warning("%s = %s can be read by other users (%s): chmod 600 %s", setting, path, mode, path)
 
 
 def log_exposed_parent(directory: Path) -> None:

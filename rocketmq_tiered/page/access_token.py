@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from tiered.errors import UsageError
+from tiered.private_directory import check_trusted_file
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ def read_token(path: str) -> str:
         return ""
     hint = f"write a line of {CHARS_MIN} characters or more to it, such as the output of openssl rand -hex 24"
     try:
+        check_trusted_file(Path(path), "admin.token_file")
         with Path(path).open(encoding="utf-8") as file:
             token = file.readline(CHARS_MAX).strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tiered.errors import UsageError
+from tiered.private_directory import check_trusted_file
 
 ACCESS_KEY, SIGNATURE, SECURITY_TOKEN = "AccessKey", "Signature", "SecurityToken"
 
@@ -51,6 +52,7 @@ def read_credentials(path: Path) -> Credentials:
 
     hint = "set broker.credentials_file to YAML with accessKey and secretKey, like mqadmin's conf/tools.yml"
     try:
+        check_trusted_file(path, "broker.credentials_file")
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint=hint) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiered.errors import UsageError
+from tiered.private_directory import check_trusted_file
 from tiered.remoting.tls_context_cache import TlsContextCache
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ def _trust(context: ssl.SSLContext, ca: str) -> None:
         context.load_default_certs()
         return
     try:
+        check_trusted_file(Path(ca), "broker.tls_ca", is_secret=False)
         context.load_verify_locations(ca)
     except OSError as error:  # ssl.SSLError is one
         raise UsageError(
@@ -188,6 +190,7 @@ def _trust(context: ssl.SSLContext, ca: str) -> None:
 def _show(context: ssl.SSLContext, options: TlsOptions) -> None:
     password = password_in(options.key_password, "broker.tls_key_password_file")
     try:
+        check_trusted_file(Path(options.key or options.certificate), "broker.tls_key")
         context.load_cert_chain(options.certificate, options.key or None, password=password)
     except OSError as error:
         files = f"broker.tls_certificate = {options.certificate}"
@@ -205,6 +208,7 @@ def password_in(path: str, setting: str) -> str:
     if not path:
         return ""
     try:
+        check_trusted_file(Path(path), setting)
         with Path(path).open(encoding="utf-8") as file:
             return file.readline(PASSWORD_CHARS_MAX).rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -15,6 +15,7 @@ from rocketmq_tiered.server.wire.listener import ServerOptions
 from rocketmq_tiered.server.wire.request import Peer
 from tiered.errors import UsageError
 from tiered.model.address import host_and_port
+from tiered.private_directory import check_trusted_file
 from tiered.remoting.tls import password_in
 from tiered.remoting.tls_context_cache import TlsContextCache
 from tiered.settings.sections import ServeSettings
@@ -79,8 +80,10 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
+        check_trusted_file(Path(settings.tls_key or settings.tls_certificate), "serve.tls_key")
         context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, password=password)
         if settings.tls_client_ca:
+            check_trusted_file(Path(settings.tls_client_ca), "serve.tls_client_ca", is_secret=False)
             context.load_verify_locations(settings.tls_client_ca)
             is_required = settings.tls_client_required
             context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL

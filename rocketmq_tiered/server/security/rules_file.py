@@ -13,6 +13,8 @@ import yaml
 from rocketmq_tiered.server.security.plain_acl import PlainAcl
 from rocketmq_tiered.server.security.rules import Rules, RulesError
 from rocketmq_tiered.server.security.user_acl import UserAcl
+from tiered.errors import UsageError
+from tiered.private_directory import check_trusted_file
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +23,9 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
 def read_rules(path: Path) -> Rules:
-    """ACL 1.0 if the file has ``accounts``, 5.x users and policies if it has ``users``. Raises RulesError."""
+    """ACL 1.0 if the file has ``accounts``, 5.x users and policies if it has ``users``. Raises UsageError."""
     try:
+        check_trusted_file(path, "serve.acl_file")
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
@@ -44,7 +47,7 @@ def read_rules(path: Path) -> Rules:
 
 
 class RulesFile:
-    """The rules in force. ``on_reload``: called after each reload with whether it succeeded. Raises RulesError if the
+    """The rules in force. ``on_reload``: called after each reload with whether it succeeded. Raises UsageError if the
     file is invalid at the start."""
 
     def __init__(self, path: Path, on_reload: Callable[[bool], None] = lambda _: None) -> None:
@@ -64,7 +67,7 @@ class RulesFile:
         self._mark = mark
         try:
             self.rules = read_rules(self._path)
-        except RulesError as error:
+        except UsageError as error:
             logger.error("access rules not reloaded, the old ones stay: %s", error)
             self._on_reload(False)
         else:
