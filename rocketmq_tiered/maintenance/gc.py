@@ -13,6 +13,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -31,7 +32,7 @@ from tiered.catalog.garbage import COLLECTED, GcPlan, Grace, KeySet, plan_gc, re
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, size_text
-from tiered.errors import AccessDeniedError, TieredError, UsageError
+from tiered.errors import AccessDeniedError, RefusedRequestError, TieredError, UsageError
 from tiered.formats.keys import DATA_PREFIX
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.retention_sections import GcSettings
@@ -154,7 +155,8 @@ def collect(
     """Carry out ``plan``, of ``state``. Raises AccessDeniedError when the account may not delete: before anything is
     withdrawn."""
     if plan.delete or plan.purge or plan.lists:
-        store.delete([PROBE_KEY])  # before anything is withdrawn: that is final
+        with suppress(RefusedRequestError):  # a link in a directory's place concerns the keys below it
+            store.delete([PROBE_KEY])  # before anything is withdrawn: that is final
         collection = _Collection(store, state, plan, clock)
         collection.withdraw()
         left = _delete(store, plan, deletions or Deletions())

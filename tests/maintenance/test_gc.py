@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +21,8 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import Reason
 from tiered.errors import AccessDeniedError
-from tiered.object_store.interface import Body
+from tiered.object_store.file import FileStore
+from tiered.object_store.interface import Body, ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.wrapper import StoreWrapper
 from tiered.settings.retention_sections import GcSettings
@@ -65,7 +68,7 @@ class Dying(StoreWrapper):
             raise CrashError
 
 
-def with_garbage(store: MemoryStore, count: int) -> tuple[CatalogWriter, list[str]]:
+def with_garbage(store: ObjectStore, count: int) -> tuple[CatalogWriter, list[str]]:
     made = writer(store)
     made.claim()
     keys = [f"sets/00/x-1-{number}.sso" for number in range(count)]
@@ -94,6 +97,37 @@ def test_one_object_that_cannot_be_deleted_costs_one_object() -> None:
     again = run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: NOW_MS)
     assert again.delete == [keys[1_234]], "it is tried again"
     assert not list(store.list("sets/00/x-")) and not load(store).pending_deletions
+
+
+class Directory(FileStore):
+    """With the clock of these tests."""
+
+    def clock_ms(self, prefix: str = "") -> int:
+        return NOW_MS
+
+
+def test_links_in_a_directory_are_left_and_do_not_end_a_collection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Directory(tmp_path / "archive")
+    _, keys = with_garbage(store, 3)
+    for path in filter(Path.is_file, (tmp_path / "archive").rglob("*")):
+        os.utime(path, times=(NOW_MS / 1000, NOW_MS / 1000))
+    linked = tmp_path / "archive" / "sets" / "00" / "x-1-1.sso"
+    linked.unlink()
+    (tmp_path / "foreign").mkdir()
+    for name in ("file", "gc-may-delete"):
+        (tmp_path / "foreign" / name).write_bytes(b"not ours")
+    linked.symlink_to(tmp_path / "foreign" / "file")
+    (tmp_path / "archive" / "data").mkdir(exist_ok=True)
+    (tmp_path / "archive" / "data" / "00").symlink_to(tmp_path / "foreign")
+    (tmp_path / "archive" / "data" / "loop").symlink_to(tmp_path / "archive")
+    plan = run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: NOW_MS)
+    assert not plan.failed and [key for key in plan.delete if key in keys] == [keys[0], keys[2]]
+    assert any(f"{keys[1]} is a link" in line for line in caplog.messages)
+    assert not list(store.list("sets/00/x-"))
+    assert sorted(path.name for path in (tmp_path / "foreign").iterdir()) == ["file", "gc-may-delete"]
+    assert linked.is_symlink()
 
 
 def test_a_store_that_refuses_everything_is_not_tried_key_by_key() -> None:

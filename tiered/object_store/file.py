@@ -4,6 +4,9 @@ An object is written to an anonymous file (O_TMPFILE), synced, and then named by
 exists: one caller wins, and neither a crash nor a full disk leaves anything behind. Without anonymous files a named
 one under ``.uploads/`` is used, without hard links renameat2(RENAME_NOREPLACE); never a plain rename. The directory is
 synced before the call returns, and before AlreadyExistsError, so that the existing object is durable too.
+
+Only directories and regular files below the root count: nothing is read, written, listed or deleted through a symbolic
+link, and no pipe or device is waited for.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import logging
 import os
 import stat
 import threading
@@ -47,6 +51,8 @@ from tiered.object_store.interface import (
 from tiered.object_store.key import check_key, is_component
 from tiered.object_store.part_plan import joined, piece_bytes
 
+logger = logging.getLogger(__name__)
+
 UPLOADS = ".uploads"
 WRITE_BYTES_MAX = 8 * 1024 * 1024
 PIECES_MAX = 512
@@ -64,6 +70,10 @@ _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.E
 _NO_KERNEL_COPY = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _MISSING = frozenset({errno.ENOENT})
 _REFUSED = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP})
+_IRREGULAR = frozenset({errno.ELOOP, errno.ENXIO})
+"""Opening a link without following it; a socket, or a device without a driver."""
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_NAMED_MAX = 100
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _MKDIR_ATTEMPTS_MAX = 10
@@ -80,6 +90,8 @@ class FileStore:
         self.writes_anonymously = True
         """A file has no name until it is complete; False once the file system refused that."""
         self._has_swept = False
+        self._named: set[str] = set()
+        """Entries that are no objects, logged once each."""
         self._identity: tuple[int, int] | None = None
         """Device and inode of the directory at the first write: it is not recreated when its disk is unmounted."""
 
@@ -130,7 +142,7 @@ class FileStore:
 
     def _create(self, key: str, timeout_s: float | None, write: Callable[[int, float | None], int]) -> None:
         """Create ``key`` with what ``write`` (descriptor, deadline) writes; it returns the length."""
-        target = self._path(key)
+        check_object_key(key)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._translated(key):
             self._require_root()
@@ -140,9 +152,10 @@ class FileStore:
                 if written > CACHE_BYTES_MAX:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 _refuse_late(deadline_s, key)
-                self._publish(descriptor, name, target)
+                self._publish(descriptor, name, key)
             try:
-                _sync_directory(os.path.dirname(target))
+                with self._directory_of(key) as directory:
+                    _sync_directory(directory)
             except FileNotFoundError:
                 pass  # already deleted
             except OSError as error:
@@ -170,65 +183,74 @@ class FileStore:
     @contextmanager
     def _upload_file(self) -> Iterator[tuple[int, str | None]]:
         """A file without a visible name: (descriptor, None), or (descriptor, private name), removed at the end."""
-        descriptor, name = self._open_upload()
-        try:
-            yield descriptor, name
-        finally:
-            os.close(descriptor)
-            if name is not None:
-                with suppress(FileNotFoundError):  # renamed to its final name
-                    os.unlink(name)
-
-    def _open_upload(self) -> tuple[int, str | None]:
         if self.writes_anonymously:
             try:
-                return self._readable(os.open(self._root, os.O_TMPFILE | os.O_RDWR, 0o600)), None
+                descriptor = self._readable(os.open(self._root, os.O_TMPFILE | os.O_RDWR, 0o600))
             except OSError as error:
                 if error.errno not in _NO_ANONYMOUS_FILES:
                     raise
                 self.writes_anonymously = False
-        directory = os.path.join(self._root, UPLOADS)
-        self._make_directory(directory)
+            else:
+                try:
+                    yield descriptor, None
+                finally:
+                    os.close(descriptor)
+                return
         unique = f"{os.getpid()}-{threading.get_native_id()}-{next(self._upload_numbers)}-{time.time_ns()}"
-        name = os.path.join(directory, unique)
-        descriptor = self._readable(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        if not self._has_swept:
-            self._has_swept = True
-            _remove_older(directory, os.fstat(descriptor).st_mtime - LEFT_OVER_S)
-        return descriptor, name
+        with self._directory_of(f"{UPLOADS}/{unique}", is_made=True) as directory:
+            name = os.path.join(directory, unique)
+            descriptor = self._readable(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            try:
+                if not self._has_swept:
+                    self._has_swept = True
+                    _remove_older(directory, os.fstat(descriptor).st_mtime - LEFT_OVER_S)
+                yield descriptor, name
+            finally:
+                os.close(descriptor)
+                with suppress(FileNotFoundError):  # renamed to its final name
+                    os.unlink(name)
 
     def _readable(self, descriptor: int) -> int:
         """``descriptor``, of a file that its readers can read."""
         os.fchmod(descriptor, self._file_mode)
         return descriptor
 
-    def _publish(self, descriptor: int, name: str | None, target: str) -> None:
+    def _publish(self, descriptor: int, name: str | None, key: str) -> None:
         source = f"/proc/self/fd/{descriptor}" if name is None else name
         for _ in range(_MKDIR_ATTEMPTS_MAX):
-            try:
-                self._make_directory(os.path.dirname(target))
-                _link(source, target, follow=name is None)
+            with suppress(
+                FileNotFoundError
+            ):  # a concurrent delete removed the directory when it became empty
+                with self._directory_of(key, is_made=True) as directory:
+                    self._name(source, os.path.join(directory, os.path.basename(key)), follow=name is None)
                 return
-            except FileExistsError:
-                with suppress(FileNotFoundError):  # the existing object is already deleted
-                    _sync_directory(os.path.dirname(target))
+        raise UnavailableError(f"{self.url}: the directory of {key} is removed repeatedly")
+
+    def _name(self, source: str, target: str, *, follow: bool) -> None:
+        try:
+            _link(source, target, follow=follow)
+        except FileExistsError:
+            with suppress(FileNotFoundError):  # the existing object is already deleted
+                _sync_directory(os.path.dirname(target))
+            raise
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if follow or error.errno not in _NO_HARD_LINKS:
                 raise
-            except FileNotFoundError:
-                continue  # a concurrent delete removed the directory when it became empty
-            except OSError as error:
-                if name is None or error.errno not in _NO_HARD_LINKS:
-                    raise
-                _rename_noreplace(name, target)
-                return
-        raise UnavailableError(f"{self.url}: the directory of {target} is removed repeatedly")
+            _rename_noreplace(source, target)
 
     def _make_directory(self, directory: str) -> None:
-        """Create ``directory`` and its parents durably."""
+        """Create the root ``directory`` and its parents durably."""
         if os.path.isdir(directory):
             return
         parent = os.path.dirname(directory)
         if parent != directory:
             self._make_directory(parent)
+        self._make_entry(parent, os.path.basename(directory))
+
+    def _make_entry(self, parent: str, name: str) -> None:
+        directory = os.path.join(parent, name)
         with suppress(FileExistsError):
             os.mkdir(directory, 0o700)
             if self._directory_mode != 0o700:
@@ -239,27 +261,31 @@ class FileStore:
     def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore. Empty directories are removed too."""
         directories = set()
-        for key in keys:
-            path = self._path(key)
+        for key in map(check_object_key, keys):
             with self._translated(key), suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(path)
-                directories.add(os.path.dirname(path))
+                with self._directory_of(key) as directory:
+                    path = os.path.join(directory, os.path.basename(key))
+                    self._require_regular(key, os.lstat(path))
+                    os.unlink(path)
+                directories.add(os.path.dirname(key))
         for directory in sorted(directories, key=len, reverse=True):
-            with self._translated(os.path.relpath(directory, self._root)):
+            with self._translated(directory):
                 self._remove_empty(directory)
 
     def _remove_empty(self, directory: str) -> None:
-        """Remove ``directory`` and its empty parents, and sync the first that stays."""
+        """Remove ``directory``, below the root, and its empty parents, and sync the first that stays."""
         with suppress(FileNotFoundError):  # a concurrent delete was faster
-            while len(directory) > len(self._root):
-                try:
-                    os.rmdir(directory)
-                except FileNotFoundError:
-                    raise
-                except OSError:
-                    break  # in use, or no permission: an empty directory is no object
+            while directory:
+                with self._directory_of(directory) as parent:
+                    try:
+                        os.rmdir(os.path.join(parent, os.path.basename(directory)))
+                    except FileNotFoundError:
+                        raise
+                    except OSError:
+                        break  # in use, or no permission: an empty directory is no object
                 directory = os.path.dirname(directory)
-            _sync_directory(directory)
+            with self._directory_of(os.path.join(directory, "-")) as stays:
+                _sync_directory(stays)
 
     # -- reading -----------------------------------------
 
@@ -280,13 +306,22 @@ class FileStore:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
-        path = self._path(key)
+        check_object_key(key)
         with self._translated(key):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            with self._directory_of(key) as directory:
+                try:
+                    # Without O_NONBLOCK a pipe is waited for until somebody writes to it.
+                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                    descriptor = os.open(os.path.join(directory, os.path.basename(key)), flags)
+                except OSError as error:
+                    if error.errno not in _IRREGULAR:
+                        raise
+                    raise self._irregular(key) from error
             try:
                 status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
+                if stat.S_ISDIR(status.st_mode):
                     raise NotFoundError(f"{self.url}/{key} does not exist")
+                self._require_regular(key, status)
                 yield descriptor, status.st_size
             finally:
                 os.close(descriptor)
@@ -309,6 +344,9 @@ class FileStore:
     def _walk(self, parent: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
         for name, is_directory in self._entries(parent):
             path = parent + name
+            if is_directory is None:
+                self._log_irregular(path)
+                continue
             if is_directory:
                 branch = path + "/"
                 if not (branch.startswith(prefix) or prefix.startswith(branch)):
@@ -317,12 +355,16 @@ class FileStore:
                     yield from self._walk(branch, prefix, start_after)
             elif path.startswith(prefix) and path > start_after:
                 with self._translated(path), suppress(FileNotFoundError):
-                    status = os.stat(os.path.join(self._root, path))
+                    status = os.lstat(os.path.join(self._root, path))
                     yield ObjectInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
-    def _entries(self, parent: str) -> Sequence[tuple[str, bool]]:
-        with self._translated(parent), suppress(FileNotFoundError, NotADirectoryError):
-            return _sorted_entries(os.path.join(self._root, parent), hidden="" if parent else UPLOADS)
+    def _entries(self, parent: str) -> Sequence[tuple[str, bool | None]]:
+        with (
+            self._translated(parent),
+            suppress(FileNotFoundError, NotADirectoryError),
+            self._directory_of(parent + "-") as directory,
+        ):
+            return _sorted_entries(directory, hidden="" if parent else UPLOADS)
         return ()
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
@@ -345,10 +387,47 @@ class FileStore:
 
     # -- names and errors -----------------------------------------
 
-    def _path(self, key: str) -> str:
-        if check_key(key).split("/", 1)[0] == UPLOADS:
-            raise RefusedRequestError(f"{self.url}: {UPLOADS} is reserved")
-        return os.path.join(self._root, key)
+    @contextmanager
+    def _directory_of(self, key: str, *, is_made: bool = False) -> Iterator[str]:
+        """A path to the directory of ``key`` that leads through no link, inside the block. Raises RefusedRequestError
+        for a link in its place, and OSError."""
+        descriptor = os.open(self._root, _DIRECTORY)
+        try:
+            for part in key.split("/")[:-1]:
+                outer = descriptor
+                descriptor = self._entered(outer, part, key, is_made=is_made)
+                os.close(outer)
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+
+    def _entered(self, outer: int, part: str, key: str, *, is_made: bool) -> int:
+        try:
+            return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
+        except FileNotFoundError:
+            if not is_made:
+                raise
+            self._make_entry(f"/proc/self/fd/{outer}", part)
+            return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
+        except NotADirectoryError:
+            if not stat.S_ISLNK(os.stat(part, dir_fd=outer, follow_symlinks=False).st_mode):
+                raise
+            raise RefusedRequestError(
+                f"{self.url}/{key}: {part} is a symbolic link",
+                hint="replace it with a directory: an archive is not read, listed or deleted through links",
+            ) from None
+
+    def _require_regular(self, key: str, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            raise self._irregular(key)
+
+    def _irregular(self, key: str) -> RefusedRequestError:
+        return RefusedRequestError(f"{self.url}/{key} is not a regular file", hint="remove it")
+
+    def _log_irregular(self, key: str) -> None:
+        if key not in self._named and len(self._named) < _NAMED_MAX:
+            self._named.add(key)
+            logger.warning("%s/%s is a link, or no regular file: it is left as it is", self.url, key)
 
     @contextmanager
     def _translated(self, key: str) -> Iterator[None]:
@@ -356,6 +435,13 @@ class FileStore:
             yield
         except OSError as error:
             raise file_error(error, f"{self.url}/{key}") from error
+
+
+def check_object_key(key: str) -> str:
+    """``key``. Raises UsageError for an invalid one, RefusedRequestError for a reserved one."""
+    if check_key(key).split("/", 1)[0] == UPLOADS:
+        raise RefusedRequestError(f"{UPLOADS} is reserved")
+    return key
 
 
 def file_error(error: OSError, where: str) -> TieredError:
@@ -430,15 +516,22 @@ def _copy_range(
         os.posix_fadvise(source, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
 
 
-def _sorted_entries(directory: str, *, hidden: str) -> list[tuple[str, bool]]:
-    """(name, is a directory) in the order of keys: a directory sorts as its name and a slash."""
+def _sorted_entries(directory: str, *, hidden: str) -> list[tuple[str, bool | None]]:
+    """(name, is a directory) in the order of keys: a directory sorts as its name and a slash. None: neither a
+    directory nor a regular file."""
     with os.scandir(directory) as entries:
         found = [
-            (entry.name, entry.is_dir())
+            (entry.name, _is_directory(entry))
             for entry in entries
             if entry.name != hidden and is_component(entry.name)  # not lost+found, which only root can read
         ]
     return sorted(found, key=lambda entry: entry[0] + "/" if entry[1] else entry[0])
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool | None:
+    if entry.is_dir(follow_symlinks=False):
+        return True
+    return False if entry.is_file(follow_symlinks=False) else None
 
 
 def _remove_older(directory: str, than_s: float) -> None:
