@@ -16,7 +16,7 @@ from tiered.object_store.interface import ObjectRange
 
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
-    """With one object beside the links that tests make; ``tmp_path / foreign`` has a file of somebody else."""
+    """With one object beside the links that tests make; ``tmp_path / foreign`` has a file of another user."""
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "file").write_bytes(b"not ours")
     store = FileStore(tmp_path / "archive")

@@ -310,7 +310,7 @@ class FileStore:
         with self._translated(key):
             with self._directory_of(key) as directory:
                 try:
-                    # Without O_NONBLOCK a pipe is waited for until somebody writes to it.
+                    # Without O_NONBLOCK opening a pipe waits for a writer.
                     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                     descriptor = os.open(os.path.join(directory, os.path.basename(key)), flags)
                 except OSError as error:
