@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tiered.catalog.floors import rows_below
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
@@ -115,7 +116,10 @@ def _expired_bytes(state: CatalogState, key: QueueKey, row: Table, index: RunInd
     found = index.window(state, key, low)
     # The first offset may be in a gap, or the run is not in a page yet.
     runs = index.runs_of(state, key).runs if found is None else found[1].runs
-    return int(runs["base_byte"][np.argmax(runs["end_queue_offset"] > low)])
+    first = int(np.argmax(runs["end_queue_offset"] > low))
+    dead = rows_below(runs[first : first + 1], np.array([low]))
+    run = runs[first]
+    return int(run["base_byte"]) + int(run["byte_count"]) * int(dead[0]) // max(1, int(run["rows"]))
 
 
 def _gaps_by_row(gaps: Table) -> dict[int, tuple[GapListing, ...]]:

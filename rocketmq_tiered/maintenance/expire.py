@@ -7,6 +7,7 @@ again against the newest state, without a second pass. What expires is decided i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +23,7 @@ from rocketmq_tiered.maintenance.expire_plan import (
     MissedPasses,
 )
 from rocketmq_tiered.maintenance.gc import require_same_clock
-from tiered.archive.segment_reader import SegmentCache
+from tiered.archive.segment_reader import SegmentCache, SegmentReader
 from tiered.catalog.commit import NO_PAGES, CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason
 from tiered.catalog.floors import is_expired
@@ -34,12 +35,15 @@ from tiered.catalog.page_merge import merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.requirements import LOG_HISTORY, Floors, Requirements, histories_of
 from tiered.catalog.state import CatalogState, RunChunk
-from tiered.errors import UsageError
+from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import catalog_key
 from tiered.formats.run_part import CatalogRun
+from tiered.formats.segment import RowTable
 from tiered.model.tables import OBJECT_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.topic_rules import TopicRule
+
+logger = logging.getLogger(__name__)
 
 MERGED_RUNS = 32_768
 LIST_ENTRIES_MAX = 65_536
@@ -81,8 +85,8 @@ def plan_pass(
     erase: Erasure | None = None,
     missed: MissedPasses | None = None,
 ) -> ExpiryPass:
-    """What expires now. Reads every page of the catalog, again if something expires, and tails of objects with LMQ runs
-    that may expire.
+    """What expires now. Reads every page of the catalog, again if something expires, and tails of objects that have LMQ
+    runs that may expire, or runs that a size limit divides.
 
     Raises UsageError when the clock is off, or the topic of ``erase`` is unknown.
     """
@@ -96,8 +100,9 @@ def plan_pass(
         runs["queue"] = rows[runs["queue"]]
         for piece in _by_row(runs):
             planner.add(piece)
-    found = ExpiryPass(planner.plan(_Parents(store, state, index)), oldest_version=state.version)
-    del planner, queues  # their memory is needed for keys of objects
+    reader = _CatalogRuns(store, state, index)
+    found = ExpiryPass(planner.plan(reader.parents, reader.columns), oldest_version=state.version)
+    del planner, queues, reader  # their memory is needed for keys of objects
     if len(found.plan.floors):
         _find_remains(state, index, found)
     return found
@@ -164,7 +169,8 @@ def _queues(state: CatalogState, rule_of: Callable[[str], TopicRule], erase: Era
     if erase is not None and not erased.any():
         raise UsageError(f"topic {erase.topic} is not in the archive", hint="check the name with `tiered ls`")
     floor = state.table["min_queue_offset"].astype(np.int64)
-    return ExpiryQueues(rules, topic, floor, erased)
+    versions = [history.version for history in state.log_histories]
+    return ExpiryQueues(rules, topic, floor, erased, versions)
 
 
 def _commit_times(store: ObjectStore, state: CatalogState, queues: ExpiryQueues, now_ms: int) -> CommitTimes:
@@ -187,37 +193,48 @@ def _by_row(runs: Table) -> list[Table]:
     return [runs[np.argsort(runs["queue"], kind="stable")]] if len(runs) else []
 
 
-@dataclass(frozen=True)
-class _Parents:
-    """Reads which queues the runs of LMQ entries refer to, from the tails of their objects."""
+class _CatalogRuns:
+    """Reads rows of runs from the tails of their objects. Runs are those of a plan: (queue, base_queue_offset, version)
+    finds them."""
 
-    store: ObjectStore
-    state: CatalogState
-    index: RunIndex
+    def __init__(self, store: ObjectStore, state: CatalogState, index: RunIndex) -> None:
+        self._state, self._index, self._segments = state, index, SegmentCache(store)
 
-    def __call__(self, runs: Table) -> Table:
-        segments = SegmentCache(self.store)
+    def columns(self, run: np.void) -> RowTable | None:
+        """See ``size_limits.Columns``."""
+        try:
+            return self._open(run)[1]
+        except (CorruptionError, NotFoundError) as error:
+            logger.warning("a size limit expires a run as a whole, as its rows cannot be read: %s", error)
+            return None
+
+    def parents(self, runs: Table) -> Table:
+        """See ``expire_plan.Parents``."""
         found: list[tuple[int, int, int]] = []
         for number, run in enumerate(runs):
-            offset = int(run["base_queue_offset"])
-            chunk = self._chunk(int(run["queue"]), offset)
-            (at,) = np.flatnonzero(chunk.runs["base_queue_offset"] == offset)
-            place = chunk.objects[chunk.runs["object"][at]]
-            reader = segments.open(
-                chunk.object_keys[int(place["key"])],
-                size_bytes=int(place["size_bytes"]),
-                tail_bytes=int(place["tail_bytes"]),
-            )
-            rows = reader.row_columns(CatalogRun.of(chunk.runs[at]))
+            reader, rows = self._open(run)
             for parent in np.unique(rows.parent).tolist():
                 last = int(rows.parent_queue_offset[rows.parent == parent].max())
-                row = self.state.row_of(reader.queues[parent])
+                row = self._state.row_of(reader.queues[parent])
                 found.append((number, -1 if row is None else row, last + 1))
         return np.array(found, PARENT_DTYPE)
 
+    def _open(self, run: np.void) -> tuple[SegmentReader, RowTable]:
+        """The object of a run, and the run's rows."""
+        offset = int(run["base_queue_offset"])
+        chunk = self._chunk(int(run["queue"]), offset)
+        (at,) = np.flatnonzero(chunk.runs["base_queue_offset"] == offset)
+        place = chunk.objects[chunk.runs["object"][at]]
+        reader = self._segments.open(
+            chunk.object_keys[int(place["key"])],
+            size_bytes=int(place["size_bytes"]),
+            tail_bytes=int(place["tail_bytes"]),
+        )
+        return reader, reader.row_columns(CatalogRun.of(chunk.runs[at]))
+
     def _chunk(self, row: int, offset: int) -> RunChunk:
-        window = self.index.window(self.state, self.state.key_of(row), offset)
-        return self.state.memory_chunk_of(row) if window is None else window[1]
+        window = self._index.window(self._state, self._state.key_of(row), offset)
+        return self._state.memory_chunk_of(row) if window is None else window[1]
 
 
 # -- what is left without a living run ------------------------------------------------------------------------
@@ -245,6 +262,7 @@ def _find_remains(state: CatalogState, index: RunIndex, found: ExpiryPass) -> No
     minimum = state.table["min_queue_offset"].astype(np.int64)
     minimum[found.plan.floors["queue"]] = found.plan.floors["min_queue_offset"]
     living: list[NDArray[np.uint64]] = []
+    found.shared_bytes = found.plan.byte_count
     expired = _Expired()
     for number, page in enumerate(living_runs(index, state)):
         runs, chunk = page.chunk.runs, page.chunk
@@ -256,7 +274,8 @@ def _find_remains(state: CatalogState, index: RunIndex, found: ExpiryPass) -> No
             found.dead_pages.append(state.pages[number].key)
         names = digests(chunk.object_keys)[chunk.objects["key"]]
         living.append(names[np.unique(runs["object"][~dead])])
-        expired.add(chunk, names, runs[dead])
+        if dead.any():
+            expired.add(chunk, names, runs[dead])
     expired.sort_out(KeySet.of_digests(living), found)
 
 
@@ -290,7 +309,7 @@ class _Expired:
         starts = np.flatnonzero(np.append(True, digests[1:] != digests[:-1]))
         stays = living.holds(digests[starts])
         message_bytes = np.add.reduceat(np.concatenate(self._message_bytes)[order], starts)
-        found.shared_bytes = int(message_bytes[stays].sum())
+        found.shared_bytes = max(0, found.shared_bytes - int(message_bytes[~stays].sum()))
         gone = order[starts[~stays]]
         found.object_bytes = int(np.concatenate(self._object_bytes)[gone].sum())
         is_gone = np.zeros(len(order), bool)

@@ -4,9 +4,9 @@
   the time that messages stay after their upload. So a broker's clock that is behind expires nothing early. The newest
   store timestamp counts as no later than the commit, so that one that is ahead keeps nothing long.
 - Whole runs expire, the oldest of a queue first; the first one that stays ends it. A floor only rises.
-- A size limit expires the oldest runs of its topic in the order of the log, over all queues and generations, until the
-  topic's message bytes fit. It alone may expire a message younger than its time to live. Runs behind them follow in the
-  next pass.
+- A size limit (size_limits.py) expires the oldest messages of its topic, over all queues and generations, until the
+  topic's message bytes fit. It alone may expire a message younger than its time to live, and a part of a run. Runs
+  behind them follow in the next pass.
 - A run of LMQ entries expires when all messages that it refers to are below the floors of their queues.
 
 Runs arrive page by page. Memory is a few integers for each queue, and about 100 bytes for each run of a topic with a
@@ -24,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.commit_times import NEVER_MS, CommitTimes
+from rocketmq_tiered.maintenance.size_limits import LIMITED_DTYPE, Columns, SizeLimit, expired_by
+from tiered.catalog.floors import is_expired, rows_below
 from tiered.model.tables import FLOOR_DTYPE, RunKind, Table, positions
 from tiered.settings.topic_rules import TopicRule
 
@@ -37,14 +39,8 @@ _MISSED_MAX = 1000
 _OPEN, _STAYS, _AT_LMQ = 0, 1, 2
 """Where expiry of a queue stands: all runs so far expire; one stays; one of LMQ entries waits for its messages."""
 
-_LIMITED_DTYPE = np.dtype([
-    ("queue", "<u4"), ("rows", "<u4"),
-    ("end_queue_offset", "<i8"), ("byte_count", "<i8"), ("version", "<i8"), ("end_phys", "<i8"), ("newest_ms", "<i8"),
-    ("is_lmq", "?"),
-])  # fmt: skip
-"""A run of a topic with a size limit."""
 LMQ_DTYPE = np.dtype([
-    ("queue", "<u4"), ("rows", "<u4"),
+    ("queue", "<u4"), ("rows", "<i8"),
     ("base_queue_offset", "<i8"), ("end_queue_offset", "<i8"), ("version", "<i8"), ("byte_count", "<i8"),
     ("is_lmq", "?"), ("is_due", "?"),
 ])  # fmt: skip
@@ -64,12 +60,14 @@ Parents = Callable[[Table], Table]
 @dataclass(frozen=True)
 class ExpiryQueues:
     """The queues of an archive by number, hidden ones and earlier generations too. ``topic`` indexes ``rules``;
-    ``floor``: their minimum offsets; ``erased``: all their runs expire, whatever their age."""
+    ``floor``: their minimum offsets; ``erased``: all their runs expire, whatever their age. ``history_versions``: the
+    first version of each log history but the first."""
 
     rules: Sequence[TopicRule]
     topic: Ints
     floor: Ints
     erased: Bools | None = None
+    history_versions: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.topic)
@@ -188,9 +186,9 @@ class ExpiryPlanner:
         queues = self._queues
         queue = runs["queue"].astype(np.int64)
         self._check_order(queue, runs)
-        is_living = runs["end_queue_offset"] > queues.floor[queue]
-        if not is_living.all():
-            runs, queue = runs[is_living], queue[is_living]
+        is_dead = is_expired(runs, queues.floor[queue])
+        if is_dead.any():
+            runs, queue = runs[~is_dead], queue[~is_dead]
         if not len(runs):
             return
         due_ms = self._due_ms(runs, queue)
@@ -201,10 +199,11 @@ class ExpiryPlanner:
         before = self._state[at]
         stays = ~is_due | is_lmq
         length = np.where(before == _OPEN, _prefixes(stays, first), 0)
-        is_expired = _in_prefix(length, first, len(runs))
-        self._expire(runs["end_queue_offset"], runs["rows"], runs["byte_count"], queue, is_expired)
-        if self._missed is not None and is_expired.any():
-            old, ttl_ms = runs[is_expired], self._queues.ttl_ms[queue[is_expired]]
+        is_gone = _in_prefix(length, first, len(runs))
+        self._expire(self._left(runs, queue), queue, is_gone)
+        np.subtract.at(self._topic_bytes, queues.topic[queue[is_gone]], runs["byte_count"][is_gone])
+        if self._missed is not None and is_gone.any():
+            old, ttl_ms = runs[is_gone], self._queues.ttl_ms[queue[is_gone]]
             natural_ms = self._newest_ms(old) + np.minimum(ttl_ms, _TIME_MS_MAX)
             self._missed_bytes += self._missed.taken(natural_ms, old["byte_count"], self._now_ms)
         # The first run that stays decides how the queue is continued.
@@ -213,7 +212,7 @@ class ExpiryPlanner:
         self._state[at[is_ended]] = np.where(is_lmq[end], _AT_LMQ, _STAYS)
         self._next_due_ms[at[is_ended]] = np.where(is_lmq[end], NEVER_MS, due_ms[end])
         self._count(runs, queue)
-        self._hold(runs, queue, is_expired, is_lmq, is_due)
+        self._hold(runs, queue, is_gone, is_lmq, is_due)
 
     def _check_order(self, queue: Ints, runs: Table) -> None:
         if not len(runs):
@@ -245,45 +244,52 @@ class ExpiryPlanner:
         found: Ints = np.minimum(newest_ms, self._commits.of(runs["version"]))
         return found
 
-    def _expire(self, end: Ints, rows: Ints, sizes: Ints, queue: Ints, is_expired: Bools) -> None:
-        """Raise floors over the runs of ``is_expired``, which are in order for each queue."""
-        if not is_expired.any():
+    def _left(self, runs: Table, queue: Ints) -> Table:
+        """``runs`` with rows and bytes above the floor alone; bytes by the share of rows."""
+        dead = rows_below(runs, self._queues.floor[queue])
+        if not dead.any():
+            return runs
+        left = runs.copy()
+        left["rows"] -= dead
+        left["byte_count"] -= runs["byte_count"] * dead // np.maximum(runs["rows"], 1)
+        return left
+
+    def _expire(self, runs: Table, queue: Ints, is_gone: Bools) -> None:
+        """Raise floors over the runs of ``is_gone``, which are in order for each queue."""
+        if not is_gone.any():
             return
-        queue = queue[is_expired]
-        np.maximum.at(self._floor, queue, end[is_expired])
-        np.add.at(self._expired_rows, queue, rows[is_expired])
-        np.subtract.at(self._topic_bytes, self._queues.topic[queue], sizes[is_expired])
+        queue = queue[is_gone]
+        np.maximum.at(self._floor, queue, runs["end_queue_offset"][is_gone])
+        np.add.at(self._expired_rows, queue, runs["rows"][is_gone])
+        np.add.at(self._expired_bytes, queue, runs["byte_count"][is_gone])
         self._expired_runs += len(queue)
-        np.add.at(self._expired_bytes, queue, sizes[is_expired])
 
     def _count(self, runs: Table, queue: Ints) -> None:
         np.add.at(self._topic_bytes, self._queues.topic[queue], runs["byte_count"])
-        self._living_rows += int(runs["rows"].sum())
-        self._living_bytes += int(runs["byte_count"].sum())
+        left = self._left(runs, queue)
+        self._living_rows += int(left["rows"].sum())
+        self._living_bytes += int(left["byte_count"].sum())
 
-    def _hold(self, runs: Table, queue: Ints, is_expired: Bools, is_lmq: Bools, is_due: Bools) -> None:
-        waits = (self._state[queue] == _AT_LMQ) & ~is_expired
-        has_limit = (self._queues.max_bytes[self._queues.topic[queue]] >= 0) & ~waits & ~is_expired
-        held = (self._lmqs, waits, LMQ_DTYPE), (self._limited, has_limit, _LIMITED_DTYPE)
+    def _hold(self, runs: Table, queue: Ints, is_gone: Bools, is_lmq: Bools, is_due: Bools) -> None:
+        topic = self._queues.topic[queue]
+        waits = (self._state[queue] == _AT_LMQ) & ~is_gone
+        has_limit = (self._queues.max_bytes[topic] >= 0) & ~waits & ~is_gone
+        held = (self._lmqs, waits, LMQ_DTYPE), (self._limited, has_limit, LIMITED_DTYPE)
+        columns = {"queue": queue, "topic": topic, "is_lmq": is_lmq, "is_due": is_due}
         for tables, chosen, dtype in held:
             if not chosen.any():
                 continue
             table = np.zeros(int(chosen.sum()), dtype)
-            columns = {
-                "queue": queue,
-                "newest_ms": runs["max_store_timestamp"],
-                "is_lmq": is_lmq,
-                "is_due": is_due,
-            }
             for name in dtype.names or ():
                 table[name] = (columns[name] if name in columns else runs[name])[chosen]
             tables.append(table)
 
     # -- decisions after all runs -----------------------------------------------------------------------------
 
-    def plan(self, parents: Parents) -> ExpiryPlan:
-        """The plan of all added runs. ``parents`` is called a few times, with runs of LMQ entries that may expire."""
-        self._apply_limits()
+    def plan(self, parents: Parents, columns: Columns) -> ExpiryPlan:
+        """The plan of all added runs. ``parents`` is called a few times, with runs of LMQ entries that may expire;
+        ``columns`` for each run that a size limit may divide."""
+        self._apply_limits(columns)
         self._apply_parents(parents)
         raised = np.flatnonzero(self._floor > self._queues.floor)
         floors = np.zeros(len(raised), FLOOR_DTYPE)
@@ -294,33 +300,23 @@ class ExpiryPlanner:
             self._next_due_ms, self._missed_bytes,
         )  # fmt: skip
 
-    def _apply_limits(self) -> None:
-        """Expire the oldest runs of topics above their size limit."""
-        held = _by_queue(self._limited, _LIMITED_DTYPE)
-        first = _starts(held["queue"])
-        if held["is_lmq"].any():  # LMQ entries stay until their messages are gone, and what follows them, too
-            held = held[_in_prefix(_prefixes(held["is_lmq"], first), first, len(held))]
-            first = _starts(held["queue"])
-        if not len(held):
-            return
-        # Not by times alone: clocks jump. A run of a replaced log has a later version.
-        age = np.empty(len(held), np.int64)
-        age[np.lexsort((held["newest_ms"], held["end_phys"], held["version"]))] = np.arange(len(held))
-        for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(held)], strict=True):
-            # A run cannot expire before those in front of it: it counts as being as new as the newest of them.
-            age[begin:end] = np.maximum.accumulate(age[begin:end])
-        topic = self._queues.topic[held["queue"]]
-        order = np.lexsort((age, topic))
-        topic = topic[order]
-        sizes = held["byte_count"][order]
-        excess = np.maximum(self._topic_bytes - self._queues.max_bytes, 0)
-        first = _starts(topic)
-        length = np.diff(np.append(first, len(topic)))
-        before = np.cumsum(sizes) - sizes
-        is_expired = before - np.repeat(before[first], length) < excess[topic]
-        chosen = np.zeros(len(held), bool)
-        chosen[order[is_expired]] = True
-        self._expire(held["end_queue_offset"], held["rows"], held["byte_count"], held["queue"], chosen)
+    def _apply_limits(self, columns: Columns) -> None:
+        """Expire the oldest messages of topics above their size limit."""
+        held = _by_queue(self._limited, LIMITED_DTYPE)
+        # LMQ entries stay until their messages are gone, and what follows them, too.
+        first, is_lmq = _starts(held["queue"]), held["kind"] == RunKind.LMQ
+        if is_lmq.any():
+            held = held[_in_prefix(_prefixes(is_lmq, first), first, len(held))]
+        held = held[np.argsort(held["topic"], kind="stable")]
+        for runs in np.split(held, _starts(held["topic"])[1:]) if len(held) else ():
+            topic = int(runs["topic"][0])
+            limit = SizeLimit(
+                int(self._queues.max_bytes[topic]),
+                int(self._topic_bytes[topic]),
+                self._queues.history_versions,
+            )
+            gone = expired_by(limit, runs, self._queues.floor[runs["queue"]], columns)
+            self._expire(gone, gone["queue"].astype(np.int64), np.ones(len(gone), bool))
 
     def _apply_parents(self, parents: Parents) -> None:
         """Expire runs of LMQ entries, and what follows them in their queues, in order. The runs requested of each queue
@@ -338,10 +334,8 @@ class ExpiryPlanner:
             stays = ~self._is_dead(runs, parents)
             first = np.cumsum(taken) - taken
             length = _prefixes(stays, first)
-            is_expired = _in_prefix(length, first, len(runs))
-            self._expire(
-                runs["end_queue_offset"], runs["rows"], runs["byte_count"], runs["queue"], is_expired
-            )
+            queue = runs["queue"].astype(np.int64)
+            self._expire(self._left(runs, queue), queue, _in_prefix(length, first, len(runs)))
             is_continued = (length == taken) & (begin + taken < end)
             begin, end = (begin + taken)[is_continued], end[is_continued]
             count *= 2

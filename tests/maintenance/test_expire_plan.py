@@ -38,6 +38,8 @@ class Run:
     parents: list[tuple[int, int]] | None = None
     gap: int = 0
     """Missing offsets in front of it."""
+    age: int = 0
+    """Order of the log in one version."""
 
 
 @dataclass
@@ -77,6 +79,8 @@ class World:
                 table["base_queue_offset"], table["end_queue_offset"] = begin, end
                 table["rows"], table["max_store_timestamp"] = run.rows, run.newest_ms
                 table["byte_count"] = _bytes(run)
+                table["end_phys"] = _end_phys(queue, run)
+                table["min_phys"] = table["end_phys"] - 50
                 rows.append(table)
         return np.concatenate(rows) if rows else np.zeros(0, RUN_DTYPE)
 
@@ -93,11 +97,15 @@ class World:
         planner = ExpiryPlanner(self.queues(), COMMITS, NOW)
         for page in [self.table()] if pages is None else pages:
             planner.add(page)
-        return planner.plan(self.parents)
+        return planner.plan(self.parents, lambda run: None)
 
 
 def _bytes(run: Run) -> int:
     return 0 if run.parents is not None else run.byte_count
+
+
+def _end_phys(queue: int, run: Run) -> int:
+    return 1_000_000 * run.version + 1_000 * run.age + 100 * queue
 
 
 def rule(ttl_ms: int | None = None, max_bytes: int | None = None, min_archived_ms: int = 0) -> TopicRule:
@@ -170,7 +178,10 @@ def test_a_version_between_two_known_times_has_the_later_one() -> None:
 
 
 def test_a_size_limit_expires_the_oldest_of_a_topic_over_its_queues() -> None:
-    runs = [[Run(newest_ms=9_000), Run(newest_ms=9_500)], [Run(newest_ms=9_200), Run(newest_ms=9_100)]]
+    runs = [
+        [Run(newest_ms=9_000), Run(newest_ms=9_000, age=4)],
+        [Run(newest_ms=9_000, age=2), Run(newest_ms=9_000, age=1)],
+    ]
     for limit, expected in (
         (40, {}),
         (39, {0: (1, 1)}),
@@ -212,7 +223,7 @@ def test_many_lmq_entries_are_requested_in_few_rounds() -> None:
         calls.append(len(runs))
         return world.parents(runs)
 
-    assert floors(planner.plan(counted))[1] == (500, 500)
+    assert floors(planner.plan(counted, lambda run: None))[1] == (500, 500)
     assert len(calls) == 9 and sum(calls) == 500
 
 
@@ -271,19 +282,19 @@ def oracle(world: World) -> dict[int, int]:
             waits.add(queue)
     for topic, own in enumerate(world.rules):
         mine = [queue for queue in range(len(left)) if world.topics[queue] == topic]
-        age = dict.fromkeys(mine, (0, 0))
+        end_phys = dict.fromkeys(mine, 0)
         while (
             own.max_bytes is not None and sum(_bytes(r) for q in mine for _, _, r in left[q]) > own.max_bytes
         ):
             heads = [
-                (max(age[q], (left[q][0][2].version, left[q][0][2].newest_ms)), q)
+                (max(end_phys[q] + left[q][0][2].rows, _end_phys(q, left[q][0][2])), q)
                 for q in mine
                 if left[q] and q not in waits and left[q][0][2].parents is None
             ]
             if not heads:
                 break
-            age_of_head, queue = min(heads)
-            age[queue] = age_of_head
+            oldest, queue = min(heads)
+            end_phys[queue] = oldest
             expire(queue)
     fixed = list(low)
     for queue in sorted(waits) if any(fixed) else ():
@@ -305,6 +316,7 @@ plain_runs = st.builds(
     rows=st.integers(1, 3),
     newest_ms=st.sampled_from([0, 5_000, NOW - DAY, NOW - DAY + 1, NOW - 1, NOW + 50]),
     version=st.integers(1, 11),
+    age=st.integers(0, 3),
     byte_count=st.integers(1, 20),
     gap=st.sampled_from([0, 0, 2]),
 )

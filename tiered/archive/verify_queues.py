@@ -57,8 +57,9 @@ def _suspects(
     first = np.zeros(len(row), bool)
     first[starts] = True
     last = np.roll(first, -1)
-    before = np.where(first, state.table["min_queue_offset"][row], np.roll(end, 1))
-    wrong = (before != begin) | (last & (end != state.table["end_queue_offset"][row]))
+    low = state.table["min_queue_offset"][row]
+    before = np.where(first, low, np.roll(end, 1))
+    wrong = (before != np.maximum(begin, low)) | (last & (end != state.table["end_queue_offset"][row]))
     return np.logical_or.reduceat(wrong, starts) | gaps.has_any[row[starts]]
 
 
@@ -84,13 +85,14 @@ class _Chain:
     def __init__(self, state: CatalogState, gaps: _Gaps, row: int) -> None:
         self.row = row
         self._queue = state.key_of(row)
-        self._expected = int(state.table["min_queue_offset"][row])
+        self._floor = self._expected = int(state.table["min_queue_offset"][row])
         self._end = int(state.table["end_queue_offset"][row])
         self._gap_begin, self._gap_end = gaps.of(row)
 
     def advance(self, begin: Ints, end: Ints) -> Iterator[Anomaly]:
         """The next runs, by base offset."""
         due = int(np.searchsorted(self._gap_begin, begin[-1], side="right"))
+        begin = np.maximum(begin, self._floor)  # it may divide a run
         begins = np.concatenate([begin, self._gap_begin[:due]])
         ends = np.concatenate([end, self._gap_end[:due]])
         self._gap_begin, self._gap_end = self._gap_begin[due:], self._gap_end[due:]

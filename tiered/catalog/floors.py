@@ -43,6 +43,13 @@ def is_expired(runs: Table, minimum: NDArray[np.int64]) -> NDArray[np.bool_]:
     return expired
 
 
+def rows_below(runs: Table, minimum: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many rows of each of ``runs`` are below the floor ``minimum`` of its queue. A floor inside a run is set only
+    where each offset has a row."""
+    found: NDArray[np.int64] = np.clip(minimum - runs["base_queue_offset"], 0, runs["rows"])
+    return found
+
+
 def _living(chunk: RunChunk, minimum: NDArray[np.int64]) -> RunChunk:
     expired = is_expired(chunk.runs, minimum[chunk.runs["queue"]])
     return selected(chunk, ~expired) if expired.any() else chunk

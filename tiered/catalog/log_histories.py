@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tiered.catalog.catalog_reader import history_spans
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import PendingDeletion, Reason
+from tiered.catalog.floors import rows_below
 from tiered.catalog.hidden_history import ended_queues, hidden_runs, message_count
 from tiered.catalog.pages import Page, PutPage, RunIndex, cut, referenced_keys, write_pages
 from tiered.catalog.queue_directory import QueueDirectory
@@ -187,9 +188,9 @@ class _Walk:
             self.dropped.append(Page(page.queues, dropped))
         self._before.update(_keys(page.chunk))
         self._after.update(_keys(kept))
-        for runs, sign in ((page.chunk.runs, 1), (kept.runs, -1)):
-            known = row[runs["queue"]] >= 0
-            np.add.at(self.rows_gone, row[runs["queue"][known]], sign * runs["rows"][known])
+        for part, sign in ((page, 1), (Page(page.queues, kept), -1)):
+            at = row[part.chunk.runs["queue"]]
+            np.add.at(self.rows_gone, at[at >= 0], sign * living_rows(state, part)[at >= 0])
         newer = kept.runs[(kept.runs["version"] > self._common_version) & (row[kept.runs["queue"]] >= 0)]
         np.maximum.at(self.end_byte, row[newer["queue"]], newer["base_byte"] + newer["byte_count"])
         return kept
@@ -210,6 +211,12 @@ def run_floors(state: CatalogState, page: Page) -> NDArray[np.int64]:
     found: NDArray[np.int64] = np.where(rows < 0, 0, state.table["min_queue_offset"][rows])
     of_runs: NDArray[np.int64] = found[page.chunk.runs["queue"]]
     return of_runs
+
+
+def living_rows(state: CatalogState, page: Page) -> NDArray[np.int64]:
+    """Rows of each run above the minimum offset of its queue."""
+    found: NDArray[np.int64] = page.chunk.runs["rows"] - rows_below(page.chunk.runs, run_floors(state, page))
+    return found
 
 
 def memory_pages(state: CatalogState) -> list[Page]:

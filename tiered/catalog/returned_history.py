@@ -15,6 +15,7 @@ import numpy as np
 from tiered.catalog.catalog_reader import shared_version, spans_to
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import DeletionList, PendingDeletion
+from tiered.catalog.floors import rows_below
 from tiered.catalog.hidden_history import ended_keys, hidden_runs, object_names
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.log_histories import (
@@ -22,6 +23,7 @@ from tiered.catalog.log_histories import (
     Divergence,
     HistoryPages,
     NewHistory,
+    living_rows,
     memory_pages,
     run_floors,
     with_garbage,
@@ -190,9 +192,9 @@ class _Return:
         row = self._state.directory.rows(page.queues, self._state.queue_count)
         limit = np.where(row >= 0, self._limits[row], ALL_PHYS)[page.chunk.runs["queue"]]
         kept, dropped = self._cuts.divided(page, limit, run_floors(self._state, page))
-        for runs, sign in ((page.chunk.runs, 1), (kept.runs, -1)):
-            known = row[runs["queue"]] >= 0
-            np.add.at(self._rows_gone, row[runs["queue"][known]], sign * runs["rows"][known])
+        for part, sign in ((page, 1), (Page(page.queues, kept), -1)):
+            at = row[part.chunk.runs["queue"]]
+            np.add.at(self._rows_gone, at[at >= 0], sign * living_rows(self._state, part)[at >= 0])
         stays = kept.runs[row[kept.runs["queue"]] >= 0]
         np.maximum.at(self._end_byte, row[stays["queue"]], stays["base_byte"] + stays["byte_count"])
         self._before.update(_keys(page.chunk))
@@ -305,17 +307,18 @@ class _Return:
             self._check_whole(key, wanted, mine.get(key, []))
             table[number] = wanted
             now = table[number]
-            now["row_count"] = sum(int(run["rows"]) for run in mine.get(key, []))
-            if row is None:
-                continue
-            before = state.table[row]
-            now["row_count"] += int(before["row_count"]) - int(self._rows_gone[row])
-            now["flags"] |= int(before["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED)
-            now["end_byte"] = max(int(now["end_byte"]), int(self._end_byte[row]))
-            first = int(mine[key][0]["base_queue_offset"]) if key in mine else int(wanted["end_queue_offset"])
-            now["min_queue_offset"] = max(
-                int(now["min_queue_offset"]), min(int(before["min_queue_offset"]), first)
-            )
+            runs = np.array(mine.get(key, []), RUN_DTYPE)
+            now["row_count"] = 0
+            if row is not None:
+                before = state.table[row]
+                now["row_count"] = int(before["row_count"]) - int(self._rows_gone[row])
+                now["flags"] |= int(before["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED)
+                now["end_byte"] = max(int(now["end_byte"]), int(self._end_byte[row]))
+                first = int(runs["base_queue_offset"][0] if len(runs) else wanted["end_queue_offset"])
+                now["min_queue_offset"] = max(
+                    int(now["min_queue_offset"]), min(int(before["min_queue_offset"]), first)
+                )
+            now["row_count"] += (runs["rows"] - rows_below(runs, now["min_queue_offset"])).sum()
         return table
 
     def _check_whole(self, key: QueueKey, wanted: np.void, runs: Sequence[np.void]) -> None:
