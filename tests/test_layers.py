@@ -37,7 +37,7 @@ CORNERS = {
     "numba": ("tiered/kernels/",),
     "llvmlite": ("tiered/kernels/",),
     "pyspark": ("rocketmq_tiered/spark/",),
-    "rocksdict": ("tiered/broker_store/",),
+    "rocksdict": ("tiered/consume_queue/",),
     "tqdm": ("rocketmq_tiered/process/", "rocketmq_tiered/cli/"),
     "prometheus_client": ("rocketmq_tiered/process/", "rocketmq_tiered/cli/", "tiered/object_store/"),
     "socket": ("tiered/remoting/client.py", "rocketmq_tiered/process/admin.py", "rocketmq_tiered/server/"),
@@ -54,8 +54,8 @@ CORNERS = {
 
 FOLDER_ORDER = {
     "tiered": (
-        "errors", "timestamps", "whole_file", "private_directory", "model", "console", "settings", "kernels", "formats",
-        "object_store", "remoting", "broker_store", "catalog", "archive",
+        "errors", "timestamps", "whole_file", "private_directory", "residency", "model", "console", "settings",
+        "kernels", "formats", "object_store", "remoting", "consume_queue", "broker_store", "catalog", "archive",
     ),
     "fetcher": ("io", "blocks", "rows", "prefetch", "pulls", "policy", "queries", "sql92"),
     "rocketmq_tiered": (

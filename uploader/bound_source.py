@@ -12,9 +12,9 @@ from dataclasses import replace
 from threading import Thread
 
 from tiered.broker_store.bound import Bound, BoundFacts, BoundReason, BrokerOffsets, decide_bound
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.damage import accepted_size, find_next_record, proven_phys
 from tiered.broker_store.store import BrokerStore
+from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import UnavailableError
 from uploader.log_feed import FeedBound
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.broker_store.commit_log import CommitLog
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex, empty_units
+from tiered.consume_queue.index import ConsumeQueueIndex, empty_units
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_LMQ, RecordColumns
 from tiered.model.queue import LMQ_PREFIX

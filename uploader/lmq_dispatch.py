@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
+from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.scan import DOUBT_PLAIN, DOUBT_SLASH, DOUBT_TOPIC, RecordColumns
 from uploader.queue_tails import UNKNOWN

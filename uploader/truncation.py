@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Set
 
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.catalog.state import CatalogState
+from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import AccessDeniedError, CorruptionError, UnreadableError
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import QUEUE_HIDDEN

@@ -17,8 +17,8 @@ import numpy as np
 from fetcher.policy.page_residency import ByteRange, PageResidency
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
 from tiered.broker_store.commit_log import CommitLog, LogFile
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex, empty_units
 from tiered.broker_store.store import BrokerStore
+from tiered.consume_queue.index import ConsumeQueueIndex, empty_units
 from tiered.errors import AccessDeniedError, NotFoundError, TieredError, UnavailableError
 from tiered.model.tables import Table
 

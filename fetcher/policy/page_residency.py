@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fetcher.policy.read_policy import Residency
-from tiered.broker_store.residency import PAGE_BYTES, ResidencyProbe, ResidentPages, best_probe, open_failure
+from tiered.residency import PAGE_BYTES, ResidencyProbe, ResidentPages, best_probe, open_failure
 
 _SYS_CACHESTAT: Final = 451
 _libc = ctypes.CDLL(None, use_errno=True)

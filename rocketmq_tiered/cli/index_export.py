@@ -16,13 +16,13 @@ from tiered.archive.index.rocketmq_index_file import (
     DEFAULT_SLOTS,
     IndexedMessage,
     check_sizes,
-    file_error,
     indexed_message,
     write_files,
 )
 from tiered.console import counted, print_json, print_lines, size_text
 from tiered.errors import UsageError
 from tiered.formats.record import decode_record
+from tiered.whole_file import file_error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

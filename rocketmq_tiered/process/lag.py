@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from rocketmq_tiered.process.report import QueueReport
 from tiered.broker_store.commit_log import CommitLog
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.damage import stored_size
-from tiered.broker_store.residency import PAGE_BYTES
+from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import Table
+from tiered.residency import PAGE_BYTES
 from uploader.lmq_dispatch import resolved_lmq_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed

@@ -19,12 +19,12 @@ from rocketmq_tiered.process.report import StatusReport, seconds_since
 from rocketmq_tiered.process.retention_margin import LogGrowth, retention_margin_s
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.retention import short_margin_s
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.hidden_history import hidden_since
 from tiered.catalog.state import CatalogState
+from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import TieredError
 from tiered.model.queue import TopicFilter
 from tiered.settings.retention_sections import GcSettings

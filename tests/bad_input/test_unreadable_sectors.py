@@ -18,7 +18,6 @@ from tests.uploader.living_broker import LivingBroker
 from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.pins import PinKeeper, PinLimits
-from tiered.broker_store.residency import PAGE_BYTES
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
@@ -27,6 +26,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.model.tables import GapReason
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.residency import PAGE_BYTES
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 FILE_BYTES = 1 << 20

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tiered.broker_store.residency import PAGE_BYTES
+from tiered.residency import PAGE_BYTES
 
 
 class BadSectors:

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiered.broker_store.residency import open_failure
+from tiered.residency import open_failure
 
 _FIELDS = struct.Struct(">6q")
 

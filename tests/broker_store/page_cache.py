@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tiered.broker_store.residency import PAGE_BYTES, ResidentPages
+from tiered.residency import PAGE_BYTES, ResidentPages
 
 
 def resident_bytes(path: Path) -> int:

@@ -11,7 +11,6 @@ import pytest
 
 from tests.broker_store.record_bytes import log_file, queue_file, record, rocksdb_queues, unit
 from tiered.broker_store.commit_log import CommitLog
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.damage import (
     SEARCH_BYTES,
     find_cut_record,
@@ -20,9 +19,10 @@ from tiered.broker_store.damage import (
     proven_phys,
     record_size,
 )
-from tiered.broker_store.file_consume_queue import FileConsumeQueues
-from tiered.broker_store.rocksdb_consume_queue import RocksdbConsumeQueues
 from tiered.broker_store.store import open_broker_store
+from tiered.consume_queue.file_queues import FileConsumeQueues
+from tiered.consume_queue.index import ConsumeQueueIndex
+from tiered.consume_queue.rocksdb_queues import RocksdbConsumeQueues
 
 SIZE = 64 * 1024
 FAR = 1 << 62

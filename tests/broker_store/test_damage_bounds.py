@@ -10,7 +10,7 @@ import pytest
 from tests.broker_store.record_bytes import log_file, queue_file, record, unit
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.damage import accepted_size, find_cut_record, find_next_record, record_size
-from tiered.broker_store.file_consume_queue import FileConsumeQueues
+from tiered.consume_queue.file_queues import FileConsumeQueues
 
 SIZE = 64 * 1024
 

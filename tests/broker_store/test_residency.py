@@ -12,14 +12,14 @@ import pytest
 
 from tests.broker_store.page_cache import resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged
-from tiered.broker_store.residency import (
+from tiered.errors import NotFoundError
+from tiered.residency import (
     NOWAIT_STRIDE_BYTES,
     PAGE_BYTES,
     ColdReadFile,
     ResidencyProbe,
     ResidentPages,
 )
-from tiered.errors import NotFoundError
 
 PAGES = 512
 SIZE = PAGES * PAGE_BYTES

@@ -17,8 +17,8 @@ from fetcher.rows.pull import PullResult, PullStatus
 from fetcher.rows.tag_filter import MessageFilter
 from tests.fetcher.local_records import checked_timestamp
 from tiered.broker_store.commit_log import CommitLog
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.store import BrokerStore
+from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import UnavailableError
 from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import Table

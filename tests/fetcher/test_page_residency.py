@@ -13,8 +13,8 @@ from fetcher.policy.page_residency import PageResidency, ResidencyCall, cached_p
 from fetcher.policy.read_policy import Residency
 from tests.broker_store.page_cache import resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged
-from tiered.broker_store.residency import PAGE_BYTES
 from tiered.errors import NotFoundError
+from tiered.residency import PAGE_BYTES
 
 PAGES = 64
 

@@ -12,9 +12,9 @@ from rocketmq_tiered.process import lag as lag_module
 from rocketmq_tiered.process.lag import Lag, lag_by_queues, measure_lag, store_timestamp_at, written_end
 from rocketmq_tiered.process.retention_margin import LogGrowth, retention_margin_s
 from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.residency import PAGE_BYTES
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.model.queue import TopicFilter
+from tiered.residency import PAGE_BYTES
 
 EVERYTHING = TopicFilter(include_system=True)
 USERS = TopicFilter(cluster="FxCluster", broker="fx-a")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
-from tiered.broker_store.file_consume_queue import FileConsumeQueues
 from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.consume_queue.file_queues import FileConsumeQueues
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import OffloadSettings
 from uploader.bound_source import BoundSource, no_offsets

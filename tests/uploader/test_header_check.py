@@ -29,9 +29,9 @@ from tests.uploader.damaged_headers import (
     scanned_files,
 )
 from tiered.broker_store.commit_log import CommitLog
-from tiered.broker_store.consume_queue_index import UNIT_DTYPE, BrokerQueue, QueueKind
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
+from tiered.consume_queue.index import UNIT_DTYPE, BrokerQueue, QueueKind
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import scan_log
 from tiered.model.tables import GapReason, Table
@@ -169,7 +169,9 @@ class PlayedUnits:
 
     @staticmethod
     def _table(units: Mapping[int, int]) -> Table:
-        rows = [(BEGIN_PHYS + RECORD_BYTES * number, RECORD_BYTES, 0, at, 1) for at, number in units.items()]
+        rows = [
+            (BEGIN_PHYS + RECORD_BYTES * number, RECORD_BYTES, 0, at, 1, 0) for at, number in units.items()
+        ]
         return np.array(rows, UNIT_DTYPE)
 
 

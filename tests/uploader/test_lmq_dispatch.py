@@ -10,9 +10,9 @@ import pytest
 
 from tests.kernels.record_builder import Message, build_log, properties
 from tiered.broker_store.bound import BrokerOffsets
-from tiered.broker_store.consume_queue_index import UNIT_DTYPE, ConsumeQueueIndex
 from tiered.broker_store.liveness import Liveness, LivenessReport
 from tiered.broker_store.store import open_broker_store
+from tiered.consume_queue.index import UNIT_DTYPE, ConsumeQueueIndex
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import DOUBT_PLAIN, DOUBT_SLASH, DOUBT_TOPIC, RecordColumns, scan_log
 from tiered.model.tables import Table
@@ -130,7 +130,7 @@ class PlayedUnits:
 
     def _all(self, topic: str, queue_id: int) -> Table:
         log, units = self._log, self._queues.get((topic, queue_id), {})
-        rows = [(log.phys[row], log.size[row], 0, at, 1) for at, row in sorted(units.items())]
+        rows = [(log.phys[row], log.size[row], 0, at, 1, 0) for at, row in sorted(units.items())]
         return np.array(rows, UNIT_DTYPE)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from tiered.broker_store.commit_log import CommitLog, LogFile
-from tiered.broker_store.residency import PAGE_BYTES
 from tiered.errors import UnreadableError
+from tiered.residency import PAGE_BYTES
 
 READ_BYTES: Final = 4 * 1024 * 1024
 

@@ -19,11 +19,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from tiered.broker_store.residency import PAGE_BYTES, ColdReadFile, open_failure
 from tiered.errors import NotFoundError, UnavailableError, UnreadableError
 from tiered.model.lru import Lru
+from tiered.residency import NAME_DIGITS, PAGE_BYTES, ColdReadFile, open_failure
 
-NAME_DIGITS: Final = 20
 OPEN_FILES_MAX: Final = 4
 BLANK_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes behind the last record that are checked for zeros: file systems allocate ahead."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tiered.broker_store.residency import open_failure
-from tiered.broker_store.rocksdb_copy import RocksdbCopy, is_rocksdb
+from tiered.consume_queue.rocksdb_copy import RocksdbCopy, is_rocksdb
 from tiered.errors import CorruptionError, StoreLayoutError
 from tiered.formats.fastjson import FastjsonError, loads
+from tiered.residency import open_failure
 
 TOPICS: Final = "topics"
 SUBSCRIPTION_GROUPS: Final = "subscriptionGroups"

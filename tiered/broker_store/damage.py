@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog, LogFile
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
+from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import AccessDeniedError, CorruptionError, UnreadableError
 
 SEARCH_BYTES: Final = 4 * 1024 * 1024

@@ -23,12 +23,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tiered.broker_store.commit_log import NAME_DIGITS, LogFile
+from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.residency import open_failure
 from tiered.broker_store.retention import DiskUse
 from tiered.errors import AccessDeniedError
 from tiered.private_directory import make_private
+from tiered.residency import NAME_DIGITS, open_failure
 
 DESCRIPTORS_MAX: Final = 256
 SETTING: Final = "pins.directory"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tiered.broker_store.commit_log import BLANK_MAGIC, NAME_DIGITS, RECORD_MAGICS, CommitLog, LogFile
+from tiered.broker_store.commit_log import BLANK_MAGIC, RECORD_MAGICS, CommitLog, LogFile
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.config import (
     BrokerState,
@@ -21,15 +21,15 @@ from tiered.broker_store.config import (
     read_topics,
     refuse_unknown_configuration,
 )
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
-from tiered.broker_store.file_consume_queue import FileConsumeQueues
 from tiered.broker_store.liveness import LivenessReport, ask_liveness
 from tiered.broker_store.names import BrokerNames, find_names
-from tiered.broker_store.residency import open_failure
-from tiered.broker_store.rocksdb_consume_queue import RocksdbConsumeQueues
-from tiered.broker_store.rocksdb_copy import is_rocksdb
 from tiered.broker_store.time_zone import BrokerZone, broker_zone
+from tiered.consume_queue.file_queues import FileConsumeQueues
+from tiered.consume_queue.index import ConsumeQueueIndex
+from tiered.consume_queue.rocksdb_copy import is_rocksdb
+from tiered.consume_queue.rocksdb_queues import RocksdbConsumeQueues
 from tiered.errors import NotFoundError, StoreLayoutError
+from tiered.residency import NAME_DIGITS, open_failure
 
 _DLEDGER_PREFIX: Final = "dledger-"
 _DLEDGER_ENTRY_MAGIC: Final = 1

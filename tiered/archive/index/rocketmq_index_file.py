@@ -20,17 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from tiered.errors import (
-    DENIED_ERRNOS,
-    FULL_ERRNOS,
-    AccessDeniedError,
-    StoreFullError,
-    TieredError,
-    UnavailableError,
-    UsageError,
-)
+from tiered.errors import UsageError
 from tiered.formats.record import Record
 from tiered.model.dates import DATES_END_MS
+from tiered.whole_file import file_error
 
 HEADER = struct.Struct(">qqqqii")
 ITEM = struct.Struct(">iqii")
@@ -241,18 +234,6 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise file_error(error, path) from error
-
-
-def file_error(error: OSError, path: Path) -> TieredError:
-    """The error of a failed write to ``path``."""
-    what = f"{path} cannot be written: {error.strerror}"
-    if error.errno in FULL_ERRNOS:
-        return StoreFullError(what, hint="free space there")
-    if error.errno in DENIED_ERRNOS:
-        return AccessDeniedError(what, hint=f"user {os.geteuid()} needs access to it")
-    if isinstance(error, FileExistsError | NotADirectoryError | FileNotFoundError):
-        return UsageError(what, hint="name a new directory")
-    return UnavailableError(what)
 
 
 def _file_name(begin_ms: int, before: Sequence[Path]) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from tiered.broker_store.residency import open_failure
 from tiered.errors import UnavailableError
+from tiered.residency import open_failure
 
 ATTEMPTS_MAX: Final = 5
 _TABLE_SUFFIX: Final = ".sst"

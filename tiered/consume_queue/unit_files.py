@@ -17,11 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tiered.broker_store.commit_log import NAME_DIGITS
-from tiered.broker_store.residency import ColdReadFile, open_failure
 from tiered.errors import NotFoundError
 from tiered.model.lru import Lru
 from tiered.model.tables import Table
+from tiered.residency import NAME_DIGITS, ColdReadFile, open_failure
 
 FILLER_SIZE: Final = 0x7FFFFFFF
 GALLOP_UNITS: Final = 64
@@ -118,6 +117,11 @@ class UnitFiles:
         """Close the open files of this queue."""
         for file in self._listed or ():
             self._open_files.forget(file.path)
+
+    @property
+    def listed(self) -> tuple[UnitFile, ...]:
+        """The files, by first unit."""
+        return tuple(self._files)
 
     @property
     def first(self) -> int:

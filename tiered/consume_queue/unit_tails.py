@@ -15,9 +15,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from tiered.broker_store.commit_log import NAME_DIGITS
-from tiered.broker_store.residency import PAGE_BYTES
 from tiered.model.tables import Table
+from tiered.residency import NAME_DIGITS, PAGE_BYTES
 
 FIRST_FILE: Final = "0" * NAME_DIGITS
 PLAIN_UNIT: Final = struct.Struct(">qiq")

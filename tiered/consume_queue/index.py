@@ -16,6 +16,7 @@ UNIT_DTYPE: Final = np.dtype([
     ("tags_code", "<i8"),     # consumequeue_ext addresses are resolved
     ("queue_offset", "<i8"),  # of the record's first message
     ("inner_num", "<i4"),     # messages of the record: 1 but in BatchCQ
+    ("store_timestamp", "<i8"),  # ms; 0 in plain files, which do not keep it
 ])  # fmt: skip
 """One unit of a consume queue."""
 

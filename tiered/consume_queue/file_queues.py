@@ -19,14 +19,14 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from tiered.broker_store.consume_queue_ext import resolve_tags_codes
-from tiered.broker_store.consume_queue_index import UNIT_DTYPE, BrokerQueue, QueueKind, empty_units
-from tiered.broker_store.directory_changes import DirectoryChanges
-from tiered.broker_store.residency import open_failure
-from tiered.broker_store.unit_files import OpenFiles, UnitFiles, is_filler
-from tiered.broker_store.unit_tails import last_valid_units, may_end_elsewhere, surely_written
+from tiered.consume_queue.directory_changes import DirectoryChanges
+from tiered.consume_queue.file_queue import STORED_DTYPES, FileQueue
+from tiered.consume_queue.index import BrokerQueue, QueueKind, empty_units
+from tiered.consume_queue.unit_files import OpenFiles
+from tiered.consume_queue.unit_tails import last_valid_units, may_end_elsewhere, surely_written
 from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.model.tables import Table
+from tiered.residency import open_failure
 
 logger = logging.getLogger(__name__)
 
@@ -37,85 +37,9 @@ SEARCH_QUEUES_MAX: Final = 256
 SEARCH_TOPICS_MAX: Final = 64
 UNREADABLE_AGAIN_S: Final = 60.0
 """Interval at which an unreadable queue is checked for the frontier: a bad sector keeps the disk busy."""
-PLAIN_DTYPE: Final = np.dtype([("phys", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-BATCH_DTYPE: Final = np.dtype([
-    ("phys", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8"),
-    ("base_offset", ">i8"), ("count", ">i2"), ("compacted_offset", ">i4"), ("reserved", ">i4"),
-])  # fmt: skip
-_STORED: Final[dict[QueueKind, np.dtype[Any]]] = {QueueKind.PLAIN: PLAIN_DTYPE, QueueKind.BATCH: BATCH_DTYPE}
 _Key = tuple[str, int]
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-
-
-class _Queue:
-    """One queue's files and units."""
-
-    def __init__(self, kind: QueueKind, directory: Path, topic_ext: Path, open_files: OpenFiles) -> None:
-        self.kind = kind
-        self.files = UnitFiles(directory, _STORED[kind], open_files)
-        self._topic_ext = topic_ext
-        self._open_files = open_files
-
-    def read(self, first: int, count: int) -> Table:
-        """Units by index, as UNIT_DTYPE."""
-        stored, indices = self.files.read(first, count)
-        units = np.zeros(len(stored), UNIT_DTYPE)
-        units["phys"], units["size"] = stored["phys"], stored["size"]
-        if self.kind is QueueKind.BATCH:
-            units["tags_code"] = stored["tags_code"]
-            units["queue_offset"], units["inner_num"] = stored["base_offset"], stored["count"]
-        else:
-            codes = stored["tags_code"].astype(np.int64)
-            ext = self._topic_ext / self.files.directory.name
-            units["tags_code"] = resolve_tags_codes(codes, ext, self._open_files)
-            units["queue_offset"], units["inner_num"] = indices, 1
-        return units
-
-    def end_phys(self) -> int:
-        """Physical end of the last unit's record, 0 without any."""
-        last = self.last_record()
-        return sum(last) if last is not None else 0
-
-    def has_places(self) -> bool:
-        """Whether its files contain anything, including fillers."""
-        return self.files.end() > self.files.first
-
-    def has_units(self) -> bool:
-        return self.last_record() is not None
-
-    def last(self) -> Table:
-        end = self.files.end()
-        return self.read(end - 1, 1) if end > self.files.first else empty_units()
-
-    def last_record(self) -> tuple[int, int] | None:
-        """(phys, size) of the last unit's record."""
-        return self.record_of(self.files.tail()[1])
-
-    def record_of(self, last: Table) -> tuple[int, int] | None:
-        """(phys, size) of the record of a queue's last stored unit."""
-        if len(last) == 0 or is_filler(last)[0]:
-            return None
-        return int(last["phys"][0]), int(last["size"][0])
-
-    def max_offset(self) -> int:
-        last = self.last()
-        if len(last):
-            return int(last["queue_offset"][0] + last["inner_num"][0])
-        return self.files.end() if self.kind is QueueKind.PLAIN else 0
-
-    def min_offset(self, min_phys: int) -> int:
-        unit = self.read(self.files.lower_bound("phys", min_phys), 1)
-        return int(unit["queue_offset"][0]) if len(unit) else self.max_offset()
-
-    def index_of(self, queue_offset: int) -> int:
-        """Index of the unit that holds ``queue_offset``, or of the first after it."""
-        if self.kind is QueueKind.PLAIN:
-            return max(queue_offset, self.files.first)
-        after = self.files.lower_bound("base_offset", queue_offset + 1)
-        before = self.read(after - 1, 1) if after > self.files.first else empty_units()
-        holds = len(before) and before["queue_offset"][0] + before["inner_num"][0] > queue_offset
-        return after - 1 if holds else after
 
 
 class FileConsumeQueues:
@@ -136,8 +60,8 @@ class FileConsumeQueues:
         self._open_files = OpenFiles(OPEN_FILES_MAX)
         self._changes = DirectoryChanges()
         self._topics: dict[QueueKind, list[str]] = {QueueKind.PLAIN: [], QueueKind.BATCH: []}
-        self._by_topic: dict[tuple[QueueKind, str], dict[_Key, _Queue]] = {}
-        self._queues: dict[_Key, _Queue] = {}
+        self._by_topic: dict[tuple[QueueKind, str], dict[_Key, FileQueue]] = {}
+        self._queues: dict[_Key, FileQueue] = {}
         self._order: list[_Key] = []
         self._unreadable: dict[_Key, float] = {}  # excluded from the frontier until then
         self._recent: dict[_Key, None] = {}  # the queue that changed last is at the end
@@ -191,11 +115,13 @@ class FileConsumeQueues:
     def last_records(self) -> dict[_Key, tuple[int, int]]:
         """See ConsumeQueueIndex."""
         with self._lock:
-            tails = [tail for kind, stored in _STORED.items() for tail in self._quick_tails(kind, stored)]
+            tails = [
+                tail for kind, stored in STORED_DTYPES.items() for tail in self._quick_tails(kind, stored)
+            ]
             found = {key: queue.record_of(unit) for key, queue, unit in tails if unit is not None}
             for key, queue, unit in tails:
                 if unit is None:
-                    found[key] = self._ask(key, queue, _Queue.last_record, None)
+                    found[key] = self._ask(key, queue, FileQueue.last_record, None)
         return {key: record for key, record in found.items() if record is not None}
 
     def that_end_elsewhere(self, ends: Mapping[_Key, int]) -> list[_Key]:
@@ -208,7 +134,7 @@ class FileConsumeQueues:
                 key
                 for key, queue, end in asked
                 if (queue.kind is not QueueKind.PLAIN or next(quick))
-                and self._ask(key, queue, _Queue.max_offset, end) != end
+                and self._ask(key, queue, FileQueue.max_offset, end) != end
             ]
 
     def shown(self) -> set[_Key]:
@@ -217,12 +143,12 @@ class FileConsumeQueues:
             return {
                 key
                 for key, queue in self._queues.items()
-                if surely_written(queue.files.directory) or self._ask(key, queue, _Queue.has_units, True)
+                if surely_written(queue.files.directory) or self._ask(key, queue, FileQueue.has_units, True)
             }
 
     def _quick_tails(
         self, kind: QueueKind, stored: np.dtype[Any]
-    ) -> Iterator[tuple[_Key, _Queue, Table | None]]:
+    ) -> Iterator[tuple[_Key, FileQueue, Table | None]]:
         queues = [(key, queue) for key, queue in self._queues.items() if queue.kind is kind]
         units = last_valid_units([queue.files.directory for _, queue in queues], stored)
         return ((key, queue, unit) for (key, queue), unit in zip(queues, units, strict=True))
@@ -246,7 +172,7 @@ class FileConsumeQueues:
                 break
             if self._monotonic_s() < self._unreadable.get(key, 0):
                 continue
-            end = self._ask(key, self._queues[key], _Queue.end_phys, 0)
+            end = self._ask(key, self._queues[key], FileQueue.end_phys, 0)
             if end > self._frontier:
                 self._frontier = end
                 self._recent.pop(key, None)
@@ -255,7 +181,7 @@ class FileConsumeQueues:
             del self._recent[next(iter(self._recent))]
 
     def _ask(
-        self, key: _Key, queue: _Queue, question: Callable[[_Queue], _Answer], if_unreadable: _Answer
+        self, key: _Key, queue: FileQueue, question: Callable[[FileQueue], _Answer], if_unreadable: _Answer
     ) -> _Answer:
         """The result of ``question`` on the queue's files; ``if_unreadable``, logged once, if they are unreadable."""
         try:
@@ -286,7 +212,7 @@ class FileConsumeQueues:
         self._gather()
         return [key for key in self._order if key not in before]
 
-    def _look_for_queue(self, topic: str, queue_id: int) -> _Queue | None:
+    def _look_for_queue(self, topic: str, queue_id: int) -> FileQueue | None:
         """A queue, also one created since the last listing. Its name may be anything that a record contains."""
         known = self._queues.get((topic, queue_id))
         if known is not None:
@@ -319,21 +245,21 @@ class FileConsumeQueues:
             return
         known = self._by_topic.get((kind, topic), {})
         topic_ext = self._ext_root / topic
-        found: dict[_Key, _Queue] = {}
+        found: dict[_Key, FileQueue] = {}
         for name in _subdirectories(directory):
             if name.isdecimal():
                 key = topic, int(name)
-                found[key] = known.get(key) or _Queue(kind, directory / name, topic_ext, self._open_files)
+                found[key] = known.get(key) or FileQueue(kind, directory / name, topic_ext, self._open_files)
         self._by_topic[kind, topic] = found
 
     def _gather(self) -> None:
-        found: dict[_Key, _Queue] = {}
+        found: dict[_Key, FileQueue] = {}
         for kind in (QueueKind.PLAIN, QueueKind.BATCH):
             for topic in self._topics[kind]:
                 for key, queue in self._by_topic.get((kind, topic), {}).items():
                     # A queue whose kind was changed has two directories; the one with units
                     # counts.
-                    if key not in found or self._ask(key, queue, _Queue.has_places, True):
+                    if key not in found or self._ask(key, queue, FileQueue.has_places, True):
                         found[key] = queue
         self._queues, self._order = found, list(found)
         self._recent = {key: None for key in self._recent if key in found}

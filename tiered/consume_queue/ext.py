@@ -15,11 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from tiered.broker_store.commit_log import NAME_DIGITS
-from tiered.broker_store.residency import open_failure
-from tiered.broker_store.unit_files import OpenFiles
+from tiered.consume_queue.unit_files import OpenFiles
 from tiered.errors import NotFoundError
 from tiered.model.tables import Table
+from tiered.residency import NAME_DIGITS, open_failure
 
 ADDRESS_MAX: Final = -(2**31) - 1
 LONG_MIN: Final = -(2**63)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from tests.broker_store.bad_sectors import BadSectors
 from tests.broker_store.record_bytes import log_file, queue_file, unit
 from tests.sweeps import examples
-from tiered.broker_store.consume_queue_index import QueueKind
-from tiered.broker_store.file_consume_queue import (
+from tiered.consume_queue.file_queues import (
     OPEN_FILES_MAX,
     SEARCH_QUEUES_MAX,
     UNREADABLE_AGAIN_S,
     FileConsumeQueues,
 )
-from tiered.broker_store.unit_tails import THREADS_FROM_QUEUES
+from tiered.consume_queue.index import QueueKind
+from tiered.consume_queue.unit_tails import THREADS_FROM_QUEUES
 from tiered.errors import AccessDeniedError, UnreadableError
 
 CAPACITY = 1000

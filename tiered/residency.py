@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UnreadableError
 
 PAGE_BYTES: Final = mmap.PAGESIZE
+NAME_DIGITS: Final = 20
+"""Digits of the names of a broker's files: the offset of their first byte."""
 NOWAIT_STRIDE_BYTES: Final = 16 * PAGE_BYTES
 """Granularity of residency without mincore."""
 SAMPLED_PLACES: Final = 8

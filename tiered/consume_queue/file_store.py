@@ -1,0 +1,293 @@
+"""Writes consume queues in files, plain and BatchCQ, as a broker does.
+
+A file has its whole size at once, or the broker refuses it; what is not written is a hole. A first file that begins
+below its first unit starts with fillers (fillPreBlank). Tags codes are written into the units, not into
+``consumequeue_ext``, whose bitmaps only save work. Sources: org.apache.rocketmq.store.ConsumeQueue,
+BatchConsumeQueue.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tiered.consume_queue.file_queue import STORED_DTYPES, FileQueue
+from tiered.consume_queue.index import UNIT_DTYPE, BrokerQueue, QueueKind
+from tiered.consume_queue.store import ENDED_PHYS, LogView, first_stored_at, refuse_disorder
+from tiered.consume_queue.unit_files import FILLER_SIZE, OpenFiles, UnitFile
+from tiered.errors import UsageError
+from tiered.model.tables import Table
+from tiered.residency import NAME_DIGITS
+from tiered.whole_file import file_error
+
+OPEN_FILES_MAX: Final = 128
+SYNCED_FILES_MAX: Final = 256
+"""More files than these are synced by one call for the whole file system."""
+TRUNCATED_UNITS: Final = 64 * 1024
+_KINDS: Final = (QueueKind.PLAIN, QueueKind.BATCH)
+_Key = tuple[str, int]
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FileSizes(NamedTuple):
+    """Bytes of a file: mappedFileSizeConsumeQueue and mapperFileSizeBatchConsumeQueue, rounded up to whole units."""
+
+    plain_bytes: int = 6_000_000
+    batch_bytes: int = 13_800_000
+
+    def units(self, kind: QueueKind) -> int:
+        """Units of a file of ``kind``."""
+        unit_bytes = STORED_DTYPES[kind].itemsize
+        return -(-(self.batch_bytes if kind is QueueKind.BATCH else self.plain_bytes) // unit_bytes)
+
+
+class FileQueueStore:
+    """ConsumeQueueStore over files of ``store_path``. Topics of ``batch_topics`` are BatchCQ: their units come in
+    order. Not thread-safe."""
+
+    def __init__(
+        self,
+        store_path: Path,
+        log: LogView,
+        *,
+        sizes: FileSizes | None = None,
+        batch_topics: Collection[str] = (),
+    ) -> None:
+        self._path = store_path
+        self._log = log
+        self._sizes = sizes or FileSizes()
+        self._batch_topics = frozenset(batch_topics)
+        self._open_files = OpenFiles(OPEN_FILES_MAX)
+        self._unsynced: set[Path] = set()
+        self._queues: dict[_Key, FileQueue] = {}
+        for kind in _KINDS:
+            for topic in _subdirectories(store_path / kind.value):
+                for directory in _subdirectories(topic):
+                    if directory.name.isdecimal():
+                        self._add(kind, topic.name, int(directory.name))
+
+    def queues(self) -> list[BrokerQueue]:
+        """See ConsumeQueueStore."""
+        return [BrokerQueue(*key, self._queues[key].kind) for key in sorted(self._queues)]
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """See ConsumeQueueStore."""
+        queue = self._queues.get((topic, queue_id))
+        return queue.min_offset(self._log.min_phys()) if queue is not None else 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """See ConsumeQueueStore."""
+        queue = self._queues.get((topic, queue_id))
+        return queue.max_offset() if queue is not None else 0
+
+    def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
+        """See ConsumeQueueStore."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return np.zeros(0, UNIT_DTYPE)
+        return queue.read(queue.index_of(from_offset), count)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """See ConsumeQueueStore. Reads store timestamps from the commitlog."""
+
+        def stored_at(unit: Table) -> int:
+            return int(unit["store_timestamp"][0] or self._log.stored_at(unit["phys"])[0])
+
+        return first_stored_at(self, (topic, queue_id), timestamp_ms, stored_at)
+
+    def put(self, topic: str, queue_id: int, units: Table) -> None:
+        """See ConsumeQueueStore."""
+        if len(units) == 0:
+            return
+        refuse_disorder(topic, queue_id, units)
+        queue = self._queues.get((topic, queue_id)) or self._create(topic, queue_id)
+        stored = queue.stored(units)
+        if queue.kind is QueueKind.BATCH:
+            self._write(queue, queue.files.lower_bound("base_offset", int(units["queue_offset"][0])), stored)
+            return
+        behind_holes = np.flatnonzero(np.diff(units["queue_offset"]) != 1) + 1
+        for row, run in zip([0, *behind_holes], np.split(stored, behind_holes), strict=True):
+            self._write(queue, int(units["queue_offset"][row]), run)
+
+    def put_ended(self, topic: str, queue_id: int, end_offset: int) -> None:
+        """See ConsumeQueueStore. The last unit names no record: the broker would skip new units behind a filler."""
+        last = np.zeros(1, UNIT_DTYPE)
+        last["phys"] = last["size"] = ENDED_PHYS
+        last["queue_offset"], last["inner_num"] = end_offset - 1, 1
+        self.delete_queue(topic, queue_id)
+        self.put(topic, queue_id, last)
+
+    def delete_queue(self, topic: str, queue_id: int) -> None:
+        """See ConsumeQueueStore."""
+        queue = self._queues.pop((topic, queue_id), None)
+        if queue is not None:
+            queue.files.forget()
+            self._remove(queue.files.directory, self._path / "consumequeue_ext" / topic / str(queue_id))
+
+    def delete_topic(self, topic: str) -> None:
+        """See ConsumeQueueStore."""
+        for name, queue_id in [key for key in self._queues if key[0] == topic]:
+            self.delete_queue(name, queue_id)
+        if "/" not in topic:
+            names = (*(kind.value for kind in _KINDS), "consumequeue_ext")
+            self._remove(*(self._path / name / topic for name in names))
+
+    def truncate(self, phys: int) -> None:
+        """See ConsumeQueueStore."""
+        for (topic, queue_id), queue in list(self._queues.items()):
+            end = queue.files.end()
+            kept = _first_at_or_above(queue, phys)
+            if kept == end:
+                continue
+            first = int(queue.read(kept, 1)["queue_offset"][0])
+            if kept > queue.files.first and len(queue.read(kept - 1, 1)):
+                self._cut(queue, kept)
+            elif first > 0:
+                self.put_ended(topic, queue_id, first)
+            else:
+                self.delete_queue(topic, queue_id)
+
+    def expire(self) -> None:
+        """See ConsumeQueueStore. Removes whole files, but never a queue's last one."""
+        min_phys = self._log.min_phys()
+        for queue in self._queues.values():
+            kept = queue.files.lower_bound("phys", min_phys)
+            for file in queue.files.listed[:-1]:
+                if file.first + file.units <= kept:
+                    with _errors_of(file.path):
+                        file.path.unlink()
+            queue.files.refresh()
+
+    def flush(self, dispatched_phys: int) -> None:
+        """See ConsumeQueueStore. Files do not record how far they are dispatched."""
+        del dispatched_phys
+        paths = {path for file in self._unsynced for path in (file, *list(file.parents)[:3])}
+        if len(self._unsynced) > SYNCED_FILES_MAX:
+            with _opened(self._path, os.O_RDONLY) as fd:
+                if _libc.syncfs(fd) != 0:
+                    raise OSError(ctypes.get_errno(), "syncfs")
+        else:
+            for path in sorted(paths):
+                if path.exists():
+                    with _opened(path, os.O_RDONLY) as fd:
+                        os.fsync(fd)
+        self._unsynced.clear()
+
+    def close(self) -> None:
+        """See ConsumeQueueStore."""
+        self._open_files.close()
+
+    def _add(self, kind: QueueKind, topic: str, queue_id: int) -> FileQueue:
+        directory = self._path / kind.value / topic / str(queue_id)
+        queue = FileQueue(kind, directory, self._path / "consumequeue_ext" / topic, self._open_files)
+        if (topic, queue_id) not in self._queues or queue.has_places():
+            self._queues[topic, queue_id] = queue
+        return self._queues[topic, queue_id]
+
+    def _create(self, topic: str, queue_id: int) -> FileQueue:
+        if "/" in topic or topic in ("", ".", ".."):
+            raise UsageError(
+                f"topic {topic!r} has no consume queue in files: its name is none of a directory",
+                hint="use RocksDB",
+            )
+        return self._add(QueueKind.BATCH if topic in self._batch_topics else QueueKind.PLAIN, topic, queue_id)
+
+    def _write(self, queue: FileQueue, index: int, stored: Table) -> None:
+        per_file = self._sizes.units(queue.kind)
+        while len(stored):
+            begin = index // per_file * per_file
+            part, stored = stored[: begin + per_file - index], stored[begin + per_file - index :]
+            self._write_in_file(queue, begin, index, part)
+            index += len(part)
+
+    def _write_in_file(self, queue: FileQueue, begin: int, index: int, units: Table) -> None:
+        """Units from ``index`` on in the file that begins at ``begin``. A new file has fillers before them."""
+        unit_bytes = units.dtype.itemsize
+        file_bytes = self._sizes.units(queue.kind) * unit_bytes
+        path = queue.files.directory / f"{begin * unit_bytes:0{NAME_DIGITS}d}"
+        if not queue.files.directory.is_dir():
+            with _errors_of(path):
+                path.parent.mkdir(parents=True)
+        with _opened(path, os.O_RDWR | os.O_CREAT) as fd:
+            size_bytes = os.fstat(fd).st_size
+            if size_bytes not in (0, file_bytes):
+                raise UsageError(
+                    f"{path} has {size_bytes} bytes, not {file_bytes}", hint="give the broker's broker.conf"
+                )
+            if size_bytes == 0:
+                os.ftruncate(fd, file_bytes)
+                fillers = np.zeros(index - begin, units.dtype)
+                fillers["size"] = FILLER_SIZE
+                os.pwrite(fd, fillers.tobytes(), 0)
+            os.pwrite(fd, units.tobytes(), (index - begin) * unit_bytes)
+        self._unsynced.add(path)
+        if size_bytes == 0:
+            queue.files.refresh()
+
+    def _cut(self, queue: FileQueue, index: int) -> None:
+        """Remove the units of ``queue`` from ``index`` on: later files first, so that no hole remains."""
+        for file in reversed(queue.files.listed):
+            if file.first >= index:
+                with _errors_of(file.path):
+                    file.path.unlink()
+            elif index < file.first + file.units:
+                self._blank(file, (index - file.first) * STORED_DTYPES[queue.kind].itemsize)
+        queue.files.refresh()
+
+    def _blank(self, file: UnitFile, begin_byte: int) -> None:
+        with _opened(file.path, os.O_RDWR) as fd:
+            size_bytes = os.fstat(fd).st_size
+            os.ftruncate(fd, begin_byte)
+            os.ftruncate(fd, size_bytes)
+        self._unsynced.add(file.path)
+
+    def _remove(self, *directories: Path) -> None:
+        for directory in directories:
+            with _errors_of(directory):
+                shutil.rmtree(directory, ignore_errors=not directory.exists())
+
+
+def _first_at_or_above(queue: FileQueue, phys: int) -> int:
+    """Index of the first of the last units of ``queue`` whose records begin at or above ``phys``; its end if there
+    are none. Units of gaps, which name bytes below, may lie between."""
+    end = found = queue.files.end()
+    while end > queue.files.first:
+        begin = max(queue.files.first, end - TRUNCATED_UNITS)
+        stored, indices = queue.files.read(begin, end - begin)
+        above = indices[stored["phys"] >= phys]
+        if len(above) == 0:
+            break
+        found, end = int(above[0]), begin
+    return found
+
+
+def _subdirectories(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    with _errors_of(directory):
+        return sorted(path for path in directory.iterdir() if path.is_dir())
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    with _errors_of(path):
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[Any]:
+    try:
+        yield
+    except OSError as error:
+        raise file_error(error, path) from error

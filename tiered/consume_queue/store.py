@@ -1,0 +1,114 @@
+"""Interface of consume queues that are written: by a restore, a build from the commitlog, or a conversion.
+
+The broker is stopped. Batches of units are arrays; no object exists for a unit. Source:
+org.apache.rocketmq.store.queue.ConsumeQueueStoreInterface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.consume_queue.index import BrokerQueue
+from tiered.errors import UsageError
+from tiered.model.tables import Table
+
+ENDED_PHYS = 1
+"""``phys`` and ``size`` of the last unit of a queue of which nothing is kept: below every log, and no filler."""
+
+
+class StoreKind(Enum):
+    """Where a broker keeps its consume queues: ``storeType``."""
+
+    FILE = "file"
+    ROCKSDB = "rocksdb"
+
+
+class LogView(NamedTuple):
+    """What consume queues need of the commitlog.
+
+    ``min_phys``: its oldest physical offset. ``stored_at``: store timestamps in ms of the records at these offsets, 0
+    where there is none.
+    """
+
+    min_phys: Callable[[], int]
+    stored_at: Callable[[NDArray[Any]], NDArray[np.int64]]
+
+
+class ConsumeQueueStore(Protocol):
+    """All consume queues of one store. A queue that does not exist is empty: minimum and maximum 0.
+
+    Methods raise UsageError, CorruptionError, AccessDeniedError, StoreFullError or UnavailableError naming a file.
+    """
+
+    def queues(self) -> list[BrokerQueue]:
+        """All queues, by topic and queue id."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Offset of the first unit whose record is still in the commitlog; the maximum when none is."""
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """One past the last offset."""
+
+    def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
+        """Up to ``count`` units (UNIT_DTYPE) from the one that contains ``from_offset``, or the first after it."""
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Offset of the first message stored at or after ``timestamp_ms``; the maximum when there is none."""
+
+    def put(self, topic: str, queue_id: int, units: Table) -> None:
+        """Write ``units`` (UNIT_DTYPE) at their queue offsets, ascending; units that are there are overwritten.
+
+        A queue may begin anywhere, and later batches may be below earlier ones. Until a hole between units is filled,
+        files may end there for their readers.
+        """
+
+    def put_ended(self, topic: str, queue_id: int, end_offset: int) -> None:
+        """Write a queue of which nothing is kept: minimum and maximum are ``end_offset``, above 0."""
+
+    def delete_queue(self, topic: str, queue_id: int) -> None:
+        """Remove one queue."""
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove all queues of ``topic``."""
+
+    def truncate(self, phys: int) -> None:
+        """Remove the units of records that begin at or above ``phys``. A queue that began above 0 keeps its begin."""
+
+    def expire(self) -> None:
+        """Free space of units whose records are no longer in the commitlog, as far as that is cheap."""
+
+    def flush(self, dispatched_phys: int) -> None:
+        """Make everything durable. All records that end at or below ``dispatched_phys`` have their units."""
+
+    def close(self) -> None:
+        """Release what is open. What was not flushed may be lost."""
+
+
+def first_stored_at(
+    store: ConsumeQueueStore, queue: tuple[str, int], timestamp_ms: int, stored_at: Callable[[Table], int]
+) -> int:
+    """Offset of the first message of ``queue`` stored at or after ``timestamp_ms``, by bisection over units.
+
+    ``stored_at``: store timestamp of one unit's record.
+    """
+    low, high = store.min_offset(*queue), store.max_offset(*queue)
+    while low < high:
+        middle = (low + high) // 2
+        unit = store.units(*queue, middle, 1)
+        if len(unit) == 0 or stored_at(unit) >= timestamp_ms:
+            high = middle
+        else:
+            low = int(unit["queue_offset"][0] + unit["inner_num"][0])
+    return low
+
+
+def refuse_disorder(topic: str, queue_id: int, units: Table) -> None:
+    """Raises UsageError if queue offsets of ``units`` do not ascend."""
+    ends = units["queue_offset"] + units["inner_num"]
+    if units["queue_offset"][0] < 0 or (units["queue_offset"][1:] < ends[:-1]).any():
+        raise UsageError(f"units of {topic}/{queue_id} are not in the order of their queue offsets")
