@@ -119,17 +119,29 @@ class ArchiveOwner:
             if found is not None and found.decision.step is Step.STOP:
                 raise found.error()
             return
-        if found is None or (found.decision.step is not Step.STOP and not found.decision.is_foreign):
+        if found is None or found.decision.step is Step.CONTINUE:
             if not self._take_over:
                 self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
             return
         self._environment.may_take_over(owned, None)  # reports the lag
-        if self._take_over and found.decision.step is Step.STOP:
-            raise found.error()
-        if found.decision.is_foreign and not self._take_over:
-            raise found.error(
-                f"another broker of this name owns the archive ({owner.instance} on {owner.host})"
-            )
+        if self._take_over:
+            if found.decision.step is Step.STOP:
+                raise found.error()
+            return
+        name = f"{owner.instance} on {owner.host}"
+        if found.decision.is_foreign:
+            hint = "give this broker a name of its own, or its archive another archive.url"
+            raise found.error(f"another broker of this name owns the archive ({name}): ", hint)
+        if not self._ends_below(owned, found.divergence):
+            hint = "stop the broker that is not the master; if it is the other one, start this sidecar with --take-over"
+            raise found.error(f"another writer owns the archive ({name}): ", hint)
+
+    def _ends_below(self, state: CatalogState, divergence: Divergence) -> bool:
+        """Whether the log, as that of a slave that lags, only ends before the archive does."""
+        end_phys = self._reported_end_phys()
+        if end_phys is None:
+            return ends_before(self._log, state.cursor.check, divergence.phys)
+        return end_phys < state.cursor.phys
 
     def _compared(self, state: CatalogState, *, may_return: bool = True) -> Comparison:
         """What the log shares with the archive of ``state``, and what follows from it. ``may_return``: to an earlier
@@ -267,6 +279,12 @@ class ArchiveOwner:
         return divergence.phys
 
 
+_PUT_BACK = (
+    "put the broker's log back, or name another archive with --broker; archive.replace_log (backfill: --replace-log) "
+    "hides these messages, and tiered ls --histories lists them"
+)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What a log shares with the archive of ``state``. ``common``: the state up to which they agree, or None."""
@@ -276,17 +294,13 @@ class Comparison:
     state: CatalogState
     common: CatalogState | None
 
-    def error(self, subject: str = "") -> LogDivergedError:
+    def error(self, subject: str = "", hint: str = _PUT_BACK) -> LogDivergedError:
         """Why the writer stops, and what it would hide. ``subject``: what is known besides."""
-        text = f"the broker's log {self.decision.why or 'shares nothing with the archive'}"
-        if subject:
-            hint = "give this broker a name of its own, or its archive another archive.url"
-            return LogDivergedError(f"{subject}: {text}", hint=hint)
+        common = f"diverged from the archive at {self.divergence.phys}" if self.common is not None else ""
+        why = self.decision.why or common or "shares nothing with the archive"
         hidden = counted(hidden_messages(self.state, self.common), "archived message")
         return LogDivergedError(
-            f"{text}; to continue with it hides {hidden}",
-            hint="put the broker's log back, or name another archive with --broker; archive.replace_log (backfill: "
-            "--replace-log) hides these messages, and tiered ls --histories lists them",
+            f"{subject}the broker's log {why}; to continue with it hides {hidden}", hint=hint
         )
 
 

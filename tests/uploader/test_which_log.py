@@ -318,3 +318,25 @@ def test_a_standby_with_an_earlier_log_does_not_take_over_by_lag(
     with pytest.raises(LogDivergedError, match="another broker of this name"):
         follow(broker.path, memory, instance="standby", environment=Environment(may_take_over=always))
     assert state_of(memory).epoch == epoch
+
+
+def test_a_standby_whose_log_diverged_does_not_take_over_by_lag(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path
+) -> None:
+    """As the former master that comes back after a fail-over, and takes messages too."""
+    backfill(broker.path, memory)
+    former = broker.copy(tmp_path / "former")
+    broker.send(50)
+    backfill(broker.path, memory)
+    epoch, lags = idle_owner(memory), Environment(may_take_over=always)
+    with pytest.raises(FencedError):
+        follow(former.path, memory, instance="standby", environment=lags)
+    former.send(80, text="other")
+    why = r"another writer owns .* diverged .* hides 50 archived messages"
+    with pytest.raises(LogDivergedError, match=why) as caught:
+        follow(former.path, memory, instance="standby", environment=lags)
+    assert "--take-over" in caught.value.hint
+    assert state_of(memory).epoch == epoch and shown(memory) == {"orders": 250}
+    follow(former.path, memory, instance="standby", take_over=True)
+    backfill(former.path, memory, instance="standby")
+    assert shown(memory) == {"orders": 280} and listed(memory) == [50, 0]
