@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from tiered.model.queue import TopicFilter
-from tiered.settings.compaction_section import CompactionSettings
+from tiered.settings.compaction_section import CompactionSettings, KeyCompactionSettings
 from tiered.settings.declaration import setting
 from tiered.settings.retention_sections import HOUR_MS, GcSettings, RetentionSettings
 from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_name
@@ -535,6 +535,7 @@ class Settings:
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    key_compaction: KeyCompactionSettings = field(default_factory=KeyCompactionSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
     read: ReadSettings = field(default_factory=ReadSettings)
     fetch: FetchSettings = field(default_factory=FetchSettings)
@@ -555,6 +556,7 @@ SECTIONS: dict[str, type[Any]] = {  # those with settings
     "retention": RetentionSettings,
     "gc": GcSettings,
     "compaction": CompactionSettings,
+    "key_compaction": KeyCompactionSettings,
     "index": IndexSettings,
     "read": ReadSettings,
     "fetch": FetchSettings,
