@@ -250,7 +250,7 @@ def _rules_to_commit(settings: Settings, writer: Writer) -> dict[str, Any]:
 
 def _log_limits(settings: Settings, writer: Writer) -> LogLimits:
     truncate_max_bytes = settings.archive.truncate_max_bytes if writer.kind == "run" else None
-    return LogLimits(settings.archive.replace_log, truncate_max_bytes)
+    return LogLimits(settings.archive.replace_log, truncate_max_bytes, settings.archive.same_broker)
 
 
 def _with_standby(

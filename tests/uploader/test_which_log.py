@@ -20,6 +20,7 @@ from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, LogDivergedError, UnavailableError
 from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
@@ -182,6 +183,37 @@ def test_a_log_that_begins_above_the_archives_end_must_fit(
     refuse(other.path, memory, why)
     assert shown(memory) == {"orders": 200}
     backfill(broker.path, memory)
+
+
+@pytest.mark.parametrize("port", [10911, 20911])
+def test_the_same_brokers_log_that_does_not_fit_continues_when_asked(
+    broker: SmallBroker, memory: MemoryStore, port: int
+) -> None:
+    """While the sidecar was away a topic was recreated, the address changed, and all that could agree was deleted."""
+    broker.send(30, "audit")
+    backfill(broker.path, memory)
+    keys, archived_files = uploaded(memory), broker.phys // FILE_BYTES + 1
+    broker.port = port
+    broker.recreate("orders", 0)
+    broker.send(150, "orders")
+    broker.send(40, "audit")
+    broker.expire(archived_files)
+    refuse(broker.path, memory, r"no bytes in common with the archive.* hides 230 archived messages")
+    with pytest.raises(LogDivergedError) as caught:
+        backfill(broker.path, memory)
+    assert "--same-broker) continues, and hides 200 of recreated topics" in caught.value.hint
+    follow(broker.path, memory, LogLimits(same_broker=True))
+    backfill(broker.path, memory, same_broker=True)
+    state = state_of(memory)
+    assert len(state.log_histories) == 0 and uploaded(memory) > keys
+    assert shown(memory)["audit"] == 70
+    generations = {key: int(row["row_count"]) for key, row in state.queues() if key.topic == "orders"}
+    assert generations[QueueKey("orders", 0, 0)] == 200 and generations[QueueKey("orders", 0, 1)] > 0
+    broker.send(5, "audit")
+    backfill(broker.path, memory)
+    assert shown(memory)["audit"] == 75, "the answer is needed once"
+    own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    assert verify_archive(own, full=True).anomalies == []
 
 
 def test_stores_of_two_brokers_with_the_same_names_are_not_mixed(

@@ -108,6 +108,11 @@ class ArchiveSettings:
         "continue with a log that does not continue the archive (another broker's, an older copy, a truncated log); "
         "hides archived messages missing from this log",
     )
+    same_broker: bool = setting(
+        False,
+        "continue with a log that begins above the archive's end although it does not fit (topics recreated, another "
+        "address, while nothing was archived); hides archived messages of recreated topics, as an earlier generation",
+    )
     truncate_max_bytes: int = setting(
         256 * MIB,
         "`tiered run` stops archiving when the broker's log was truncated further below the archive's end; "
