@@ -9,13 +9,14 @@ import fastcrc
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.archive.object_spans import ObjectSpans
 from tiered.archive.segment_reader import RANGE_BYTES_MAX
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
-from tiered.formats.segment_layout import HEADER_BYTES, TRAILER_BYTES, check_header
+from tiered.formats.segment_layout import HEADER_BYTES, check_header
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_checks import RESERVED_CRC_BYTES
 from tiered.kernels.record_columns import InvalidReason, RecordColumns
@@ -156,20 +157,9 @@ def _part_of(index: SegmentIndex, run: np.void, columns: dict[int, RowTable]) ->
     ordinal = int(run["ordinal"])
     whole: np.void = picked(index.runs, np.array([ordinal]))[list(RUN_DTYPE.names or ())].astype(RUN_DTYPE)[0]
     part = CatalogRun.of(run)
-    if int(whole["kind"]) == RunKind.SPARSE and ordinal in columns and index.has_rows_of(part):
-        return _sparse_part(whole, part, columns[ordinal])
     if part.rows == int(whole["rows"]) or ordinal not in columns or not index.has_rows_of(part):
         return whole
     return cut_run(whole, columns[ordinal], part.first_row, part.first_row + part.rows)
-
-
-def _sparse_part(whole: np.void, part: CatalogRun, rows: RowTable) -> np.void:
-    """The part of a sparse run, with the catalog's offsets if all of its rows are inside."""
-    found = cut_run(whole, rows, part.first_row, part.first_row + part.rows)
-    offsets = rows.queue_offset[part.first_row : part.first_row + part.rows]
-    if part.base <= offsets[0] and offsets[-1] < part.end:
-        found["base_queue_offset"], found["end_queue_offset"] = part.base, part.end
-    return found
 
 
 def _columns(index: SegmentIndex, result: SegmentResult) -> dict[int, RowTable]:
@@ -207,21 +197,20 @@ def _check_lmq(
 
 
 class _FullCheck:
-    """Reads an object once, from front to back; many small runs share a request."""
+    """Reads an object once."""
 
     def __init__(self, store: ObjectStore, index: SegmentIndex, result: SegmentResult) -> None:
         self._store = store
         self._index = index
         self._result = result
-        self._window = memoryview(b"")
-        self._window_offset = 0
-        self._decoded: tuple[tuple[int, int], NDArray[np.uint8] | None] = ((-1, -1), None)
+        self._spans = ObjectSpans(store, index)
+        self._damaged = (-1, -1)
 
     def run(self, columns: dict[int, RowTable]) -> None:
         """Header, blocks, records, keys."""
         index, result = self._index, self._result
         try:
-            check_header(self._read(0, HEADER_BYTES), index.version, source=index.key)
+            check_header(self._spans.read(0, HEADER_BYTES), index.version, source=index.key)
         except CorruptionError as error:
             result.add(AnomalyKind.DAMAGED, index.key, error.message)
         hashes = self._keys()
@@ -232,14 +221,6 @@ class _FullCheck:
                     self._check_span(run, span, rows, hashes)
         result.counts["blocks"] = len(index.blocks)
         result.counts["bytes"] = index.size_bytes
-
-    def _read(self, offset: int, length: int) -> memoryview:
-        begin = offset - self._window_offset
-        if begin < 0 or begin + length > len(self._window):
-            end = min(offset + max(length, RANGE_BYTES_MAX), self._index.size_bytes - TRAILER_BYTES)
-            self._window = memoryview(self._store.get_range(self._index.key, offset, end - offset))
-            self._window_offset, begin = offset, 0
-        return self._window[begin : begin + length]
 
     def _keys(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]] | None:
         """First hash of every row (one entry more than rows), and the hashes."""
@@ -253,17 +234,17 @@ class _FullCheck:
         return np.concatenate([[0], np.cumsum(section.counts, dtype=np.int64)]), section.hashes
 
     def _records(self, span: BlockSpan) -> NDArray[np.uint8] | None:
-        """Raw bytes of ``span``; None for damage, which is reported once. A block of many runs is decoded once."""
+        """Raw bytes of ``span``; None for damage, which is reported once."""
         blocks = (span.first_block, span.end_block)
-        if self._decoded[0] != blocks:
-            data = None
-            try:
-                data = self._index.decode_blocks(span, self._read(span.offset, span.length))
-            except CorruptionError as error:
-                where = (span.offset, span.offset + span.length)
-                self._result.add(AnomalyKind.DAMAGED, self._index.key, error.message, where)
-            self._decoded = (blocks, data)
-        return self._decoded[1]
+        if self._damaged == blocks:
+            return None
+        try:
+            return self._spans.blocks(span)
+        except CorruptionError as error:
+            where = (span.offset, span.offset + span.length)
+            self._result.add(AnomalyKind.DAMAGED, self._index.key, error.message, where)
+            self._damaged = blocks
+            return None
 
     def _check_span(
         self,

@@ -117,6 +117,25 @@ def copy_bytes(_typing_context: Any, _source: Any, _offset: Any, _target: Any, _
     return types.void(*words), codegen
 
 
+@intrinsic
+def write_at(_typing_context: Any, _file: Any, _address: Any, _length: Any, _offset: Any) -> Any:
+    """``write_at(descriptor, address, length, file_offset)``: pwrite(2), bytes written or -1."""
+    from llvmlite import ir
+    from numba.core import cgutils, types
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        file, address, length, offset = args
+        word = ir.IntType(64)
+        kind = ir.FunctionType(word, [ir.IntType(32), cgutils.voidptr_t, word, word])
+        pwrite = cgutils.get_or_insert_function(builder.module, kind, "pwrite")
+        descriptor = builder.trunc(file, ir.IntType(32))
+        return builder.call(
+            pwrite, [descriptor, builder.inttoptr(address, cgutils.voidptr_t), length, offset]
+        )
+
+    return types.int64(*[types.int64] * 4), codegen
+
+
 def _can_fold(context: Any) -> bool:
     triple, _, features = context.codegen().magic_tuple()
     return triple.startswith("x86_64") and "+pclmul" in features.split(",")

@@ -1,0 +1,273 @@
+"""A commitlog that is written from its records: each at its place, then everything between them.
+
+    write   records, in any order, side by side
+    seal    file by file: fillers where records are missing, the mark at a file's end, sync
+
+What is missing is found by reading the files again, so that an interrupted restore needs no notes of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import fastcrc
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.broker_store.filler import Patch, ended, filled
+from tiered.errors import CorruptionError, UsageError
+from tiered.kernels.log_records import (
+    HEAD_BYTES,
+    end_of_records,
+    next_record,
+    record_sizes,
+    stored_ms_at,
+    write_rows,
+)
+from tiered.kernels.record_checks import END_OF_FILE_BYTES, RECORD_BYTES_MIN, RESERVED_CRC_BYTES
+from tiered.whole_file import file_error
+
+WINDOW_BYTES: Final = 8 << 20
+SYNC_THREADS: Final = 2
+_CRC_NAME = b"__CRC32#\x01"
+
+
+class Extent(NamedTuple):
+    """Records without anything between them, and the store timestamps of the first and the last."""
+
+    begin_phys: int
+    end_phys: int
+    first_ms: int
+    last_ms: int
+
+
+class Piece(NamedTuple):
+    """Records ``data[starts[i] : starts[i] + sizes[i]]``, of physical offset ``phys[i]``."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    phys: NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """Records ``data[starts[i] : starts[i] + sizes[i]]``, back to back from physical offset ``phys`` on."""
+
+    phys: int
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+
+
+class RestoredLog:
+    """The files of a commitlog below ``directory``. ``write`` from any thread."""
+
+    def __init__(self, directory: Path, file_bytes: int) -> None:
+        self.directory, self.file_bytes = directory, file_bytes
+        self.has_crc = False
+        """Whether records end in ``__CRC32#``: then fillers do."""
+        self._lock = threading.Lock()
+        self._unsynced: set[int] = set()
+        """Begins of files."""
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def path(self, begin_phys: int) -> Path:
+        """The file that begins at ``begin_phys``."""
+        return self.directory / f"{begin_phys:020d}"
+
+    def begins(self) -> list[int]:
+        """Where its files begin."""
+        return sorted(int(path.name) for path in self.directory.iterdir())
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        """Write the records of ``pieces`` at their physical offsets. Raises StoreFullError, or UsageError for a record
+        that crosses the end of a file."""
+        pieces = [piece for piece in pieces if len(piece.sizes)]
+        if not pieces:
+            return
+        addresses = np.concatenate([piece.starts + piece.data.ctypes.data for piece in pieces])
+        sizes = np.concatenate([piece.sizes for piece in pieces])
+        phys = np.concatenate([piece.phys for piece in pieces])
+        number = phys // self.file_bytes
+        crossing = np.flatnonzero((phys + sizes + END_OF_FILE_BYTES - 1) // self.file_bytes != number)
+        if len(crossing):
+            raise UsageError(
+                f"the record at {int(phys[crossing[0]])} crosses the end of a file of {self.file_bytes} bytes",
+                hint="name the broker.conf with its mappedFileSizeCommitLog: --broker-conf",
+            )
+        self.has_crc = self.has_crc or _has_crc(pieces[-1])
+        for one in np.unique(number).tolist():
+            mine, begin = number == one, one * self.file_bytes
+            with self._opened(begin) as file:
+                _write_all(file, addresses[mine], sizes[mine], phys[mine] - begin)
+            with self._lock:
+                self._unsynced.add(begin)
+
+    def sync(self) -> None:
+        """Make durable what was written."""
+        with self._lock:
+            unsynced, self._unsynced = self._unsynced, set()
+        for begin in sorted(unsynced):
+            self._sync(begin)
+        sync_directory(self.directory)
+
+    def seal(self, begin_phys: int, end_phys: int, empty_ms: int) -> int:
+        """Fill what has no record in [``begin_phys``, ``end_phys``), which begins with a file, and sync everything.
+        ``empty_ms``: the time of fillers if there is no record. Returns the last record's store timestamp. Raises
+        CorruptionError for a place too small for a filler, and StoreFullError."""
+        stored_ms = next(
+            (found.first_ms for begin in self.begins() for found in self.extents(begin)), empty_ms
+        )
+        with ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="sync") as pool:
+            syncs = []
+            for begin in range(begin_phys, end_phys, self.file_bytes):
+                stored_ms = self._seal_file(begin, end_phys, stored_ms)
+                syncs.append(pool.submit(self._sync, begin))
+            for sync in syncs:
+                sync.result()
+        sync_directory(self.directory)
+        return stored_ms
+
+    def extents(self, begin_phys: int) -> Iterator[Extent]:
+        """The records of the file that begins at ``begin_phys``."""
+        with self._opened(begin_phys) as file:
+            yield from _extents(file, begin_phys, self.file_bytes)
+
+    def batches(self) -> Iterator[Batch]:
+        """All records by physical offset, some at a time."""
+        for begin in self.begins():
+            with self._opened(begin) as file:
+                for extent in _extents(file, begin, self.file_bytes):
+                    yield from _batches(file, begin, extent)
+
+    def crc32c(self, begin_phys: int, end_phys: int) -> int:
+        """CRC32C of bytes of one file."""
+        with self._opened(begin_phys // self.file_bytes * self.file_bytes) as file:
+            return int(
+                fastcrc.crc32.iscsi(os.pread(file, end_phys - begin_phys, begin_phys % self.file_bytes))
+            )
+
+    def _seal_file(self, begin: int, end_phys: int, stored_ms: int) -> int:
+        file_end, has_crc = begin + self.file_bytes, self.has_crc
+        with self._opened(begin) as file:
+            phys = begin
+
+            def put(patches: Iterator[Patch]) -> None:
+                try:
+                    for patch in patches:
+                        os.pwrite(file, patch.data, patch.phys - begin)
+                except ValueError as error:
+                    raise CorruptionError(
+                        f"{self.path(begin)}: {error}", hint="use --layout compact"
+                    ) from error
+
+            for extent in _extents(file, begin, self.file_bytes):
+                put(filled(phys, extent.begin_phys, stored_ms, has_crc=has_crc))
+                phys, stored_ms = extent.end_phys, extent.last_ms
+            if end_phys < file_end:
+                put(filled(phys, end_phys, stored_ms, has_crc=has_crc))
+            elif phys < file_end:
+                put(ended(phys, file_end, stored_ms, is_empty=phys == begin, has_crc=has_crc))
+        return stored_ms
+
+    def _sync(self, begin: int) -> None:
+        with self._opened(begin) as file:
+            os.fsync(file)
+
+    @contextmanager
+    def _opened(self, begin_phys: int) -> Iterator[int]:
+        path = self.path(begin_phys)
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                if os.fstat(file).st_size != self.file_bytes:
+                    os.ftruncate(file, self.file_bytes)
+                yield file
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise file_error(error, path) from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in ``directory`` durable."""
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _has_crc(piece: Piece) -> bool:
+    end = int(piece.starts[-1] + piece.sizes[-1])
+    return piece.data[end - RESERVED_CRC_BYTES : end].tobytes().startswith(_CRC_NAME)
+
+
+def _write_all(
+    file: int, addresses: NDArray[np.int64], sizes: NDArray[np.int32], at: NDArray[np.int64]
+) -> None:
+    done = 0
+    while (done := write_rows(file, 0, addresses, sizes, at, done)) < len(sizes):
+        # The kernel's write failed: this one raises why, or it was only cut short.
+        data = memoryview(ctypes.string_at(int(addresses[done]), int(sizes[done])))
+        written = 0
+        while written < len(data):
+            written += os.pwrite(file, data[written:], int(at[done]) + written)
+        done += 1
+
+
+def _extents(file: int, begin_phys: int, file_bytes: int) -> Iterator[Extent]:
+    window = np.empty(min(WINDOW_BYTES, file_bytes), np.uint8)
+    address, extent = window.ctypes.data, None
+    at: int | None = 0
+    while at is not None and at < file_bytes:
+        length, position = os.preadv(file, [window.data], at), 0
+        while position + HEAD_BYTES <= length:
+            phys = begin_phys + at
+            end, last_ms = end_of_records(address, length, phys, position)
+            if end == position:
+                if extent is not None:
+                    yield extent
+                extent, position = None, next_record(address, length, phys, position)
+                continue
+            if extent is None:
+                extent = Extent(phys + position, 0, stored_ms_at(address, position), 0)
+            extent, position = extent._replace(end_phys=phys + end, last_ms=last_ms), end
+        if at + length >= file_bytes:
+            break
+        at = at + position if extent is not None else _next_data(file, at + position)
+    if extent is not None:
+        yield extent
+
+
+def _batches(file: int, begin_phys: int, extent: Extent) -> Iterator[Batch]:
+    phys, length = extent.begin_phys, WINDOW_BYTES
+    while phys < extent.end_phys:
+        data = np.empty(min(length, extent.end_phys - phys), np.uint8)
+        os.preadv(file, [data.data], phys - begin_phys)
+        sizes = np.empty(len(data) // RECORD_BYTES_MIN, np.int32)
+        sizes = sizes[: record_sizes(data.ctypes.data, len(data), sizes)]
+        if not len(sizes):  # one larger than a window
+            length = int.from_bytes(data[:4].tobytes(), "big")
+            continue
+        ends = np.cumsum(sizes, dtype=np.int64)
+        yield Batch(phys, data, ends - sizes, sizes)
+        phys, length = phys + int(ends[-1]), WINDOW_BYTES
+
+
+def _next_data(file: int, at: int) -> int | None:
+    """The next place at or after ``at`` where the file is not a hole."""
+    try:
+        return os.lseek(file, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise

@@ -1,0 +1,121 @@
+"""Kernels of a commitlog that is written record by record: records to their places, and which bytes are records.
+
+Fillers (tiered.broker_store.filler) are no records here. Oracle: ``tests.kernels.test_log_records``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.kernels.checksums import crc32
+from tiered.kernels.jit import Int, kernel
+from tiered.kernels.loads import load_be32, load_be64, load_le64, load_u8, put_u8, write_at
+from tiered.kernels.record_checks import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, RESERVED_CRC_BYTES
+from tiered.kernels.words import word
+
+HEAD_BYTES = 76
+"""A record's bytes up to its store timestamp."""
+_ROLLED_BACK = 0xC
+_BORN_HOST_V6 = 0x10
+_CRC32_NAME = word(b"__CRC32#")
+
+
+@kernel
+def write_rows(
+    file: Int,
+    address: Int,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    row: Int,
+) -> Int:
+    """Write rows from ``row`` on, each from ``address + starts[i]`` to ``offsets[i]`` of ``file``, neighbours together.
+    Returns the first row of a write that failed or was short, or the number of rows."""
+    rows = len(starts)
+    while row < rows:
+        last: Int = row
+        length: Int = np.int64(sizes[row])
+        while (
+            last + 1 < rows
+            and starts[last + 1] == starts[row] + length
+            and offsets[last + 1] == offsets[row] + length
+        ):
+            last += 1
+            length += sizes[last]
+        if write_at(file, address + starts[row], length, offsets[row]) != length:
+            return row
+        row = last + 1
+    return row
+
+
+@kernel
+def is_record(address: Int, position: Int, phys: Int) -> Int:
+    """Whether a record of the log, not a filler, has its header at ``position``, which is ``phys``."""
+    if load_be32(address, position) < RECORD_BYTES_MIN or load_be64(address, position + 28) != phys:
+        return False
+    magic = load_be32(address, position + 4)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:  # noqa: PLR1714 - kernels compare faster
+        return False
+    return load_be32(address, position + 36) & _ROLLED_BACK != _ROLLED_BACK
+
+
+@kernel
+def stored_ms_at(address: Int, position: Int) -> Int:
+    """Store timestamp of the record at ``position``."""
+    is_v6 = load_be32(address, position + 36) & _BORN_HOST_V6
+    return load_be64(address, position + 48 + (20 if is_v6 else 8))
+
+
+@kernel
+def end_of_records(address: Int, length: Int, begin_phys: Int, position: Int) -> tuple[Int, Int]:
+    """(where consecutive records from ``position`` on end, store timestamp of the last; -1 without one). The last may
+    end beyond ``length``."""
+    stored_ms = np.int64(-1)
+    while position + HEAD_BYTES <= length and is_record(address, position, begin_phys + position):
+        stored_ms = stored_ms_at(address, position)
+        position += load_be32(address, position)
+    return position, stored_ms
+
+
+@kernel
+def next_record(address: Int, length: Int, begin_phys: Int, position: Int) -> Int:
+    """Where the next record begins at or after ``position``; if none, the place from which on none was looked for."""
+    last = length - HEAD_BYTES
+    while position <= last:
+        if load_u8(address, position + 4) and is_record(address, position, begin_phys + position):
+            return position
+        position += 1
+    return position
+
+
+@kernel
+def record_sizes(address: Int, length: Int, sizes: NDArray[np.int32]) -> Int:
+    """Sizes of the whole records that lie back to back from ``address`` on; their number."""
+    count, position = 0, np.int64(0)
+    while position + 4 <= length and count < len(sizes):
+        size = load_be32(address, position)
+        if size < RECORD_BYTES_MIN or position + size > length:
+            break
+        sizes[count] = size
+        position += size
+        count += 1
+    return count
+
+
+@kernel
+def relocate(
+    address: Int, starts: NDArray[np.int64], sizes: NDArray[np.int32], phys: NDArray[np.int64]
+) -> Int:
+    """Give each record its new physical offset, and a ``__CRC32#`` that it has the new checksum."""
+    for row in range(len(starts)):
+        begin, end = address + starts[row], address + starts[row] + sizes[row]
+        for byte in range(8):
+            put_u8(begin, 28 + byte, phys[row] >> (56 - 8 * byte) & 0xFF)
+        reserved = end - RESERVED_CRC_BYTES
+        if load_le64(reserved, 0) == _CRC32_NAME and load_u8(reserved, 8) == 1:
+            crc = crc32(begin, 0, reserved - begin) & 0x7FFFFFFF
+            for digit in range(10):
+                put_u8(reserved, 9 + digit, 48 + crc % 10)
+                crc //= 10
+    return 0
