@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.catalog_reader import history_spans, load, newest_log_check, shared_version, spans_to
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitInvalidError
+from tiered.catalog.restored_check import NOT_RESTORED, restored_check
 from tiered.catalog.state import CatalogState
 from tiered.console import counted
 from tiered.errors import FencedError, LogDivergedError, UnavailableError
@@ -25,6 +25,7 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectStore
 from uploader.log_divergence import (
+    Check,
     CheckResult,
     Divergence,
     compare,
@@ -32,7 +33,7 @@ from uploader.log_divergence import (
     find_divergence,
 )
 from uploader.log_evidence import archived_end, log_head
-from uploader.log_rule import Decision, LogFacts, LogLimits, Shared, Step, decide, misfit, recreated
+from uploader.log_rule import Decision, LogFacts, LogLimits, Shared, Step, decide, misfit
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
@@ -66,6 +67,7 @@ class ArchiveOwner:
         self._instance = identity.instance
         self._take_over = take_over
         self._has_claimed = False
+        self._restored = NOT_RESTORED
         self.is_claim_settled = False
         """Whether a claim was won or refused; not after one that the store did not answer."""
         self._has_planned = False
@@ -87,6 +89,7 @@ class ArchiveOwner:
         state = self.writer.load()
         if self.writer.state.version:
             self._environment.archive_exists()
+            self._restored = restored_check(self._store.path, self._archive)
         else:
             self._environment.refuse_empty()
         found = None if state is None else self._compared(state)
@@ -119,42 +122,32 @@ class ArchiveOwner:
             if found is not None and found.decision.step is Step.STOP:
                 raise found.error()
             return
-        if found is None or found.decision.step is Step.CONTINUE:
+        if found is None or (found.decision.step is not Step.STOP and not found.decision.is_foreign):
             if not self._take_over:
                 self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
             return
         self._environment.may_take_over(owned, None)  # reports the lag
-        if self._take_over:
-            if found.decision.step is Step.STOP:
-                raise found.error()
-            return
-        name = f"{owner.instance} on {owner.host}"
-        if found.decision.is_foreign:
-            hint = "give this broker a name of its own, or its archive another archive.url"
-            raise found.error(f"another broker of this name owns the archive ({name}): ", hint)
-        if not self._ends_below(owned, found.divergence):
-            hint = "stop the broker that is not the master; if it is the other one, start this sidecar with --take-over"
-            raise found.error(f"another writer owns the archive ({name}): ", hint)
-
-    def _ends_below(self, state: CatalogState, divergence: Divergence) -> bool:
-        """Whether the log, as that of a slave that lags, only ends before the archive does."""
-        end_phys = self._reported_end_phys()
-        if end_phys is None:
-            return ends_before(self._log, state.cursor.check, divergence.phys)
-        return end_phys < state.cursor.phys
+        if self._take_over and found.decision.step is Step.STOP:
+            raise found.error()
+        if found.decision.is_foreign and not self._take_over:
+            raise found.error(
+                f"another broker of this name owns the archive ({owner.instance} on {owner.host})"
+            )
 
     def _compared(self, state: CatalogState, *, may_return: bool = True) -> Comparison:
         """What the log shares with the archive of ``state``, and what follows from it. ``may_return``: to an earlier
         log history."""
         reported_end_phys = self._reported_end_phys()
-        result = compare(self._log, state.cursor.check, reported_end_phys)
+        check = self._restored.of(state.cursor.check)
+        result = compare(self._log, check, reported_end_phys)
         divergence = Divergence(state.version, state.cursor.phys, result is CheckResult.SAME)
         shared, common = Shared.END, state
         if result is CheckResult.DELETED:
             shared = Shared.END_DELETED
         elif result is CheckResult.DIFFERENT:
-            newest = partial(newest_log_check, self._archive)
-            divergence = find_divergence(self._log, history_spans(state), newest, reported_end_phys)
+            divergence = find_divergence(
+                self._log, history_spans(state), self._newest_check, reported_end_phys
+            )
             shared = Shared.EARLIER if divergence.is_compared else Shared.EARLIER_DELETED
             if not divergence.version:
                 shared = Shared.NOTHING
@@ -166,20 +159,18 @@ class ArchiveOwner:
             common = load(self._archive, version=divergence.version)
         is_deleted = shared in (Shared.END_DELETED, Shared.EARLIER_DELETED)
         archived = archived_end(common)
-        head = log_head(self._store, archived) if is_deleted else None
         facts = LogFacts(
             shared,
-            "" if head is None else misfit(archived, head),
+            misfit(archived, log_head(self._store, archived)) if is_deleted else "",
             state.cursor.phys - divergence.phys,
             shared is Shared.EARLIER
             and self._limits.truncate_max_bytes is None
-            and ends_before(self._log, state.cursor.check, divergence.phys),
+            and ends_before(self._log, check, divergence.phys),
         )
         decision = decide(facts, self._limits)
-        if not decision.is_foreign:
-            return Comparison(divergence, decision, state, common)
-        ended = None if head is None else hidden_messages(state, common, recreated(archived, head))
-        return Comparison(Divergence(0, self._log.min_phys), decision, state, None, ended)
+        if decision.is_foreign:
+            divergence = Divergence(0, self._log.min_phys)
+        return Comparison(divergence, decision, state, None if decision.is_foreign else common)
 
     def planning_begins(self) -> None:
         """Cycles are planned from this state: a later claim must find it unchanged."""
@@ -224,7 +215,6 @@ class ArchiveOwner:
     def _earlier(self, state: CatalogState, present: Divergence, shared: Shared) -> Divergence | None:
         """Where the log stops agreeing with an earlier log history, if that is beyond ``present``; None otherwise."""
         reported_end_phys = self._reported_end_phys()
-        newest = partial(newest_log_check, self._archive)
         is_present = shared in (Shared.END, Shared.EARLIER) and present.is_compared
         best, phys = None, present.phys if is_present else -1
         for history in state.log_histories:
@@ -235,10 +225,14 @@ class ArchiveOwner:
                 for first, last in spans_to(state.log_histories, end)
                 if last > common
             ]
-            found = find_divergence(self._log, spans, newest, reported_end_phys)
+            found = find_divergence(self._log, spans, self._newest_check, reported_end_phys)
             if found.version and found.is_compared and found.phys > phys:
                 best, phys = found, found.phys
         return best
+
+    def _newest_check(self, first: int, last: int) -> Check | None:
+        found = newest_log_check(self._archive, first, last)
+        return None if found is None else (found[0], self._restored.of(found[1]), found[2])
 
     def _return_to(self, divergence: Divergence) -> int:
         """Raises CommitInvalidError if messages of that history are gone."""
@@ -281,49 +275,36 @@ class ArchiveOwner:
         return divergence.phys
 
 
-_PUT_BACK = (
-    "put the broker's log back, or name another archive with --broker; archive.replace_log (backfill: --replace-log) "
-    "hides these messages, and tiered ls --histories lists them"
-)
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """What a log shares with the archive of ``state``. ``common``: the state up to which they agree, or None.
-    ``hidden_if_same``: how many messages archive.same_broker would hide; None if that is no answer."""
+    """What a log shares with the archive of ``state``. ``common``: the state up to which they agree, or None."""
 
     divergence: Divergence
     decision: Decision
     state: CatalogState
     common: CatalogState | None
-    hidden_if_same: int | None = None
 
-    def error(self, subject: str = "", hint: str = _PUT_BACK) -> LogDivergedError:
+    def error(self, subject: str = "") -> LogDivergedError:
         """Why the writer stops, and what it would hide. ``subject``: what is known besides."""
-        common = f"diverged from the archive at {self.divergence.phys}" if self.common is not None else ""
-        why = self.decision.why or common or "shares nothing with the archive"
+        text = f"the broker's log {self.decision.why or 'shares nothing with the archive'}"
+        if subject:
+            hint = "give this broker a name of its own, or its archive another archive.url"
+            return LogDivergedError(f"{subject}: {text}", hint=hint)
         hidden = counted(hidden_messages(self.state, self.common), "archived message")
-        if self.hidden_if_same is not None and hint is _PUT_BACK:
-            hint = (
-                "if the log is the same broker's (topics recreated, or another address, while nothing was archived), "
-                f"archive.same_broker (backfill: --same-broker) continues, and hides {self.hidden_if_same:,} of "
-                f"recreated topics; else {hint}"
-            )
         return LogDivergedError(
-            f"{subject}the broker's log {why}; to continue with it hides {hidden}", hint=hint
+            f"{text}; to continue with it hides {hidden}",
+            hint="put the broker's log back, or name another archive with --broker; archive.replace_log (backfill: "
+            "--replace-log) hides these messages, and tiered ls --histories lists them",
         )
 
 
-def hidden_messages(
-    state: CatalogState, common: CatalogState | None, ended: Collection[tuple[str, int]] = ()
-) -> int:
-    """How many visible messages of ``state`` a log history that begins after ``common`` hides, by offsets, with all
-    those of the queues that ``ended``."""
+def hidden_messages(state: CatalogState, common: CatalogState | None) -> int:
+    """How many visible messages of ``state`` a log history that begins after ``common`` hides, by offsets."""
     count = 0
     for key, row in state.queues():
         if row["flags"] & QUEUE_HIDDEN:
             continue
-        before = None if common is None or (key.topic, key.queue_id) in ended else common.queue(key)
+        before = None if common is None else common.queue(key)
         begin = int(row["min_queue_offset"])
         if before is not None:
             begin = max(begin, int(before["end_queue_offset"]))

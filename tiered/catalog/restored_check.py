@@ -1,0 +1,59 @@
+"""Shows that a restored commitlog continues its archive, though its last bytes differ from those that were archived.
+
+A commit's check covers the last bytes of the log, whatever they were; of what was not archived a restore has only
+fillers. So it leaves a file in the store: the commit up to which it restored, that commit's check, and the check of its
+own bytes there. Where the archive has that commit, its check is replaced by the restored log's own one: the bytes are
+compared all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tiered.catalog.catalog_reader import read_commit
+from tiered.catalog.json_fields import fields, row
+from tiered.catalog.state import LogCheck
+from tiered.errors import CorruptionError, NotFoundError
+from tiered.object_store.interface import ObjectStore
+
+RESTORED: Final = "tiered-restored.json"
+"""In the store directory."""
+
+
+class RestoredCheck(NamedTuple):
+    """``archived``: the check of commit ``version``, whose put id is ``put_id``. ``own``: of the restored log."""
+
+    version: int
+    put_id: str
+    archived: LogCheck
+    own: LogCheck
+
+    def encode(self) -> bytes:
+        """The file."""
+        return json.dumps(self._asdict()).encode()
+
+    def of(self, check: LogCheck) -> LogCheck:
+        """What is compared with the log for ``check`` of a commit."""
+        return self.own if check == self.archived else check
+
+
+NOT_RESTORED: Final = RestoredCheck(0, "", LogCheck(0, 0, 0), LogCheck(0, 0, 0))
+
+
+def restored_check(store_path: Path, archive: ObjectStore) -> RestoredCheck:
+    """The check of the store at ``store_path`` if it was restored from ``archive``. Raises CorruptionError."""
+    path = store_path / RESTORED
+    try:
+        found = fields(json.loads(path.read_bytes()))
+        check = row(RestoredCheck, [found[name] for name in RestoredCheck._fields])
+    except FileNotFoundError:
+        return NOT_RESTORED
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"{path} does not parse: {error!r}", hint="remove it") from error
+    try:
+        is_of_archive = read_commit(archive, check.version).put_id == check.put_id
+    except NotFoundError:
+        return NOT_RESTORED
+    return check if is_of_archive else NOT_RESTORED
