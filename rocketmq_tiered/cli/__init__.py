@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("rocketmq_tiered.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
     "reset-offset": ("rocketmq_tiered.cli.reset_offset", "reset a consumer group's offsets"),
     "verify": ("rocketmq_tiered.cli.verify", "check an archive for damage"),
+    "restore": ("rocketmq_tiered.cli.restore", "make a broker's store directory from an archive"),
     "expire": (
         "rocketmq_tiered.cli.expire",
         "expire messages by their time to live, or erase a topic (dry run by default)",
@@ -51,10 +52,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "compact": (
         "rocketmq_tiered.cli.compact",
         "join small objects of an archive to large ones (dry run by default)",
-    ),
-    "compact-keys": (
-        "rocketmq_tiered.cli.compact_keys",
-        "keep the latest message of each key of compaction topics (dry run by default)",
     ),
     "cost": (
         "rocketmq_tiered.cli.cost",

@@ -1,0 +1,259 @@
+"""`tiered restore`: make a broker's store directory from an archive."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rocketmq_tiered.cli.arguments import BROKER_FLAGS, add_archive, add_json, instant, settings_of
+from rocketmq_tiered.maintenance.restore.restoring import (
+    FileBytes,
+    RestoreReport,
+    RestoreRequest,
+    Restoring,
+    noted_version,
+)
+from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from rocketmq_tiered.process.logs import log_plain
+from rocketmq_tiered.process.progress import Progress
+from tiered.archive.index.rocketmq_index_file import (
+    DEFAULT_ITEMS,
+    DEFAULT_SLOTS,
+    indexed_message,
+    write_files,
+)
+from tiered.broker_store.conf import BrokerConf, read_broker_conf
+from tiered.broker_store.restored_log import RestoredLog
+from tiered.catalog.broker_facts import recorded_facts
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.state import CatalogState
+from tiered.console import camel_names, counted, print_json, print_lines
+from tiered.consume_queue.file_store import FileSizes
+from tiered.consume_queue.store import StoreKind
+from tiered.errors import UsageError
+from tiered.formats.record import decode_record
+from tiered.model.queue import SCHEDULE_TOPIC
+from tiered.model.tables import QUEUE_HIDDEN
+
+QUEUES = {"file": StoreKind.FILE, "rocksdb": StoreKind.ROCKSDB, "none": None}
+OWNER_LIVES_MS = 5 * 60_000
+CLAMPED_SHOWN = 20
+NOT_ARCHIVED = (
+    "what the broker keeps in system topics: pending transactions, delayed and timer messages that were not delivered, "
+    "pop checkpoints"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, STORE, what is restored and how."""
+    add_archive(parser, BROKER_FLAGS[:1])
+    parser.add_argument(
+        "store", metavar="STORE", type=Path, help="the new store directory: empty, or it does not exist"
+    )
+    parser.add_argument(
+        "--consume-queue", choices=list(QUEUES), default="file",
+        help="write consume queues in files (default) or in RocksDB; none: the broker builds them at its start",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layout", choices=("same", "compact"), default="same",
+        help="each record at its physical offset (default), or all together: then offsetMsgIds change",
+    )  # fmt: skip
+    parser.add_argument(
+        "--topics", metavar="PATTERN", default="*",
+        help="only messages of these topics, comma-separated patterns; all queues keep their offsets",
+    )  # fmt: skip
+    parser.add_argument(
+        "--since", metavar="TIME", type=instant, default=0, help="only messages stored at or after it"
+    )
+    parser.add_argument(
+        "--at-version", metavar="N", type=int, help="the archive as of this catalog version, not the newest"
+    )
+    parser.add_argument("--index", action="store_true", help="write index files too, for queries by key")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Restore, then print what is not there and what broker.conf needs."""
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    conf = read_broker_conf(Path(settings.broker.conf_path)) if settings.broker.conf_path else None
+    with (
+        open_for_reading(options.url, settings) as archive,
+        Progress("restore", 0, quiet=options.json) as progress,
+    ):
+        target = options.store.absolute()
+        state = _state(archive, target, options.at_version)
+        request = RestoreRequest(
+            target, state, _sizes(state, conf), QUEUES[options.consume_queue],
+            tuple(filter(None, options.topics.split(","))), options.since,
+            is_compact=options.layout == "compact",
+        )  # fmt: skip
+        index = _IndexFiles(conf) if options.index else None
+        restoring = Restoring(
+            archive.store,
+            request,
+            progress=progress.update,
+            finish=index.write if index else lambda log: None,
+        )
+        report = restoring.run()
+    summary = _Summary(archive, request, report, is_newest=state.version == archive.state.version)
+    if options.json:
+        print_json(camel_names(summary.document()))
+    else:
+        print_lines(*summary.lines())
+    return 0
+
+
+def _state(archive: LoadedArchive, target: Path, at_version: int | None) -> CatalogState:
+    """The version of an interrupted restore, the wanted one, or the newest. Raises UsageError while a writer may add
+    to it."""
+    version = at_version or noted_version(target.with_name(f"{target.name}.restoring"))
+    if version is not None:
+        return load(archive.store, version=version)
+    state = archive.state
+    owner = state.owner
+    if owner is not None and not owner.released:
+        idle_ms = archive.store.clock_ms() - state.advanced_ms
+        if idle_ms < OWNER_LIVES_MS:
+            raise UsageError(
+                f"{owner.instance} on {owner.host} committed {max(0, idle_ms) // 1000} s ago and may still archive",
+                hint=f"stop it, or restore what there is now with --at-version {state.version}",
+            )
+    return state
+
+
+def _sizes(state: CatalogState, conf: BrokerConf | None) -> FileBytes:
+    """Of broker.conf, else those that the archive records; the broker's defaults for consume queues."""
+    facts, default = recorded_facts(state), FileSizes()
+    if conf is None:
+        if not facts.commitlog_file_bytes:
+            raise UsageError(
+                "the archive does not record the size of the broker's commitlog files",
+                hint="name its broker.conf: --broker-conf FILE",
+            )
+        queue_bytes = facts.consume_queue_file_bytes or default.plain_bytes
+        return FileBytes(facts.commitlog_file_bytes, FileSizes(queue_bytes, default.batch_bytes))
+    return FileBytes(
+        _number(conf, "mappedFileSizeCommitLog", 1 << 30),
+        FileSizes(
+            _number(conf, "mappedFileSizeConsumeQueue", default.plain_bytes),
+            _number(conf, "mapperFileSizeBatchConsumeQueue", default.batch_bytes),
+        ),
+    )
+
+
+def _number(conf: BrokerConf, name: str, default: int) -> int:
+    value = conf.properties.get(name, "").strip()
+    if value and not value.isdecimal():
+        raise UsageError(f"broker.conf: {name} = {value} is no size in bytes")
+    return int(value or default)
+
+
+class _IndexFiles:
+    """Index files of a restored log."""
+
+    def __init__(self, conf: BrokerConf | None) -> None:
+        self._slots, self._items = DEFAULT_SLOTS, DEFAULT_ITEMS
+        if conf is not None:
+            self._slots = _number(conf, "maxHashSlotNum", self._slots)
+            self._items = _number(conf, "maxIndexNum", self._items)
+
+    def write(self, log: RestoredLog) -> None:
+        directory = log.directory.parent / "index"
+        directory.mkdir(exist_ok=True)
+        for old in directory.iterdir():
+            old.unlink()
+        messages = (
+            indexed_message(decode_record(batch.data[start : start + size].data), with_tags=False)
+            for batch in log.batches()
+            for start, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True)
+        )
+        write_files(messages, directory, slots=self._slots, items=self._items)
+
+
+class _Summary:
+    """What a restore says at its end."""
+
+    def __init__(
+        self, archive: LoadedArchive, request: RestoreRequest, report: RestoreReport, *, is_newest: bool
+    ) -> None:
+        self._archive, self._request, self._report = archive, request, report
+        self._is_newest = is_newest
+
+    def document(self) -> Mapping[str, Any]:
+        """For ``--json``."""
+        units = self._report.units
+        return {
+            "store": str(self._request.target), "version": self._request.state.version, "messages": units.messages,
+            "queues": len(self._report.selection.queues), "endedQueues": units.ended, "gapOffsets": units.gaps,
+            "notRestored": list(self._missing()), "clampedOffsets": [
+                one._asdict() for one in self._report.configuration.clamped
+            ], "brokerConf": self._conf(), "continuesAt": self._report.layout.end_phys,
+            "continuesArchive": self._report.continues_archive and self._is_newest,
+        }  # fmt: skip
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        report, units, layout = self._report, self._report.units, self._report.layout
+        files = -(-(layout.end_phys - layout.begin_phys) // layout.file_bytes)
+        yield (
+            f"{self._archive.title}, version {self._request.state.version}: {counted(units.messages, 'message')} of "
+            f"{counted(len(report.selection.queues), 'queue')} in {counted(files, 'commitlog file')} in "
+            f"{self._request.target}"
+        )
+        if units.ended:
+            yield f"{counted(units.ended, 'queue')} without messages: they keep their offsets"
+        if units.gaps:
+            yield f"{counted(units.gaps, 'offset')} missing inside queues, as in the archive: consumers pass over them"
+        yield from (f"not restored: {what}" for what in self._missing())
+        for one in report.configuration.clamped[:CLAMPED_SHOWN]:
+            yield (
+                f"offset clamped: {one.group} on {one.topic} queue {one.queue_id} from {one.offset} to {one.end_offset}"
+            )
+        if len(report.configuration.clamped) > CLAMPED_SHOWN:
+            yield f"offset clamped: {len(report.configuration.clamped) - CLAMPED_SHOWN} more, listed with --json"
+        yield "broker.conf needs:"
+        yield from (f"  {name}={value}" for name, value in self._conf().items())
+        if not report.continues_archive:
+            yield "the compact log ends above the archive's end: give this store an archive.url of its own"
+        elif self._is_newest:
+            yield f"the archive continues: tiered run beside this broker continues it at {layout.end_phys}"
+        else:
+            yield "the archive has newer versions: give this store an archive.url of its own"
+
+    def _missing(self) -> Iterator[str]:
+        state, report = self._request.state, self._report
+        yield f"messages that were not archived: those above physical offset {state.cursor.phys}"
+        if not any(key.topic == SCHEDULE_TOPIC for key in report.selection.queues):
+            yield NOT_ARCHIVED
+        hidden = sum(bool(row["flags"] & QUEUE_HIDDEN) for _, row in state.queues())
+        if hidden:
+            yield f"{counted(hidden, 'hidden queue')}: deleted topics and earlier generations"
+        if report.configuration.batch_topics:
+            topics = ", ".join(report.configuration.batch_topics)
+            yield f"BatchCQ topics, which RocksDB does not have: {topics}"
+        if report.configuration.plain_topics:
+            topics = ", ".join(report.configuration.plain_topics)
+            yield f"cleanup.policy=COMPACTION of {topics}: set it again, or use --consume-queue none"
+
+    def _conf(self) -> dict[str, str]:
+        request, queues = self._request, self._report.selection.queues.values()
+        state, sizes = request.state, request.sizes
+        found = {
+            "brokerClusterName": state.cluster, "brokerName": state.broker, "storePathRootDir": str(request.target),
+            "storePathCommitLog": str(request.target / "commitlog"),
+            "mappedFileSizeCommitLog": str(sizes.commitlog),
+        }  # fmt: skip
+        if request.queues is StoreKind.ROCKSDB:
+            found["storeType"] = "defaultRocksDB"
+        else:
+            found["mappedFileSizeConsumeQueue"] = str(sizes.queues.plain_bytes)
+        if any(queue.is_batch for queue in queues):
+            found["mapperFileSizeBatchConsumeQueue"] = str(sizes.queues.batch_bytes)
+        if any(queue.is_lmq for queue in queues):
+            found |= {"enableLmq": "true", "enableMultiDispatch": "true"}
+        if self._report.has_crc:
+            found["enabledAppendPropCRC"] = "true"
+        return found

@@ -1,0 +1,1 @@
+"""Makes a broker's store directory from an archive: `tiered restore`."""

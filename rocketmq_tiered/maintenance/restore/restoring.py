@@ -1,0 +1,313 @@
+"""Makes a store directory from an archive, in this order; an interrupted restore continues.
+
+    records      each at its place
+    seal         fillers between them, ends of files
+    queues       consume queues
+    config       the broker's tables, its checkpoint, and what lets the archive continue
+    rename       to the store directory
+
+All is made in a directory beside the store's. What was finished is noted there, after it was synced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rocketmq_tiered.maintenance.restore.configuration import (
+    Configuration,
+    batch_topics,
+    configuration,
+    encoded,
+)
+from rocketmq_tiered.maintenance.restore.layout import LogLayout, Needs, compact_layout, same_layout
+from rocketmq_tiered.maintenance.restore.log_order import LogOrder
+from rocketmq_tiered.maintenance.restore.records import RecordWriter
+from rocketmq_tiered.maintenance.restore.selection import Selection, has_gaps, select
+from rocketmq_tiered.maintenance.restore.units import Moved, UnitCounts, UnitWriter
+from tiered.broker_store.compacted_log import compact, packed_bytes
+from tiered.broker_store.restored_log import RestoredLog, sync_directory
+from tiered.catalog.restored_check import RESTORED, RestoredCheck
+from tiered.catalog.state import CatalogState, LogCheck
+from tiered.consume_queue.file_store import FileSizes
+from tiered.consume_queue.open_store import open_for_writing
+from tiered.consume_queue.store import LogView, StoreKind
+from tiered.errors import UnavailableError, UsageError
+from tiered.formats.memory_bound import stored_bytes_max
+from tiered.formats.state_object import decode_state
+from tiered.object_store.interface import ObjectStore
+from tiered.whole_file import file_error, replace_whole
+
+NOTES = "tiered-restoring.json"
+SCATTERED = "scattered"
+"""The directory of a log before it is made compact."""
+SYNC_INTERVAL_S = 5.0
+CHECK_BYTES_MAX = 64 * 1024
+CHECKPOINT_BYTES = 4096
+_CHECKPOINT = struct.Struct(">qqq")
+
+
+class FileBytes(NamedTuple):
+    """Sizes of the broker's files: commitlog, consume queue, BatchCQ."""
+
+    commitlog: int
+    queues: FileSizes
+
+
+@dataclass(frozen=True)
+class RestoreRequest:
+    """What becomes of ``state`` of an archive. ``queues``: None leaves consume queues to the broker. ``topics`` are
+    patterns."""
+
+    target: Path
+    state: CatalogState
+    sizes: FileBytes
+    queues: StoreKind | None = StoreKind.FILE
+    topics: tuple[str, ...] = ("*",)
+    since_ms: int = 0
+    is_compact: bool = False
+
+    @property
+    def building(self) -> Path:
+        """Where it is made."""
+        return self.target.with_name(f"{self.target.name}.restoring")
+
+
+class RestoreReport(NamedTuple):
+    """The result. ``layout``: where its log is."""
+
+    layout: LogLayout
+    selection: Selection
+    configuration: Configuration
+    units: UnitCounts
+    has_crc: bool
+    continues_archive: bool
+
+
+Progress = Callable[[int, int], object]
+
+
+class Restoring:
+    """One restore. ``finish(directory)`` adds to the store before it is renamed."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        request: RestoreRequest,
+        *,
+        progress: Progress = lambda done, total: None,
+        finish: Callable[[RestoredLog], object] = lambda log: None,
+    ) -> None:
+        self._store, self._request = store, request
+        self._progress, self._finish = progress, finish
+        self._state = request.state
+        self._may_batch = request.queues is not StoreKind.ROCKSDB
+
+    def run(self) -> RestoreReport:
+        """All of it. Raises UsageError for what cannot be represented, and what reading and writing raise."""
+        request, state = self._request, self._state
+        _refuse_full(request.target)
+        selection = select(state, request.topics, request.since_ms, may_batch=self._may_batch)
+        order = LogOrder(self._store, state, selection)
+        if not request.is_compact:  # what cannot be represented is refused before anything is written
+            oldest = min(order.oldest_phys, max(0, state.cursor.phys - 1))
+            same_layout(oldest, state.cursor.phys, request.sizes.commitlog, self._needs(selection))
+        tables = self._tables()
+        with _only_here(request.building):
+            log, layout, moved = self._written_log(order, selection)
+            last_ms = log.seal(layout.begin_phys, layout.end_phys, self._clock_ms())
+            units = self._write_queues(order, selection, layout, tables, moved)
+            if units.gaps:
+                needs = self._needs(selection)._replace(gaps=True)  # also of LMQs whose messages are gone
+                same_layout(layout.begin_phys, layout.end_phys, layout.file_bytes, needs)
+                log.seal(layout.lead_phys, layout.begin_phys, last_ms)
+            found = configuration(
+                tables, selection, self._clock_ms(),
+                keeps_compaction=request.queues is None, may_batch=self._may_batch,
+            )  # fmt: skip
+            self._write_rest(log, layout, found, last_ms)
+            self._finish(log)
+            _move(request.building, request.target)
+        continues = layout.end_phys == state.cursor.phys
+        return RestoreReport(layout, selection, found, units, log.has_crc, continues)
+
+    def _written_log(self, order: LogOrder, selection: Selection) -> tuple[RestoredLog, LogLayout, Moved]:
+        """The log with all records, and where they are."""
+        building, file_bytes = self._request.building, self._request.sizes.commitlog
+        is_compact = self._request.is_compact
+        notes = _Notes(self._request)
+        log = RestoredLog(building / (SCATTERED if is_compact else "commitlog"), file_bytes)
+        log.has_crc = notes.has_crc
+        self._write_records(order, selection, log, notes)
+        needs = self._needs(selection)
+        end_phys = self._state.cursor.phys
+        if not is_compact:
+            return (
+                log,
+                same_layout(min(log.begins(), default=None), end_phys, file_bytes, needs),
+                lambda phys: phys,
+            )
+        layout = compact_layout(packed_bytes(log, file_bytes), end_phys, file_bytes, needs)
+        shutil.rmtree(building / "commitlog", ignore_errors=True)  # of an interrupted restore
+        target = RestoredLog(building / "commitlog", file_bytes)
+        return target, layout, compact(log, target, layout.begin_phys)
+
+    def _needs(self, selection: Selection) -> Needs:
+        is_deleted = any(queue.min_offset or not queue.is_selected for queue in selection.queues.values())
+        return Needs(bool(self._request.since_ms) or is_deleted, has_gaps(self._state, selection))
+
+    def _write_records(self, order: LogOrder, selection: Selection, log: RestoredLog, notes: _Notes) -> None:
+        done_bytes, synced_s = 0, time.monotonic()
+
+        def written(objects: int, copied_bytes: int) -> None:
+            nonlocal done_bytes, synced_s
+            done_bytes += copied_bytes
+            self._progress(done_bytes, order.total_bytes)
+            if time.monotonic() - synced_s > SYNC_INTERVAL_S and objects > notes.objects:
+                log.sync()
+                notes.update(objects, has_crc=log.has_crc)
+                synced_s = time.monotonic()
+
+        RecordWriter(self._store, selection, log).write(order, notes.objects, written)
+
+    def _write_queues(
+        self, order: LogOrder, selection: Selection, layout: LogLayout, tables: dict[str, Any], moved: Moved
+    ) -> UnitCounts:
+        request = self._request
+        kind = request.queues or StoreKind.FILE
+        for name in ("consumequeue", "batchconsumequeue"):
+            shutil.rmtree(request.building / name, ignore_errors=True)  # of an interrupted restore
+        view = LogView(lambda: layout.begin_phys, lambda phys: np.zeros(len(phys), np.int64))
+        batch = batch_topics(tables.get("topics", {}))
+        queues = open_for_writing(
+            request.building, kind, view, sizes=request.sizes.queues, batch_topics=batch
+        )
+        only_ended = request.queues is None
+        try:
+            writer = UnitWriter(selection, queues, layout.gap_phys, moved, only_ended=only_ended)
+            counts = writer.write(self._store, order)
+            queues.flush(layout.end_phys)
+        finally:
+            queues.close()
+        return counts
+
+    def _write_rest(self, log: RestoredLog, layout: LogLayout, found: Configuration, last_ms: int) -> None:
+        building = self._request.building
+        try:
+            shutil.rmtree(building / SCATTERED, ignore_errors=True)
+            (building / "config").mkdir(exist_ok=True)
+            for name, document in found.documents.items():
+                replace_whole(building / "config" / name, encoded(document))
+            times = _CHECKPOINT.pack(last_ms, last_ms, last_ms)
+            replace_whole(building / "checkpoint", times.ljust(CHECKPOINT_BYTES, b"\0"))
+            if check := self._check(log, layout):
+                replace_whole(building / RESTORED, check.encode())
+        except OSError as error:
+            raise file_error(error, building) from error
+
+    def _check(self, log: RestoredLog, layout: LogLayout) -> RestoredCheck | None:
+        """Of the last bytes of the log's last file."""
+        end = layout.end_phys
+        begin = max(end - CHECK_BYTES_MAX, (end - 1) // layout.file_bytes * layout.file_bytes)
+        state = self._state
+        own = LogCheck(begin, end, log.crc32c(begin, end))
+        if end != state.cursor.phys:
+            return None  # compact, and without room below the archive's end
+        return RestoredCheck(state.version, state.put_id, state.cursor.check, own)
+
+    def _tables(self) -> dict[str, Any]:
+        return {
+            name: decode_state(self._store.get(key, stored_bytes_max()), name, source=key)
+            for name, key in self._state.state_objects.items()
+        }
+
+    def _clock_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class _Notes:
+    """What is finished, in a file of the directory. Raises UsageError for the notes of another restore."""
+
+    def __init__(self, request: RestoreRequest) -> None:
+        self._path = request.building / NOTES
+        state = request.state
+        self._restore = [
+            state.cluster, state.broker, state.version, state.put_id, request.sizes.commitlog, list(request.topics),
+            request.since_ms, request.is_compact,
+        ]  # fmt: skip
+        self.objects, self.has_crc = 0, False
+        if not self._path.exists():
+            self.update(0, has_crc=False)
+            return
+        found = json.loads(self._path.read_bytes())
+        if found["restore"] != self._restore:
+            raise UsageError(
+                f"{request.building} belongs to another restore",
+                hint="remove it, or give the same archive, version, topics and time to continue",
+            )
+        self.objects, self.has_crc = found["objects"], found["has_crc"]
+
+    def update(self, objects: int, *, has_crc: bool) -> None:
+        """``objects`` are written and durable."""
+        self.objects, self.has_crc = objects, has_crc
+        document = {"restore": self._restore, "objects": objects, "has_crc": has_crc}
+        try:
+            replace_whole(self._path, json.dumps(document).encode())
+        except OSError as error:
+            raise file_error(error, self._path) from error
+
+
+def noted_version(building: Path) -> int | None:
+    """The archive's version of an interrupted restore in ``building``; None without one."""
+    try:
+        return int(json.loads((building / NOTES).read_bytes())["restore"][2])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (LookupError, TypeError, ValueError, OSError) as error:
+        raise UsageError(f"{building / NOTES} is not readable: {error}", hint=f"remove {building}") from error
+
+
+def _refuse_full(target: Path) -> None:
+    try:
+        if target.exists() and any(target.iterdir()):
+            raise UsageError(f"{target} is not empty", hint="name a new directory, or remove what is in it")
+    except OSError as error:
+        raise UsageError(f"{target} cannot be a store directory: {error.strerror}") from error
+
+
+@contextmanager
+def _only_here(building: Path) -> Iterator[None]:
+    """No other process restores into ``building``."""
+    try:
+        building.mkdir(parents=True, exist_ok=True)
+        lock = os.open(building, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise file_error(error, building) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise UnavailableError(f"another process restores into {building}") from error
+    finally:
+        os.close(lock)
+
+
+def _move(building: Path, target: Path) -> None:
+    try:
+        (building / NOTES).unlink()
+        sync_directory(building)
+        building.rename(target)
+        sync_directory(target.parent)
+    except OSError as error:
+        raise file_error(error, target) from error

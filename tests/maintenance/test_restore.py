@@ -1,0 +1,215 @@
+"""`tiered restore`: the store has what the archive shows, an interrupted one continues, and the archive continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from rocketmq_tiered.maintenance.restore.configuration import configuration
+from rocketmq_tiered.maintenance.restore.records import RecordWriter
+from rocketmq_tiered.maintenance.restore.selection import Selection, ShownQueue
+from tests.maintenance.restored import FILE_BYTES, archived, expected, found, written
+from tiered.catalog.restored_check import RESTORED
+from tiered.model.queue import QueueKey
+
+Run = Callable[..., tuple[int, str, str]]
+CONF = f"mappedFileSizeCommitLog={FILE_BYTES}\nmappedFileSizeConsumeQueue=1000\n"
+
+
+class Place:
+    """An archive and a broker.conf below a directory."""
+
+    def __init__(self, run: Run, directory: Path) -> None:
+        self.run, self.directory = run, directory
+        self.url = f"file://{directory}/archive"
+        self.store = directory / "restored"
+        (directory / "broker.conf").write_text(CONF)
+
+    def restore(self, *arguments: object, code: int = 0) -> Any:
+        """What the command says."""
+        conf = ("--broker-conf", self.directory / "broker.conf")
+        got, out, err = self.run("restore", self.url, self.store, "--json", *conf, *arguments)
+        assert got == code, err
+        return json.loads(out) if code == 0 else err
+
+    def continued(self, store: Path, *arguments: object) -> tuple[int, str]:
+        """What `tiered backfill` of ``store`` into the archive says."""
+        code, out, err = self.run(
+            "backfill", store, self.url, "--cluster", "FxCluster", "--broker", "fx-a", *arguments
+        )
+        return code, out + err
+
+
+@pytest.fixture
+def place(run: Run, tmp_path: Path) -> Place:
+    return Place(run, tmp_path)
+
+
+@pytest.mark.parametrize("queues", ["file", "rocksdb"])
+def test_every_archived_record_is_at_its_place_with_its_unit(place: Place, queues: str) -> None:
+    store = written(place.directory / "store")
+    archived(store, place.directory / "archive")
+    said = place.restore("--consume-queue", queues)
+    assert said["messages"] == 600 and said["continuesAt"] == store.phys
+    assert found(place.store) == {
+        queue: (0, max(records) + 1, records) for queue, records in expected(store).items()
+    }
+    assert not (place.directory / "restored.restoring").exists()
+    assert said["brokerConf"]["mappedFileSizeCommitLog"] == str(FILE_BYTES)
+
+
+def test_the_archive_continues_where_the_end_of_the_log_was_not_archived(place: Place) -> None:
+    store = written(place.directory / "store")
+    archived(store, place.directory / "archive")
+    place.restore()
+    code, said = place.continued(place.store)
+    assert (code, "nothing to do" in said) == (0, True), said
+    (place.store / RESTORED).unlink()
+    code, said = place.continued(place.store)
+    assert code == 2 and "the broker's log" in said
+
+
+def test_other_bytes_than_those_that_were_restored_do_not_continue_the_archive(place: Place) -> None:
+    store = written(place.directory / "store")
+    archived(store, place.directory / "archive")
+    place.restore()
+    last = max((place.store / "commitlog").iterdir())
+    with last.open("r+b") as file:
+        file.seek(store.phys % FILE_BYTES - 2_000)
+        file.write(b"x")
+    code, said = place.continued(place.store)
+    assert code == 2 and "the broker's log" in said
+
+
+def test_an_interrupted_restore_continues_with_its_version(place: Place) -> None:
+    store = written(place.directory / "store", messages=2_000, body_bytes=3_000)
+    archived(store, place.directory / "archive")
+    copy, calls = RecordWriter._copy, []
+
+    def interrupted(self: RecordWriter, runs: Any) -> None:
+        calls.append(runs)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        copy(self, runs)
+
+    with (
+        mock.patch.object(RecordWriter, "_copy", interrupted),
+        mock.patch("rocketmq_tiered.maintenance.restore.restoring.SYNC_INTERVAL_S", -1),
+    ):
+        place.restore(code=130)
+    assert not place.store.exists()
+    notes = json.loads((place.directory / "restored.restoring" / "tiered-restoring.json").read_bytes())
+    assert notes["objects"] == 2
+    assert "belongs to another restore" in place.restore("--layout", "compact", code=2)
+    calls.clear()
+    with mock.patch.object(RecordWriter, "_copy", lambda self, runs: (calls.append(runs), copy(self, runs))):
+        place.restore()
+    assert found(place.store) == {
+        queue: (0, max(records) + 1, records) for queue, records in expected(store).items()
+    }
+
+
+def test_other_topics_keep_their_offsets(place: Place) -> None:
+    store = written(place.directory / "store")
+    for number in range(400):
+        store.put("t9", 0, bytes(300), later_ms=1000 + number)
+    archived(store, place.directory / "archive")
+    said = place.restore("--topics", "t9")
+    kept = expected(store)
+    assert said["messages"] == 400 and said["endedQueues"] == 6
+    assert found(place.store) == {
+        queue: (0, max(records) + 1, records)
+        if queue[0] == "t9"
+        else (max(records) + 1, max(records) + 1, {})
+        for queue, records in kept.items()
+    }
+    assert place.continued(place.store)[0] == 0
+
+
+def test_messages_since_a_time(place: Place) -> None:
+    store = written(place.directory / "store", messages=2_000)
+    archived(store, place.directory / "archive")
+    all_records = expected(store)
+    stored = {
+        queue: {offset: int.from_bytes(record[56:64], "big") for offset, record in records.items()}
+        for queue, records in all_records.items()
+    }
+    cut = max(times[offset] for times in stored.values() for offset in times if offset == 200)
+    place.restore("--since", str(cut))
+    assert found(place.store) == {
+        queue: (
+            min(offset for offset in records if stored[queue][offset] >= cut),
+            max(records) + 1,
+            {offset: record for offset, record in records.items() if stored[queue][offset] >= cut},
+        )
+        for queue, records in all_records.items()
+    }
+
+
+def test_a_gap_needs_bytes_below_the_log(place: Place) -> None:
+    store = written(place.directory / "store", gap_at=20)
+    archived(store, place.directory / "archive")
+    assert "--layout compact" in place.restore(code=2)
+    assert not place.store.exists()
+    said = place.restore("--layout", "compact")
+    assert said["gapOffsets"] == 10
+    shown = found(place.store)
+    for queue, records in expected(store).items():
+        least, end, got = shown[queue]
+        assert (least, end, sorted(got)) == (0, max(records) + 1, sorted(records))
+        assert all(got[offset][36:] == records[offset][36:] for offset in records)
+
+
+def test_a_compact_log_ends_where_the_archive_does(place: Place) -> None:
+    store = written(place.directory / "store", messages=900)
+    for _ in range(60):
+        store.put("rmq_sys_trace", 0, bytes(3_000))
+    for number in range(300):
+        store.put("t1", 0, bytes(300), later_ms=1000 + number)
+    archived(store, place.directory / "archive")
+    said = place.restore("--layout", "compact")
+    assert said["continuesArchive"] and said["continuesAt"] == store.phys
+    code, text = place.continued(place.store)
+    assert code == 0 and "nothing to do" in text
+    assert {queue: (least, end) for queue, (least, end, _) in found(place.store).items()} == {
+        queue: (0, max(records) + 1) for queue, records in expected(store).items()
+    }
+
+
+def test_what_is_refused_in_one_line(place: Place) -> None:
+    store = written(place.directory / "store")
+    archived(store, place.directory / "archive")
+    place.store.mkdir()
+    (place.store / "file").touch()
+    assert "is not empty" in place.restore(code=2)
+    (place.store / "file").unlink()
+    (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=30000\n")
+    assert "crosses the end of a file of 30000 bytes" in place.restore(code=2)
+
+
+def test_clamped_offsets_and_lmqs() -> None:
+    queues = {
+        QueueKey("t", 0, 0): ShownQueue(0, 10, False, False, True),
+        QueueKey("%LMQ%a", 0, 0): ShownQueue(0, 5, False, True, True),
+    }
+    tables = {
+        "topics": {
+            "t": {"topicName": "t", "attributes": {"cleanup.policy": "COMPACTION"}},
+            "b": {"topicName": "b", "attributes": {"queue.type": "BatchCQ"}},
+        },
+        "consumer_offsets": {"t@g": {"0": 12, "1": 3}, "t@h": {"0": 9}, "%LMQ%a@g": {"0": 7}},
+    }
+    made = configuration(tables, Selection(queues), 1, keeps_compaction=False, may_batch=False)
+    assert [(one.group, one.queue_id, one.offset, one.end_offset) for one in made.clamped] == [
+        ("g", 0, 7, 5), ("g", 0, 12, 10), ("g", 1, 3, 0),
+    ]  # fmt: skip
+    lmq = made.documents["lmqConsumerOffset.json"]
+    assert lmq["lmqOffsetTable"] == {"%LMQ%a@g": 5}
+    assert lmq["offsetTable"] == {"t@g": {"0": 10, "1": 0}, "t@h": {"0": 9}}
+    assert made.documents["topics.json"]["topicConfigTable"] == {"t": {"topicName": "t", "attributes": {}}}
+    assert (made.plain_topics, made.batch_topics) == (["t"], ["b"])
