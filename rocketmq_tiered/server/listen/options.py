@@ -22,9 +22,13 @@ from tiered.settings.sections import ServeSettings
 
 
 def server_options(
-    settings: ServeSettings, is_member: Callable[[str, Peer], bool] = lambda *_: True
+    settings: ServeSettings,
+    is_member: Callable[[str, Peer], bool] = lambda *_: True,
+    *,
+    keeps_bodies: bool = False,
 ) -> ServerOptions:
-    """Options of the port. Reads the certificate and the access rules. ``is_member``: whether a group has a client."""
+    """Options of the port. Reads the certificate and the access rules. ``is_member``: whether a group has a client.
+    ``keeps_bodies``: see RulesAuthorizer."""
     for key, complaint in settings.complaints():
         raise UsageError(f"{key}: these settings would not protect clients as they say", hint=complaint)
     host, port = parse_address(settings.bind, "serve.bind")
@@ -38,7 +42,9 @@ def server_options(
         tls=kept_tls(settings, events.reloaded),
         tls_only=settings.tls_only,
         proxy_from=settings.proxy_networks(),
-        authorizer=RulesAuthorizer(rules, settings.audit_interval_ms / 1000, events=events),
+        authorizer=RulesAuthorizer(
+            rules, settings.audit_interval_ms / 1000, events=events, keeps_bodies=keeps_bodies
+        ),
     )
 
 

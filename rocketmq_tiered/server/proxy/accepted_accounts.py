@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
 from rocketmq_tiered.server.security.permissions import NEEDS, Kind
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
-from rocketmq_tiered.server.wire.request import NAME_CHARS_MAX, Request
+from rocketmq_tiered.server.wire.request import NAME_CHARS_MAX, BadRequestError, Request
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import ACCESS_KEY
@@ -53,11 +53,6 @@ BY_BODY: Final = frozenset({
 })  # fmt: skip
 """Their groups are in the body: accepted with an earlier request, or sent by an administrator."""
 JUDGED: Final = READS | SENDS.keys() | ADMINISTRATION | BY_BODY
-BODY_NAMES: Final = frozenset({
-    "consumerGroup", "clientId", "mqSet", "onlyThisBroker", "brokerName", "acks",
-})  # fmt: skip
-ACK_NAMES: Final = frozenset({"c", "t", "r", "so", "rq", "q", "st", "pt", "it", "b", "bs"})
-"""Names in bodies of BY_BODY. Brokers also read other spellings, as "consumer_group", instead of these."""
 _ADMIN: Final = None, None
 
 _Key = tuple[str, str | None, str | None]
@@ -108,17 +103,18 @@ class AcceptedAccounts:
         self._given.clear()
 
     async def refusal(self, request: Request, upstream: Upstream) -> RemotingCommand | None:
-        """The broker's refusal of one of JUDGED; None: accepted. Raises UnavailableError, BadRequestError."""
+        """The broker's refusal of one of JUDGED; None: accepted. Raises UnavailableError."""
         command = request.command
         if request.code in READS:
             return await self.refusal_to_read(command, upstream)
         if request.code in SENDS:
             return await self._refusal_to_send(command, upstream)
-        if request.code in BY_BODY and _is_plain(request) and all(
-            self.accepts_group(command.ext_fields, upstream, name)
-            for kind, name in NEEDS[request.code].resources(request) if kind is Kind.GROUP
-        ):  # fmt: skip
-            return None
+        if request.code in BY_BODY:
+            with suppress(BadRequestError):  # the broker may read other groups in it
+                named = NEEDS[request.code].resources(request)
+                groups = {name for kind, name in named if kind is Kind.GROUP}
+                if all(self.accepts_group(command.ext_fields, upstream, name) for name in groups):
+                    return None
         return await self._refusal_to_administrate(command, upstream)
 
     async def refusal_to_read(self, command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:
@@ -182,15 +178,6 @@ class AcceptedAccounts:
         if refusal is None:
             self.accept(fields, upstream, *_ADMIN)
         return refusal
-
-
-def _is_plain(request: Request) -> bool:
-    """Whether the broker reads the same names in the body. Raises BadRequestError."""
-    document = request.document()
-    lists = [document.get(name) or [] for name in ("acks", "mqSet")]
-    if not all(isinstance(items, list) and all(isinstance(item, dict) for item in items) for items in lists):
-        return False
-    return document.keys() <= BODY_NAMES and all(ack.keys() <= ACK_NAMES for ack in lists[0])
 
 
 async def _refusal(command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:

@@ -64,7 +64,10 @@ class RelayService(Service, Generic[ClientT]):
 
     async def start(self) -> tuple[str, int]:
         """Listen; returns the bound address. Raises OSError when the port is taken, UsageError for bad settings."""
-        return await self._listen(server_options(self._settings, self.clients.names_group))
+        options = server_options(
+            self._settings, self.clients.names_group, keeps_bodies=self.accepted is not None
+        )
+        return await self._listen(options)
 
     def open_archive(self, handlers: ProxyHandlers) -> None:
         """Let ``handlers`` answer their codes from now on."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from rocketmq_tiered.server.security.addresses import host_of, matches
 from rocketmq_tiered.server.security.audit import Audit
 from rocketmq_tiered.server.security.audit_events import AuditEvents
+from rocketmq_tiered.server.security.bodies import encoded_body
+from rocketmq_tiered.server.security.permissions import NEEDS
 from rocketmq_tiered.server.security.rules_file import RulesFile
 from rocketmq_tiered.server.security.signature import is_signed
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
@@ -26,7 +29,8 @@ FIRST_5 = 413
 
 
 class RulesAuthorizer:
-    """See Authorizer. ``rules`` None: everything is allowed. ``now_s`` is monotonic."""
+    """See Authorizer. ``rules`` None: everything is allowed. ``now_s`` is monotonic. A request that is allowed goes on
+    with the body that the rules have seen, encoded again, unless ``keeps_bodies``: its signature is checked again."""
 
     def __init__(
         self,
@@ -34,8 +38,10 @@ class RulesAuthorizer:
         audit_interval_s: float,
         now_s: Callable[[], float] = time.monotonic,
         events: AuditEvents | None = None,
+        *,
+        keeps_bodies: bool = False,
     ) -> None:
-        self._rules, self._now_s = rules, now_s
+        self._rules, self._now_s, self._keeps_bodies = rules, now_s, keeps_bodies
         self._audit = Audit(audit_interval_s, now_s())
         self._events = events or AuditEvents(now_s=now_s)
 
@@ -75,7 +81,12 @@ class RulesAuthorizer:
             return f"access key {name[:64]} is unknown or its signature is wrong"
         if not account.is_enabled:
             return f"account {name[:64]} is disabled"
-        return rules.refusal(account, request, host)
+        why = rules.refusal(account, request, host)
+        if why is None and command.body and command.code in NEEDS:
+            body = encoded_body(request)
+            if not self._keeps_bodies:
+                request.command = replace(command, body=body)
+        return why
 
     def refusal_of_message(self, request: Request, topic: str) -> Response | None:
         """The reply to an authorized request for a message that turns out to be of ``topic``; None: allowed."""

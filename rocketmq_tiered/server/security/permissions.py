@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
+from rocketmq_tiered.server.security.bodies import read_body
 from rocketmq_tiered.server.wire.codes import RequestCode as R
-from rocketmq_tiered.server.wire.request import BadRequestError, Request
+from rocketmq_tiered.server.wire.request import Request
 
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 
@@ -99,8 +100,15 @@ def _retried(request: Request) -> list[Resource]:
 
 
 def _stats(request: Request) -> list[Resource]:
-    """GET_CONSUME_STATS: of one topic, or all of the group."""
-    return _both_in()(request) if request.command.ext_fields.get("topic") else _group_in()(request)
+    """GET_CONSUME_STATS: of one topic, some, or all of the group."""
+    fields = request.command.ext_fields
+    names = {fields.get("topic", ""), *fields.get("topicList", "").split(";")} - {""}
+    return [*map(_topic, sorted(names)), *_group_in()(request)]
+
+
+def _consume_queue(request: Request) -> list[Resource]:
+    """QUERY_CONSUME_QUEUE: with the filter of a group, if it names one."""
+    return _topic_in()(request) + _unregistered(request)
 
 
 def _unregistered(request: Request) -> list[Resource]:
@@ -109,34 +117,32 @@ def _unregistered(request: Request) -> list[Resource]:
 
 def _heartbeat(request: Request) -> list[Resource]:
     found: list[Resource] = []
-    for data in request.document().get("consumerDataSet") or []:
-        found.append((Kind.GROUP, str(data.get("groupName", ""))))
-        found += [_topic(str(one.get("topic", ""))) for one in data.get("subscriptionDataSet") or []]
+    for data in read_body(request).get("consumerDataSet", []):
+        found.append((Kind.GROUP, data.get("groupName", "")))
+        found += [_topic(one.get("topic", "")) for one in data.get("subscriptionDataSet", [])]
     return found
 
 
 def _checked_client(request: Request) -> list[Resource]:
-    document = request.document()
-    subscription = document.get("subscriptionData") or {}
-    return [_topic(str(subscription.get("topic", ""))), (Kind.GROUP, str(document.get("group", "")))]
+    document = read_body(request)
+    topic = document.get("subscriptionData", {}).get("topic", "")
+    return [_topic(topic), (Kind.GROUP, document.get("group", ""))]
 
 
 def _acknowledged(request: Request) -> list[Resource]:
-    acks = request.document().get("acks") or []
-    return [_topic(str(one.get("t", ""))) for one in acks] + [
-        (Kind.GROUP, str(one.get("c", ""))) for one in acks
-    ]
+    acks = read_body(request).get("acks", [])
+    return [_topic(one.get("t", "")) for one in acks] + [(Kind.GROUP, one.get("c", "")) for one in acks]
 
 
 def _assigned(request: Request) -> list[Resource]:
-    document = request.document()
-    return [_topic(str(document.get("topic", ""))), (Kind.GROUP, str(document.get("consumerGroup", "")))]
+    document = read_body(request)
+    return [_topic(document.get("topic", "")), (Kind.GROUP, document.get("consumerGroup", ""))]
 
 
 def _locked(request: Request) -> list[Resource]:
-    document = request.document()
-    topics = {str(queue.get("topic", "")) for queue in document.get("mqSet") or []}
-    return [(Kind.GROUP, str(document.get("consumerGroup", ""))), *map(_topic, sorted(topics))]
+    document = read_body(request)
+    topics = {queue.get("topic", "") for queue in document.get("mqSet", [])}
+    return [(Kind.GROUP, document.get("consumerGroup", "")), *map(_topic, sorted(topics))]
 
 
 PUB, SUB = frozenset({Action.PUB}), frozenset({Action.SUB})
@@ -178,7 +184,7 @@ NEEDS: Final[Mapping[int, Need]] = {
     R.GET_TOPIC_STATS_INFO: Need(_topic_in(), _GET, SUB),
     R.GET_CONSUME_STATS: Need(_stats, _GET, SUB),
     R.GET_BROKER_CONSUME_STATS: Need(_all(Kind.CLUSTER), _GET, ADMIN),
-    R.QUERY_CONSUME_QUEUE: Need(_topic_in(), _GET, SUB),
+    R.QUERY_CONSUME_QUEUE: Need(_consume_queue, _GET, SUB),
     R.GET_ALL_CONSUMER_OFFSET: Need(_all(Kind.CLUSTER), _GET, ADMIN),
     R.GET_ALL_DELAY_OFFSET: Need(_all(Kind.CLUSTER), _GET, ADMIN),
     # members
@@ -233,7 +239,4 @@ def acl_1_permissions(request: Request) -> list[Permission] | None:
 
 
 def _permissions(need: Need, actions: Actions, request: Request) -> list[Permission]:
-    try:
-        return [Permission(kind, name, actions) for kind, name in need.resources(request)]
-    except (AttributeError, TypeError) as error:
-        raise BadRequestError(f"body does not match the request code: {error}") from error
+    return [Permission(kind, name, actions) for kind, name in need.resources(request)]
