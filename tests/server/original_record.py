@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 
 
 def original(
@@ -14,4 +15,9 @@ def original(
         host, struct.pack(">q", 5), host, struct.pack(">iqi", 0, 0, len(body)), body,
         bytes([len(topic)]), topic, struct.pack(">h", len(properties)), properties,
     ))  # fmt: skip
-    return struct.pack(">iIIiiqqiq", 48 + len(tail), 0xDAA320A7, 99, 3, 7, 21, 777, 0, 4) + tail
+    return (
+        struct.pack(
+            ">iIIiiqqiq", 48 + len(tail), 0xDAA320A7, zlib.crc32(body) & 0x7FFFFFFF, 3, 7, 21, 777, 0, 4
+        )
+        + tail
+    )

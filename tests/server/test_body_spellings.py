@@ -132,7 +132,7 @@ def test_no_spelling_of_a_name_gets_past_the_rules(authorizer: RulesAuthorizer) 
 
 
 @pytest.mark.parametrize("code", sorted(BODIES))
-def test_a_body_of_known_names_goes_on(authorizer: RulesAuthorizer, code: int) -> None:
+def test_a_body_of_known_names_is_sent(authorizer: RulesAuthorizer, code: int) -> None:
     """With every name that clients of any version send, and encoded as they do not."""
     document = own(BODIES[code])
     found = sent_on(authorizer, code, json.dumps(document, indent=3).encode())

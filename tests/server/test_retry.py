@@ -364,8 +364,8 @@ def test_no_client_gets_a_message_that_it_may_not_read() -> None:
         await one.start()
         table, named = HandlerTable(), list[str]()
 
-        def refusal(request: Request, topic: str) -> Response | None:
-            named.append(topic)
+        def refusal(request: Request, data: bytes, phys: int) -> Response | None:
+            named.append(f"{decode_record(data).topic} at {phys}")
             return Response(ResponseCode.NO_PERMISSION)
 
         routes = RouteTable(one.archive, "127.0.0.1:9876")
@@ -375,7 +375,7 @@ def test_no_client_gets_a_message_that_it_may_not_read() -> None:
         sent: dict[str, object] = {"group": "g", "offset": 777, "delayLevel": 1, "originTopic": "mine"}
         response = await handler(request(RequestCode.CONSUMER_SEND_MSG_BACK, None, **sent))
         assert response is not None and response.code == ResponseCode.NO_PERMISSION
-        assert named == ["t"]
+        assert named == ["t at 777"]
         assert not one.queues.state.messages
         await one.die()
 

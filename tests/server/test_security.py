@@ -219,12 +219,12 @@ def test_a_message_named_by_its_place_is_shown_to_who_may_read_its_own_topic(
 ) -> None:
     """Whatever topic is named with it: physical offsets are those of one log of all topics."""
     authorizer = authorizer_of(tmp_path, document)
-    named = asked(Code.VIEW_MESSAGE_BY_ID, key, secret, address, topic="t_a", offset="0")
+    named = asked(Code.VIEW_MESSAGE_BY_ID, key, secret, address, topic="t_a", offset="777")
     assert authorizer.refusal(named) is None
     found = Response(body=(original(topic=topic.encode()),))
     answer = authorizer.filtered(named, found)
     assert (answer.code == 16 and not answer.body) if refused else (answer is found)
-    assert (authorizer.refusal_of_message(named, topic) is not None) is refused
+    assert (authorizer.refusal_of_record(named, found.body[0], 777) is not None) is refused
     nothing = Response(1)
     assert authorizer.filtered(named, nothing) is nothing
 

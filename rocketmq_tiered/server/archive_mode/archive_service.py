@@ -103,7 +103,7 @@ class ArchiveService(Service):
         OffsetHandlers(archive, routes, self.clients, self.offsets).register(table)
         PullService(archive, routes, self.clients, self.offsets, limits).register(table)
         LookupHandlers(archive, routes).register(table)
-        RetryHandlers(archive, routes, self.retries, authorizer.refusal_of_message).register(table)
+        RetryHandlers(archive, routes, self.retries, authorizer.refusal_of_record).register(table)
         pop = PopHandlers(
             archive,
             routes,

@@ -12,6 +12,7 @@ from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.listen.memory_shares import MemoryShares
 from rocketmq_tiered.server.listen.own_address import is_loopback
 from rocketmq_tiered.server.wire.connection import Connection
+from rocketmq_tiered.server.wire.dispatch import Authorizer
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
 from rocketmq_tiered.server.wire.request import HandlerTable
 from tiered.settings.sections import ServeSettings
@@ -73,6 +74,11 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def _authorizer(self) -> Authorizer:
+        assert self._listener is not None and self._listener.authorizer is not None
+        return self._listener.authorizer
 
     @property
     def audited(self) -> Mapping[str, int]:

@@ -57,6 +57,22 @@ async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) 
     return int(row.get("physicOffset", -1))
 
 
+async def stored_record(command: RemotingCommand, upstream: Upstream, offset_field: str) -> bytes:
+    """The bytes at the physical offset in a field of ``command``, as the broker returns them for a message's id; empty
+    if it does not. The fields are renamed and keep their order, so that a signature over their values holds."""
+    fields = {offset_field: ""} | dict(command.ext_fields)
+    renamed = {
+        name if not name[0].islower() else
+        "offset" if name == offset_field else f"{'a' if name < offset_field else 'p'}{name}": value
+        for name, value in fields.items()
+    }  # fmt: skip
+    asked = replace(command, code=int(RequestCode.VIEW_MESSAGE_BY_ID), flag=0, ext_fields=renamed, body=b"")
+    answer = await upstream.call(asked, ASK_TIMEOUT_S)
+    if answer.code == ResponseCode.SYSTEM_BUSY:
+        raise UnavailableError(answer.remark or "the broker is busy")
+    return answer.body if answer.code == ResponseCode.SUCCESS else b""
+
+
 def document_of(answer: RemotingCommand) -> Mapping[str, object]:
     """The body of a SUCCESS reply; empty if it is no JSON object."""
     if answer.code != ResponseCode.SUCCESS or not answer.body:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from fetcher.policy.read_policy import ReadPolicy
@@ -92,7 +93,7 @@ class MergedLookups:
 
     async def by_key(self, request: Request, upstream: Upstream) -> Response:
         if not self._may_search(request):
-            return relayed(await upstream.call(request.command, ANSWER_S))
+            return _of_topic(request, relayed(await upstream.call(request.command, ANSWER_S)))
         (answer, away), (archived, failure) = await asyncio.gather(
             _call(request.command, upstream), self._archived(request)
         )
@@ -101,7 +102,7 @@ class MergedLookups:
         if answer is not None and answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
             return relayed(answer)  # perhaps a refusal by access control
         is_found = answer is not None and answer.code == ResponseCode.SUCCESS
-        ours = list(records_in(answer.body)) if answer is not None and is_found else []
+        ours = _of_topic(request, relayed(answer)).body if answer is not None and is_found else []
         records = merged(ours, archived, key_count(request))
         if not records:
             for missing in (away, failure):
@@ -133,6 +134,15 @@ async def _call(
         return await upstream.call(command, ANSWER_S), None
     except UnavailableError as error:
         return None, error
+
+
+def _of_topic(request: Request, response: Response) -> Response:
+    """Without messages of other topics: a broker finds them by a hash of topic and key, which a client may choose."""
+    if response.code != ResponseCode.SUCCESS:
+        return response
+    topic = request.text("topic", "")
+    found = [record for record in records_in(b"".join(response.body)) if decode_record(record).topic == topic]
+    return replace(response, body=found)
 
 
 def records_in(body: bytes) -> Iterator[memoryview]:

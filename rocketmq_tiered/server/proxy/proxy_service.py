@@ -13,12 +13,13 @@ gets half of its queues. Heartbeats of pure producers are relayed: producers dia
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.listen.options import parse_address
 from rocketmq_tiered.server.proxy.accepted_accounts import JUDGED
+from rocketmq_tiered.server.proxy.broker_requests import stored_record
 from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
 from rocketmq_tiered.server.proxy.name_servers import NameServers
 from rocketmq_tiered.server.proxy.proxy_handlers import relayed
@@ -29,7 +30,8 @@ from rocketmq_tiered.server.proxy.relay_rules import Destination, destination_of
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayCounters
 from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
-from rocketmq_tiered.server.security.permissions import NEEDS
+from rocketmq_tiered.server.security.authorizer import record_at
+from rocketmq_tiered.server.security.permissions import NEEDS, REAL_TOPIC
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.request import Request, Response
@@ -45,6 +47,12 @@ MERGED_CODES = frozenset({
     RequestCode.QUERY_MESSAGE, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
 })  # fmt: skip
 """The broker's reply alone would be wrong for these: clients retry them until the archive is open."""
+
+
+NAMED_BY_OFFSET: Mapping[int, str] = {
+    RequestCode.CONSUMER_SEND_MSG_BACK: "offset", RequestCode.END_TRANSACTION: "commitLogOffset",
+}  # fmt: skip
+"""Fields with the physical offset of a message, which the broker copies whatever topic the request names."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,38 @@ class ProxyService(RelayService[ProxyClient]):
         if code == RequestCode.CONSUMER_SEND_MSG_BACK and request.number("offset", -1) == 0:
             # A broker that has deleted its first message reads its oldest one instead, and would retry that. On this
             # reply the client sends the message itself.
-            return Response(ResponseCode.SYSTEM_ERROR, remark="look message by offset failed, 0")
+            return _no_message(0)
+        if (field := NAMED_BY_OFFSET.get(code)) is not None:
+            refusal = await self._refusal_of_record(request, client, field)
+            if refusal is not None:
+                return refusal
         if self._handlers is None and code in MERGED_CODES:
             raise ThrottledError("the archive is not open yet")
         return await self._answer_or_relay(request, client)
+
+    async def _refusal_of_record(self, request: Request, client: ProxyClient, field: str) -> Response | None:
+        """The reply to an account without permission for the topic of the message at the offset in ``field``."""
+        has_rules, accepted = bool(self._settings.acl_file), self.accepted
+        if not has_rules and accepted is None:
+            return None
+        phys = request.number(field)
+        data = await stored_record(request.command, client.upstream, field)
+        record = record_at(data, phys)
+        if record is None:
+            return _no_message(phys)
+        if has_rules:
+            return self._authorizer.refusal_of_record(request, data, phys)
+        assert accepted is not None
+        real = record.properties.get(REAL_TOPIC, "")
+        if request.code == RequestCode.END_TRANSACTION:
+            # The broker judges the topic that is named, if it judges any.
+            return None if request.text("topic", real) == real else _no_message(phys)
+        topics, group = {record.topic, real or record.topic}, request.text("group", "")
+        fields = request.command.ext_fields
+        is_read = all(accepted.accepts(fields, client.upstream, group, topic) for topic in topics)
+        return None if is_read else _no_message(phys)
+
+
+def _no_message(phys: int) -> Response:
+    """As of a broker without the message: a consumer then sends the message itself, and the broker judges that."""
+    return Response(ResponseCode.SYSTEM_ERROR, remark=f"look message by offset failed, {phys}")

@@ -22,12 +22,12 @@ class RetryHandlers:
         archive: Backend,
         routes: RouteTable,
         retries: RetryQueues,
-        refusal_of_message: Callable[[Request, str], Response | None] = lambda request, topic: None,
+        refusal_of_record: Callable[[Request, bytes, int], Response | None] = lambda *_: None,
     ) -> None:
-        """``refusal_of_message``: the reply to a client that may not read the message's topic, which a retry would
+        """``refusal_of_record``: the reply to a client that may not read the message's topic, which a retry would
         reveal whatever topic the request names."""
         self._archive, self._routes, self._retries = archive, routes, retries
-        self._refusal_of_message = refusal_of_message
+        self._refusal_of_record = refusal_of_record
 
     def register(self, table: HandlerTable) -> None:
         table.register(RequestCode.CONSUMER_SEND_MSG_BACK)(self.send_back)
@@ -43,9 +43,9 @@ class RetryHandlers:
         data = await self._archive.message_at_phys(phys)
         if data is None:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"look message by offset failed, {phys}")
-        source = decode_record(data)
-        if (refusal := self._refusal_of_message(request, source.topic)) is not None:
+        if (refusal := self._refusal_of_record(request, data, phys)) is not None:
             return refusal
+        source = decode_record(data)
         try:
             message = encode_retry(
                 source,

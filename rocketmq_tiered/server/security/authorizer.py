@@ -3,12 +3,13 @@
 A refusal is NO_PERMISSION, which clients of all versions report and retry. A 4.9 client reads any refusal of
 QUERY_CONSUMER_OFFSET as "no offset yet" and would start elsewhere, so it gets no reply.
 
-A request for a message by physical offset (33, 36) is authorized for the message's own topic once that is known.
+A request for a message by physical offset (33, 36, 37) is authorized for the message's own topic once that is known.
 """
 
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -21,7 +22,8 @@ from rocketmq_tiered.server.security.rules_file import RulesFile
 from rocketmq_tiered.server.security.signature import is_signed
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
-from tiered.formats.record import decode_record
+from tiered.errors import CorruptionError
+from tiered.formats.record import Record, decode_record
 from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE
 
 FIRST_5 = 413
@@ -29,8 +31,8 @@ FIRST_5 = 413
 
 
 class RulesAuthorizer:
-    """See Authorizer. ``rules`` None: everything is allowed. ``now_s`` is monotonic. A request that is allowed goes on
-    with the body that the rules have seen, encoded again, unless ``keeps_bodies``: its signature is checked again."""
+    """See Authorizer. ``rules`` None: everything is allowed. ``now_s`` is monotonic. A request that is allowed has
+    the body that the rules have seen, encoded again, unless ``keeps_bodies``: its signature is checked again."""
 
     def __init__(
         self,
@@ -88,8 +90,8 @@ class RulesAuthorizer:
                 request.command = replace(command, body=body)
         return why
 
-    def refusal_of_message(self, request: Request, topic: str) -> Response | None:
-        """The reply to an authorized request for a message that turns out to be of ``topic``; None: allowed."""
+    def refusal_of_record(self, request: Request, data: bytes, phys: int) -> Response | None:
+        """See Authorizer."""
         if self._rules is None:
             return None
         rules, host = self._rules.rules, host_of(request.peer.address)
@@ -98,18 +100,23 @@ class RulesAuthorizer:
             account is not None and account.trusted_from and matches(account.trusted_from, host)
         ):
             return None
-        # None: the rules were reloaded after the request was authorized.
-        why = "account no longer exists" if account is None else rules.message_refusal(account, topic, host)
+        # No account: the rules were reloaded after the request was authorized.
+        why: str | None = "account no longer exists"
+        if account is not None:
+            record = record_at(data, phys)
+            why = "no message begins there"
+            if record is not None:
+                why = rules.record_refusal(account, request, record, host)
         if why is None:
             return None
         return Response(ResponseCode.NO_PERMISSION, remark=why)
 
     def filtered(self, request: Request, response: Response) -> Response:
-        """See Authorizer. Raises CorruptionError."""
+        """See Authorizer. Raises BadRequestError."""
         if self._rules is None or request.command.code != RequestCode.VIEW_MESSAGE_BY_ID or not response.body:
             return response
-        topic = decode_record(b"".join(response.body)).topic
-        return self.refusal_of_message(request, topic) or response
+        data = b"".join(response.body)
+        return self.refusal_of_record(request, data, request.number("offset")) or response
 
     def is_outside(self, request: Request) -> bool:
         """See Authorizer."""
@@ -129,3 +136,14 @@ class RulesAuthorizer:
     def close(self) -> None:
         self._audit.write()
         self._events.write()
+
+
+def record_at(data: bytes, phys: int) -> Record | None:
+    """The record of physical offset ``phys``. None if ``data`` is none: a client may name an offset inside a message,
+    where its body or a neighbour looks like a record."""
+    try:
+        record = decode_record(data)
+    except CorruptionError:
+        return None
+    is_whole = zlib.crc32(record.stored_body) & 0x7FFF_FFFF == record.body_crc
+    return record if is_whole and record.physical_offset == phys else None

@@ -2,8 +2,8 @@
 
 A broker's JSON parser (fastjson 1 and 2) also takes a name in other cases, with underscores or dashes or a leading
 ``is``, single quotes, comments, and the last of duplicates: rules that read exact names would not see those. So a body
-is strict JSON of these names, each once, with values of the declared shape; anything else is refused. What goes on to a
-broker is this, encoded again.
+is strict JSON of these names, each once, with values of the declared shape; anything else is refused. A broker
+gets this, encoded again.
 
 Sources: HeartbeatData, ConsumerData, SubscriptionData, ProducerData, LockBatchRequestBody, CheckClientRequestBody,
 QueryAssignmentRequestBody, SetMessageRequestModeRequestBody, BatchAck, MessageQueue of 4.9.7 to 5.5.0.
@@ -39,7 +39,12 @@ _CONSUMER: Final = {
     "groupName": TEXT, "consumeType": PLAIN, "messageModel": PLAIN, "consumeFromWhere": PLAIN, "unitMode": PLAIN,
     "subscriptionDataSet": [_SUBSCRIPTION],
 }  # fmt: skip
-_LOCKS: Final = {"consumerGroup": TEXT, "clientId": TEXT, "mqSet": [_QUEUE], "onlyThisBroker": PLAIN}
+_LOCKS: Final[Mapping[str, Shape]] = {
+    "consumerGroup": TEXT,
+    "clientId": TEXT,
+    "mqSet": [_QUEUE],
+    "onlyThisBroker": PLAIN,
+}
 _ACK: Final = {
     "c": TEXT, "t": TEXT, "r": TEXT, "so": PLAIN, "q": PLAIN, "rq": PLAIN, "st": PLAIN, "pt": PLAIN, "it": PLAIN,
     "b": PLAIN, "bs": PLAIN,

@@ -3,7 +3,7 @@
 ``NEEDS`` is the only place: a code without an entry is for administrators. Sources: PlainAccessValidator (ACL 1.0),
 DefaultAuthorizationContextBuilder and RocketMQAction annotations (5.x). Stricter than both: ACL 1.0 judges reads of
 offsets, configurations and members too, not only pulls; LITE_PULL_MESSAGE is treated as PULL_MESSAGE; resetting a group
-requires topic and group; reading a message by physical offset requires its own topic (``message_permissions``),
+requires topic and group; naming a message by physical offset requires its own topic (``record_permissions``),
 whatever topic the request names. A missing name is judged as an empty one: by default rules.
 """
 
@@ -16,8 +16,11 @@ from typing import Final, NamedTuple
 from rocketmq_tiered.server.security.bodies import read_body
 from rocketmq_tiered.server.wire.codes import RequestCode as R
 from rocketmq_tiered.server.wire.request import Request
+from tiered.formats.record import Record
 
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
+REAL_TOPIC = "REAL_TOPIC"
+"""Property of a half or delayed message."""
 
 
 class Kind(Enum):
@@ -88,7 +91,7 @@ def _all(kind: Kind) -> Callable[[Request], list[Resource]]:
 
 
 def _named_topic(request: Request) -> list[Resource]:
-    """VIEW_MESSAGE_BY_ID: 4.9 names no topic, and the message's own one is judged later."""
+    """VIEW_MESSAGE_BY_ID, END_TRANSACTION: 4.9 names no topic, and the message's own one is judged later."""
     return _topic_in()(request) if "topic" in request.command.ext_fields else []
 
 
@@ -159,7 +162,7 @@ NEEDS: Final[Mapping[int, Need]] = {
     R.SEND_BATCH_MESSAGE: Need(_topic_in("b"), PUB, PUB),
     R.SEND_REPLY_MESSAGE: Need(_topic_in(), PUB, PUB),
     R.SEND_REPLY_MESSAGE_V2: Need(_topic_in("b"), PUB, PUB),
-    R.END_TRANSACTION: Need(_topic_in(), PUB, PUB),
+    R.END_TRANSACTION: Need(_named_topic, PUB, PUB),
     R.RECALL_MESSAGE: Need(_topic_in(), PUB, PUB),
     R.PULL_MESSAGE: Need(_both_in(), SUB, SUB),
     R.LITE_PULL_MESSAGE: Need(_both_in(), SUB, SUB),
@@ -221,9 +224,13 @@ NEEDS: Final[Mapping[int, Need]] = {
 }
 
 
-def message_permissions(topic: str) -> list[Permission]:
-    """Required to read a message of ``topic``."""
-    return [Permission(*_topic(topic), _READ)]
+def record_permissions(request: Request, record: Record) -> list[Permission]:
+    """Required to name ``record`` by its physical offset, besides what the request names: to end the transaction of a
+    half message, its real topic; to read a message, also a half or delayed one, its topic and its real one."""
+    real = record.properties.get(REAL_TOPIC)
+    if request.code == R.END_TRANSACTION:
+        return [Permission(*_topic(real or record.topic), PUB)]
+    return [Permission(*_topic(name), _READ) for name in (record.topic, real) if name]
 
 
 def permissions_for(request: Request) -> list[Permission] | None:

@@ -13,15 +13,15 @@ from typing import Any
 
 from rocketmq_tiered.server.security import addresses
 from rocketmq_tiered.server.security.permissions import (
-    SUB,
     Action,
     Kind,
     Permission,
     acl_1_permissions,
-    message_permissions,
+    record_permissions,
 )
 from rocketmq_tiered.server.security.rules import Account, Rules, RulesError, pattern_of, text_of
 from rocketmq_tiered.server.wire.request import Request
+from tiered.formats.record import Record
 
 _ACTIONS = {"PUB": frozenset({Action.PUB}), "SUB": frozenset({Action.SUB}), "DENY": frozenset[Action](),
             "ANY": frozenset({Action.PUB, Action.SUB})}  # fmt: skip
@@ -80,10 +80,8 @@ class PlainAcl(Rules):
             return self._missing(account, required)
         return None if account.is_super else f"account {account.name} is not an administrator"
 
-    def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
-        return self._missing(
-            account, [Permission(one.kind, one.name, SUB) for one in message_permissions(topic)]
-        )
+    def record_refusal(self, account: Account, request: Request, record: Record, host: str) -> str | None:
+        return self._missing(account, record_permissions(request, record))
 
     def _missing(self, account: Account, required: list[Permission]) -> str | None:
         grants = self._grants[account.name]

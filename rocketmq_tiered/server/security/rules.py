@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rocketmq_tiered.server.security import addresses
 from rocketmq_tiered.server.wire.request import Request
 from tiered.errors import UsageError
+from tiered.formats.record import Record
 
 
 class RulesError(UsageError):
@@ -47,8 +48,8 @@ class Rules(ABC):
         """Why ``account`` may not send ``request``, or None. Raises BadRequestError."""
 
     @abstractmethod
-    def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
-        """Why ``account`` may not read a message of ``topic``, or None."""
+    def record_refusal(self, account: Account, request: Request, record: Record, host: str) -> str | None:
+        """Why ``account`` may not send ``request``, which names ``record`` by its physical offset, or None."""
 
 
 def text_of(value: object) -> str:

@@ -20,11 +20,12 @@ from rocketmq_tiered.server.security.permissions import (
     Action,
     Kind,
     Permission,
-    message_permissions,
     permissions_for,
+    record_permissions,
 )
 from rocketmq_tiered.server.security.rules import Account, Rules, RulesError, pattern_of, text_of
 from rocketmq_tiered.server.wire.request import Request
+from tiered.formats.record import Record
 
 _ACTIONS = {action.value.lower(): frozenset({action}) for action in Action} | {
     "all": frozenset(Action), "any": frozenset(Action),
@@ -84,8 +85,8 @@ class UserAcl(Rules):
             return f"account {account.name} is no super user, as request code {request.code} requires"
         return self._missing(account, required, host)
 
-    def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
-        return self._missing(account, message_permissions(topic), host)
+    def record_refusal(self, account: Account, request: Request, record: Record, host: str) -> str | None:
+        return self._missing(account, record_permissions(request, record), host)
 
     def _missing(self, account: Account, required: list[Permission], host: str) -> str | None:
         if account.is_super:

@@ -24,6 +24,11 @@ class Authorizer(Protocol):
         """``response``, or a refusal if its content is not allowed."""
         ...
 
+    def refusal_of_record(self, request: Request, data: bytes, phys: int) -> Response | None:
+        """The reply to an authorized request that names the record ``data`` at physical offset ``phys``; None: allowed.
+        The message's own topic counts, whatever the request names."""
+        ...
+
     @property
     def audited(self) -> Mapping[str, int]:
         """Audited events since the start. Callable from any thread."""

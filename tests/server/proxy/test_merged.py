@@ -325,3 +325,16 @@ def test_a_time_in_what_is_still_on_its_way_is_the_archives_end(tmp_path: Path) 
         assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=times[0] + 1) == ARCHIVED
 
     run(tmp_path, story)
+
+
+@pytest.mark.parametrize("policy", ["FORCE", "DISABLE"])
+def test_a_message_of_another_topic_with_the_same_hash_is_not_returned(tmp_path: Path, policy: str) -> None:
+    """A broker's index has hashes of topic and key: a client can choose a key that meets another topic's."""
+
+    async def story(scene: Scene) -> None:
+        scene.archive.messages_by_key = Keyed()  # type: ignore[method-assign]
+        wanted = {"key": "x 250", "maxNum": 64}
+        assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, topic="t", **wanted)) == [250]
+        assert not (await scene.ask(R.QUERY_MESSAGE, topic="mine", **wanted)).body
+
+    run(tmp_path, story, policy=policy)
