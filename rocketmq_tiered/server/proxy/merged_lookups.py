@@ -93,7 +93,7 @@ class MergedLookups:
 
     async def by_key(self, request: Request, upstream: Upstream) -> Response:
         if not self._may_search(request):
-            return _of_topic(request, relayed(await upstream.call(request.command, ANSWER_S)))
+            return relayed(_of_topic(request, await upstream.call(request.command, ANSWER_S)))
         (answer, away), (archived, failure) = await asyncio.gather(
             _call(request.command, upstream), self._archived(request)
         )
@@ -101,8 +101,9 @@ class MergedLookups:
             raise away
         if answer is not None and answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
             return relayed(answer)  # perhaps a refusal by access control
+        answer = None if answer is None else _of_topic(request, answer)
         is_found = answer is not None and answer.code == ResponseCode.SUCCESS
-        ours = _of_topic(request, relayed(answer)).body if answer is not None and is_found else []
+        ours = list(records_in(answer.body)) if answer is not None and is_found else []
         records = merged(ours, archived, key_count(request))
         if not records:
             for missing in (away, failure):
@@ -136,13 +137,13 @@ async def _call(
         return None, error
 
 
-def _of_topic(request: Request, response: Response) -> Response:
+def _of_topic(request: Request, answer: RemotingCommand) -> RemotingCommand:
     """Without messages of other topics: a broker finds them by a hash of topic and key, which a client may choose."""
-    if response.code != ResponseCode.SUCCESS:
-        return response
     topic = request.text("topic", "")
-    found = [record for record in records_in(b"".join(response.body)) if decode_record(record).topic == topic]
-    return replace(response, body=found)
+    found = [record for record in records_in(answer.body) if decode_record(record).topic == topic]
+    if found or answer.code != ResponseCode.SUCCESS:
+        return replace(answer, body=b"".join(found))
+    return replace(answer, code=int(ResponseCode.QUERY_NOT_FOUND), remark="no message has this key", body=b"")
 
 
 def records_in(body: bytes) -> Iterator[memoryview]:

@@ -13,8 +13,8 @@ from rocketmq_tiered.server.wire.codes import RequestCode as Code
 from rocketmq_tiered.server.wire.request import Request, Response
 from tests.server.original_record import original
 from tests.server.proxy.proxy_client import Client
-from tests.server.proxy.test_service import Scene, run, scene
-from tests.server.test_body_spellings import ACL_1, ACL_5, SECRET, respelled
+from tests.server.proxy.service_scene import Scene, run, scene
+from tests.server.spelled_bodies import ACL_1, ACL_5, SECRET, respelled
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import signature_of
 
