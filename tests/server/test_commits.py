@@ -89,3 +89,38 @@ def test_offsets_of_an_earlier_generation_are_not_taken_for_the_new_one(flag: in
         running.cancel()
 
     asyncio.run(scene())
+
+
+class OneQueue(Archive):
+    """Without the queues that it does not have."""
+
+    def bounds(self, topic: str, queue_id: int) -> Any:
+        return super().bounds(topic, queue_id) if (topic, queue_id) == ("t", 0) else None
+
+    def subscription_groups(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize("flag", [0, ONEWAY])
+def test_no_offset_of_a_queue_that_the_archive_does_not_have_is_committed(flag: int) -> None:
+    async def scene() -> None:
+        store, offsets, running = await writing()
+        store.may_continue.set()
+        archive: Any = OneQueue()
+        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+        for topic, queue_id, is_there in (
+            ("t", 0, True), ("t", 1, False), ("t", -1, False), ("no topic", 0, False),
+            ("%RETRY%g", 0, True), ("%RETRY%g", 1, False), ("%RETRY%no group", 0, False),
+        ):  # fmt: skip
+            fields = {"consumerGroup": "g", "topic": topic, "queueId": str(queue_id), "commitOffset": "12"}
+            sent = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, 7, flag=flag, ext_fields=fields)
+            response = await handlers.update(Request(sent, RecordingPeer()))
+            assert (response.code == 0) is is_there, topic
+            assert (offsets.find("g", topic, queue_id) == 12) is is_there
+        ext = {"topic": "t", "group": "g", "queueId": "7", "offset": "3", "timestamp": "0"}
+        reset = RemotingCommand(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, 8, ext_fields=ext)
+        assert (await handlers.reset(Request(reset, RecordingPeer()))).code != 0
+        assert offsets.find("g", "t", 7) is None
+        running.cancel()
+
+    asyncio.run(scene())

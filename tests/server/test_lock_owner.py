@@ -41,10 +41,10 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await self.service.close(0.0)
 
-    async def ask(self, code: int, client: str) -> Response:
+    async def ask(self, code: int, client: str, *others: dict[str, object]) -> Response:
         handler = self.service.table.find(code)
         assert handler is not None
-        body = {"consumerGroup": "g", "clientId": client, "mqSet": [QUEUE]}
+        body = {"consumerGroup": "g", "clientId": client, "mqSet": [QUEUE, *others]}
         answer = await handler(request(code, None, body))
         assert answer is not None
         return answer
@@ -67,5 +67,15 @@ def test_a_fenced_server_grants_no_lock_and_releases_those_it_granted() -> None:
                 for client in ("a", "c"):
                     assert await one.lock(client) == ResponseCode.NO_PERMISSION
                 assert (await one.ask(RequestCode.UNLOCK_BATCH_MQ, "a")).code == 0
+
+    asyncio.run(scene())
+
+
+def test_queues_that_the_archive_does_not_have_are_not_locked() -> None:
+    async def scene() -> None:
+        async with Server(MemoryStore(), "one") as one:
+            others = [{**QUEUE, "queueId": 99}, {**QUEUE, "topic": "none"}, {**QUEUE, "brokerName": "x"}]
+            answer = await one.ask(RequestCode.LOCK_BATCH_MQ, "a", *others)
+            assert json.loads(answer.body[0]) == {"lockOKMQSet": [QUEUE]}
 
     asyncio.run(scene())

@@ -99,7 +99,10 @@ class ArchiveService(Service):
         )
         RouteHandlers(routes).register(table)
         register_client_handlers(table, self.clients)
-        register_lock_handlers(table, self._locks, lambda: self.offsets.holds_lease)
+        register_lock_handlers(
+            table, self._locks, lambda: self.offsets.holds_lease,
+            lambda queue: queue.broker == archive.broker and routes.has_queue(*queue[1:]),
+        )  # fmt: skip
         OffsetHandlers(archive, routes, self.clients, self.offsets).register(table)
         PullService(archive, routes, self.clients, self.offsets, limits).register(table)
         LookupHandlers(archive, routes).register(table)

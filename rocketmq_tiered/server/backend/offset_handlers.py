@@ -15,6 +15,7 @@ from rocketmq_tiered.server.groups.queue_locks import MessageQueue
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import FencedError
+from tiered.remoting.credentials import ACCESS_KEY
 
 
 class OffsetHandlers:
@@ -54,17 +55,19 @@ class OffsetHandlers:
         if offset < 0:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
         place = request.name("consumerGroup"), request.name("topic"), request.number("queueId")
-        if (refusal := self._routes.group_refusal(place[0])) is not None:
-            return refusal
+        account = request.command.ext_fields.get(ACCESS_KEY, "")
+        for refusal in (self._routes.group_refusal(place[0]), self._routes.queue_refusal(*place[1:])):
+            if refusal is not None:
+                return refusal
         bounds = self._archive.bounds(*place[1:])
         if bounds is not None and self._offsets.is_earlier_generation(*place, offset, bounds.maximum):
             return Response()
         if request.command.is_oneway:
             # No reply, so no wait: without the object store such requests would fill their connection.
-            self._offsets.note(*place, offset)
+            self._offsets.note(*place, offset, account)
             return Response()
         try:
-            await self._offsets.commit(*place, offset)
+            await self._offsets.commit(*place, offset, account)
         except FencedError as error:
             return Response(ResponseCode.NO_PERMISSION, remark=str(error))
         return Response()
@@ -147,6 +150,9 @@ class OffsetHandlers:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
         queue_id = request.number("queueId", -1)
         queues = [queue_id] if queue_id >= 0 else list(range(config.read_queues))
+        if queue_id >= 0 and (refusal := self._routes.queue_refusal(topic, queue_id)) is not None:
+            return refusal
+        account = request.command.ext_fields.get(ACCESS_KEY, "")
 
         async def new_offset(number: int) -> int:
             return await self._reset_offset(request, group, topic, number)
@@ -157,7 +163,9 @@ class OffsetHandlers:
             MessageQueue(self._archive.broker, topic, number): offset
             for number, offset in zip(queues, found, strict=True)
         }
-        commits = (self._offsets.commit(group, topic, queue.queue_id, moved[queue]) for queue in moved)
+        commits = (
+            self._offsets.commit(group, topic, queue.queue_id, moved[queue], account) for queue in moved
+        )
         for error in await asyncio.gather(*commits, return_exceptions=True):
             if isinstance(error, FencedError):
                 return Response(ResponseCode.NO_PERMISSION, remark=str(error))

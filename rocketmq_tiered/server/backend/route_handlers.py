@@ -60,6 +60,20 @@ class RouteTable:
             found = TopicConfig(topic, 1, 1)
         return found
 
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether clients can read the queue."""
+        config = self.find(topic)
+        is_routed = config is not None and 0 <= queue_id < max(config.read_queues, 1)
+        return is_routed or self.archive.bounds(topic, queue_id) is not None
+
+    def queue_refusal(self, topic: str, queue_id: int) -> Response | None:
+        """The reply about a queue that the archive does not have, or None."""
+        if self.has_queue(topic, queue_id):
+            return None
+        return Response(
+            ResponseCode.TOPIC_NOT_EXIST, remark=f"queue {queue_id} of topic {topic} is not in the archive"
+        )
+
     def has_group(self, name: str) -> bool:
         """Whether the group exists or may be created: names of archived groups are not checked."""
         return is_legal_group(name) or name in self.archive.subscription_groups()

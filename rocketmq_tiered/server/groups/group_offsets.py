@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from rocketmq_tiered.server.groups.group_state import GroupLog, Offsets, is_generation_of
@@ -24,6 +25,8 @@ CLOSE_S = 10.0
 BYTES_MAX = 64 * 1024 * 1024
 KEY_BYTES, QUEUE_BYTES, CHAR_BYTES = 500, 100, 4
 """Memory estimate: a group's entry of a topic, a queue in it, a character."""
+GROUP_PART, ACCOUNT_PART = 4, 2
+"""The parts of the memory, a fourth and a half, that one group and one account may fill."""
 CLAIM_RETRY_S = 5.0
 """How often a server that does not own the groups tries to."""
 
@@ -46,6 +49,9 @@ class GroupOffsets:
         self._renewed_s = -math.inf
         self._bytes_max = bytes_max
         self._held_bytes = 0
+        self._group_bytes: Counter[str] = Counter()
+        self._account_bytes: Counter[str] = Counter()
+        """Added since the claim: snapshots name no accounts."""
         self._lease_ms = lease_ms
         self._take_over = take_over
         self._offsets: Offsets = {}
@@ -73,9 +79,10 @@ class GroupOffsets:
         else:
             self.is_owner, self._take_over, self._renewed_s = True, False, began_s
         self._offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
-        self._held_bytes = sum(
-            _key_bytes(*key) + QUEUE_BYTES * len(queues) for key, queues in self._offsets.items()
-        )
+        self._group_bytes, self._account_bytes = Counter(), Counter()
+        for key, queues in self._offsets.items():
+            self._group_bytes[key[0]] += _key_bytes(*key) + QUEUE_BYTES * len(queues)
+        self._held_bytes = self._group_bytes.total()
         return self.is_owner
 
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
@@ -107,38 +114,44 @@ class GroupOffsets:
         """Groups with an offset of ``topic``."""
         return sorted({group for group, name in self._offsets if name == topic})
 
-    def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Record an offset, to be written soon. Ignored while another server owns the groups or at the memory limit: an
-        explicit commit reports that."""
+    def note(self, group: str, topic: str, queue_id: int, offset: int, account: str = "") -> None:
+        """Record an offset of ``account``, to be written soon. Ignored while another server owns the groups, or at
+        a memory limit: an explicit commit reports that."""
         number = self._log.number(topic, queue_id)
-        if self.is_owner and self._has_room(group, topic, number):
-            self._take(group, topic, number, offset)
+        if self.is_owner and self._has_room(group, topic, number, account):
+            self._take(group, topic, number, offset, account)
 
-    def _take(self, group: str, topic: str, number: int, offset: int) -> None:
-        queues = self._offsets.get((group, topic))
-        if queues is None:
-            queues = self._offsets[group, topic] = {}
-            self._held_bytes += _key_bytes(group, topic)
-        before = queues.get(number)
-        if before != offset:
-            self._held_bytes += QUEUE_BYTES if before is None else 0
+    def _take(self, group: str, topic: str, number: int, offset: int, account: str) -> None:
+        more_bytes = self._more_bytes(group, topic, number)
+        self._held_bytes += more_bytes
+        self._group_bytes[group] += more_bytes
+        self._account_bytes[account] += more_bytes
+        queues = self._offsets.setdefault((group, topic), {})
+        if queues.get(number) != offset:
             queues[number] = offset
             self._changed.set()
 
     def has_room(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether an offset of this queue fits."""
-        return self._has_room(group, topic, self._log.number(topic, queue_id))
+        return self._has_room(group, topic, self._log.number(topic, queue_id), "")
 
-    def _has_room(self, group: str, topic: str, number: int) -> bool:
+    def _more_bytes(self, group: str, topic: str, number: int) -> int:
         queues = self._offsets.get((group, topic))
-        if queues is not None and number in queues:
-            return True
-        more_bytes = QUEUE_BYTES + (_key_bytes(group, topic) if queues is None else 0)
-        return self._held_bytes + more_bytes <= self._bytes_max
+        if queues is None:
+            return QUEUE_BYTES + _key_bytes(group, topic)
+        return 0 if number in queues else QUEUE_BYTES
 
-    async def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def _has_room(self, group: str, topic: str, number: int, account: str) -> bool:
+        more_bytes, limit_bytes = self._more_bytes(group, topic, number), self._bytes_max
+        return not more_bytes or (
+            self._held_bytes + more_bytes <= limit_bytes
+            and self._group_bytes[group] + more_bytes <= limit_bytes // GROUP_PART
+            and (not account or self._account_bytes[account] + more_bytes <= limit_bytes // ACCOUNT_PART)
+        )
+
+    async def commit(self, group: str, topic: str, queue_id: int, offset: int, account: str = "") -> None:
         """Record an offset and return once it is durable. Raises FencedError if another server owns the groups,
-        BadRequestError for a new group or queue at the memory limit."""
+        BadRequestError for a new group or queue at a memory limit: of all, of its group, of ``account``."""
         if not self.is_owner:
             raise FencedError("consumer groups of this archive are served by another server")
         number = self._log.number(topic, queue_id)
@@ -149,11 +162,12 @@ class GroupOffsets:
             and not self._changed.is_set()
         ):
             return
-        if not self._has_room(group, topic, number):
+        if not self._has_room(group, topic, number, account):
             raise BadRequestError(
-                f"group offsets take {self._held_bytes} bytes, no new ones fit (serve.memory_bytes)"
+                f"group offsets take {self._held_bytes} bytes, {self._group_bytes[group]} of them this group's: no new "
+                "ones fit (serve.memory_bytes)"
             )
-        self._take(group, topic, number, offset)
+        self._take(group, topic, number, offset, account)
         self._changed.set()
         if self._flushed is None:
             self._flushed = asyncio.get_running_loop().create_future()

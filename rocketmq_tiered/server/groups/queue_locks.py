@@ -8,9 +8,11 @@ Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rocketmq_tiered.server.groups.group_offsets import ACCOUNT_PART, GROUP_PART
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import (
     NAME_CHARS_MAX,
@@ -20,6 +22,7 @@ from rocketmq_tiered.server.wire.request import (
     Response,
     json_response,
 )
+from tiered.remoting.credentials import ACCESS_KEY
 
 LOCK_S = 60.0
 BYTES_MAX = 16 * 1024 * 1024
@@ -43,6 +46,7 @@ class _Lock(NamedTuple):
     client_id: str
     until_s: float
     nbytes: int
+    account: str
 
 
 class LockTable:
@@ -52,14 +56,19 @@ class LockTable:
         self._now_s = now_s
         self._bytes_max = bytes_max
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self._group_bytes: Counter[str] = Counter()
+        self._account_bytes: Counter[str] = Counter()
         self.held_bytes = 0
         """Memory estimate."""
 
-    def lock(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
-        """Lock ``queues``; returns those the client holds. Raises BadRequestError at the memory limit."""
-        if not self._has_room(group, client_id, queues):
+    def lock(
+        self, group: str, client_id: str, queues: list[MessageQueue], account: str = ""
+    ) -> list[MessageQueue]:
+        """Lock ``queues``; returns those the client holds. Raises BadRequestError at a memory limit: of all, of the
+        group, of the ``account``."""
+        if not self._has_room(group, client_id, queues, account):
             self.expire()
-            if not self._has_room(group, client_id, queues):
+            if not self._has_room(group, client_id, queues, account):
                 raise BadRequestError(
                     f"{len(self._locks)} queues are locked, the limit is {self._bytes_max} bytes"
                 )
@@ -70,21 +79,31 @@ class LockTable:
             if found is None or found.client_id == client_id or found.until_s <= now_s:
                 self._forget(group, queue)
                 byte_count = _bytes_of(group, client_id, queue)
-                self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S, byte_count)
-                self.held_bytes += byte_count
+                self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S, byte_count, account)
+                self._count(group, account, byte_count)
                 held.append(queue)
         return held
 
-    def _has_room(self, group: str, client_id: str, queues: list[MessageQueue]) -> bool:
+    def _count(self, group: str, account: str, more_bytes: int) -> None:
+        self.held_bytes += more_bytes
+        self._group_bytes[group] += more_bytes
+        self._account_bytes[account] += more_bytes
+
+    def _has_room(self, group: str, client_id: str, queues: list[MessageQueue], account: str) -> bool:
         more_bytes = 0
         for queue in queues:
             found = self._locks.get((group, queue))
             more_bytes += _bytes_of(group, client_id, queue) - (0 if found is None else found.nbytes)
-        return more_bytes <= 0 or self.held_bytes + more_bytes <= self._bytes_max
+        return more_bytes <= 0 or (
+            self.held_bytes + more_bytes <= self._bytes_max
+            and self._group_bytes[group] + more_bytes <= self._bytes_max // GROUP_PART
+            and (not account or self._account_bytes[account] + more_bytes <= self._bytes_max // ACCOUNT_PART)
+        )
 
     def _forget(self, group: str, queue: MessageQueue) -> None:
         found = self._locks.pop((group, queue), None)
-        self.held_bytes -= 0 if found is None else found.nbytes
+        if found is not None:
+            self._count(group, found.account, -found.nbytes)
 
     def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
         """Release those of ``queues`` that the client holds."""
@@ -96,16 +115,25 @@ class LockTable:
     def expire(self) -> None:
         """Remove expired locks."""
         now_s = self._now_s()
-        self._locks = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
-        self.held_bytes = sum(lock.nbytes for lock in self._locks.values())
+        kept = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
+        self._locks, self.held_bytes = kept, 0
+        self._group_bytes, self._account_bytes = Counter(), Counter()
+        for (group, _), lock in kept.items():
+            self._count(group, lock.account, lock.nbytes)
 
 
 def _bytes_of(group: str, client_id: str, queue: MessageQueue) -> int:
     return LOCK_BYTES + sum(map(sys.getsizeof, (group, client_id, queue.broker, queue.topic)))
 
 
-def register_lock_handlers(table: HandlerTable, locks: LockTable, owns_groups: Callable[[], bool]) -> None:
-    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. ``owns_groups``: whether this server certainly owns the consumer groups."""
+def register_lock_handlers(
+    table: HandlerTable,
+    locks: LockTable,
+    owns_groups: Callable[[], bool],
+    has_queue: Callable[[MessageQueue], bool] = lambda _: True,
+) -> None:
+    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. ``owns_groups``: whether this server certainly owns the consumer groups.
+    ``has_queue``: others are not locked."""
 
     @table.register(RequestCode.LOCK_BATCH_MQ)
     async def lock(request: Request) -> Response:
@@ -113,7 +141,8 @@ def register_lock_handlers(table: HandlerTable, locks: LockTable, owns_groups: C
             remark = "this server does not own the consumer groups of this archive"
             return Response(ResponseCode.NO_PERMISSION, remark=remark)
         group, client_id, queues = _wanted(request)
-        held = locks.lock(group, client_id, queues)
+        account = request.command.ext_fields.get(ACCESS_KEY, "")
+        held = locks.lock(group, client_id, list(filter(has_queue, queues)), account)
         return json_response({"lockOKMQSet": [queue.document() for queue in held]})
 
     @table.register(RequestCode.UNLOCK_BATCH_MQ)
