@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ from uploader.log_divergence import (
     find_divergence,
 )
 from uploader.log_evidence import archived_end, log_head
-from uploader.log_rule import Decision, LogFacts, LogLimits, Shared, Step, decide, misfit
+from uploader.log_rule import Decision, LogFacts, LogLimits, Shared, Step, decide, misfit, recreated
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
@@ -122,17 +122,29 @@ class ArchiveOwner:
             if found is not None and found.decision.step is Step.STOP:
                 raise found.error()
             return
-        if found is None or (found.decision.step is not Step.STOP and not found.decision.is_foreign):
+        if found is None or found.decision.step is Step.CONTINUE:
             if not self._take_over:
                 self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
             return
         self._environment.may_take_over(owned, None)  # reports the lag
-        if self._take_over and found.decision.step is Step.STOP:
-            raise found.error()
-        if found.decision.is_foreign and not self._take_over:
-            raise found.error(
-                f"another broker of this name owns the archive ({owner.instance} on {owner.host})"
-            )
+        if self._take_over:
+            if found.decision.step is Step.STOP:
+                raise found.error()
+            return
+        name = f"{owner.instance} on {owner.host}"
+        if found.decision.is_foreign:
+            hint = "give this broker a name of its own, or its archive another archive.url"
+            raise found.error(f"another broker of this name owns the archive ({name}): ", hint)
+        if not self._ends_below(owned, found.divergence):
+            hint = "stop the broker that is not the master; if it is the other one, start this sidecar with --take-over"
+            raise found.error(f"another writer owns the archive ({name}): ", hint)
+
+    def _ends_below(self, state: CatalogState, divergence: Divergence) -> bool:
+        """Whether the log, as that of a slave that lags, only ends before the archive does."""
+        end_phys = self._reported_end_phys()
+        if end_phys is None:
+            return ends_before(self._log, state.cursor.check, divergence.phys)
+        return end_phys < state.cursor.phys
 
     def _compared(self, state: CatalogState, *, may_return: bool = True) -> Comparison:
         """What the log shares with the archive of ``state``, and what follows from it. ``may_return``: to an earlier
@@ -159,18 +171,20 @@ class ArchiveOwner:
             common = load(self._archive, version=divergence.version)
         is_deleted = shared in (Shared.END_DELETED, Shared.EARLIER_DELETED)
         archived = archived_end(common)
+        head = log_head(self._store, archived) if is_deleted else None
         facts = LogFacts(
             shared,
-            misfit(archived, log_head(self._store, archived)) if is_deleted else "",
+            "" if head is None else misfit(archived, head),
             state.cursor.phys - divergence.phys,
             shared is Shared.EARLIER
             and self._limits.truncate_max_bytes is None
             and ends_before(self._log, check, divergence.phys),
         )
         decision = decide(facts, self._limits)
-        if decision.is_foreign:
-            divergence = Divergence(0, self._log.min_phys)
-        return Comparison(divergence, decision, state, None if decision.is_foreign else common)
+        if not decision.is_foreign:
+            return Comparison(divergence, decision, state, common)
+        ended = None if head is None else hidden_messages(state, common, recreated(archived, head))
+        return Comparison(Divergence(0, self._log.min_phys), decision, state, None, ended)
 
     def planning_begins(self) -> None:
         """Cycles are planned from this state: a later claim must find it unchanged."""
@@ -275,36 +289,49 @@ class ArchiveOwner:
         return divergence.phys
 
 
+_PUT_BACK = (
+    "put the broker's log back, or name another archive with --broker; archive.replace_log (backfill: --replace-log) "
+    "hides these messages, and tiered ls --histories lists them"
+)
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """What a log shares with the archive of ``state``. ``common``: the state up to which they agree, or None."""
+    """What a log shares with the archive of ``state``. ``common``: the state up to which they agree, or None.
+    ``hidden_if_same``: how many messages archive.same_broker would hide; None if that is no answer."""
 
     divergence: Divergence
     decision: Decision
     state: CatalogState
     common: CatalogState | None
+    hidden_if_same: int | None = None
 
-    def error(self, subject: str = "") -> LogDivergedError:
+    def error(self, subject: str = "", hint: str = _PUT_BACK) -> LogDivergedError:
         """Why the writer stops, and what it would hide. ``subject``: what is known besides."""
-        text = f"the broker's log {self.decision.why or 'shares nothing with the archive'}"
-        if subject:
-            hint = "give this broker a name of its own, or its archive another archive.url"
-            return LogDivergedError(f"{subject}: {text}", hint=hint)
+        common = f"diverged from the archive at {self.divergence.phys}" if self.common is not None else ""
+        why = self.decision.why or common or "shares nothing with the archive"
         hidden = counted(hidden_messages(self.state, self.common), "archived message")
+        if self.hidden_if_same is not None and hint is _PUT_BACK:
+            hint = (
+                "if the log is the same broker's (topics recreated, or another address, while nothing was archived), "
+                f"archive.same_broker (backfill: --same-broker) continues, and hides {self.hidden_if_same:,} of "
+                f"recreated topics; else {hint}"
+            )
         return LogDivergedError(
-            f"{text}; to continue with it hides {hidden}",
-            hint="put the broker's log back, or name another archive with --broker; archive.replace_log (backfill: "
-            "--replace-log) hides these messages, and tiered ls --histories lists them",
+            f"{subject}the broker's log {why}; to continue with it hides {hidden}", hint=hint
         )
 
 
-def hidden_messages(state: CatalogState, common: CatalogState | None) -> int:
-    """How many visible messages of ``state`` a log history that begins after ``common`` hides, by offsets."""
+def hidden_messages(
+    state: CatalogState, common: CatalogState | None, ended: Collection[tuple[str, int]] = ()
+) -> int:
+    """How many visible messages of ``state`` a log history that begins after ``common`` hides, by offsets, with all
+    those of the queues that ``ended``."""
     count = 0
     for key, row in state.queues():
         if row["flags"] & QUEUE_HIDDEN:
             continue
-        before = None if common is None else common.queue(key)
+        before = None if common is None or (key.topic, key.queue_id) in ended else common.queue(key)
         begin = int(row["min_queue_offset"])
         if before is not None:
             begin = max(begin, int(before["end_queue_offset"]))

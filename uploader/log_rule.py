@@ -2,14 +2,16 @@
 
 Bytes that cannot be compared prove nothing. Archiving continues only where checked bytes agree, or where the broker
 deleted all that could agree and the rest fits: every queue's offsets continue, times are later, and the store host is
-one that the archive knows. Anything else stops, and asks for archive.replace_log.
+one that the archive knows. Anything else stops, and asks for archive.replace_log; where only the rest does not fit, for
+archive.same_broker too.
 
     what log and archive share        the rest fits   →
     the archive's end                 -               continue
     no bytes left to compare          yes             continue
-    no bytes left to compare          no              stop
+    no bytes left to compare          no              stop; the same broker's: continue
     an earlier commit                 -               new log history there, within the limits; else stop
-    an earlier one, bytes deleted     yes / no        as an earlier commit / stop
+    an earlier one, bytes deleted     yes             as an earlier commit
+    an earlier one, bytes deleted     no              stop; the same broker's: as an earlier commit
     nothing                           -               stop
     the end of an earlier log history -               make that one current again
 """
@@ -17,7 +19,7 @@ one that the archive knows. Anything else stops, and asks for archive.replace_lo
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from tiered.console import counted
@@ -48,10 +50,12 @@ class LogFacts:
 
 @dataclass(frozen=True)
 class LogLimits:
-    """What the operator allows. ``truncate_max_bytes``: None for a backfill, which refuses older copies instead."""
+    """What the operator allows. ``truncate_max_bytes``: None for a backfill, which refuses older copies instead.
+    ``same_broker``: a log with nothing left to compare is the same broker's, though the rest does not fit."""
 
     replace_log: bool = False
     truncate_max_bytes: float | None = None
+    same_broker: bool = False
 
 
 class Step(Enum):
@@ -74,6 +78,8 @@ class Decision:
 
 def decide(facts: LogFacts, limits: LogLimits) -> Decision:
     """The step for ``facts``."""
+    if limits.same_broker:
+        facts = replace(facts, misfit="")
     if facts.shared is Shared.END or (facts.shared is Shared.END_DELETED and not facts.misfit):
         return Decision(Step.CONTINUE)
     if facts.shared is Shared.EARLIER_HISTORY:
@@ -121,6 +127,12 @@ class LogHead:
     """The store host of the first record."""
 
 
+def recreated(archived: ArchivedEnd, head: LogHead) -> list[tuple[str, int]]:
+    """Queues whose offsets go back: of topics that were deleted and created again, or of another broker."""
+    common = archived.ends.keys() & head.begins.keys()
+    return sorted(queue for queue in common if head.begins[queue] < archived.ends[queue])
+
+
 def misfit(archived: ArchivedEnd, head: LogHead) -> str:
     """Why a log that begins above the archive's end is not its continuation; empty if all fits."""
     if head.oldest_ms is None:
@@ -130,11 +142,9 @@ def misfit(archived: ArchivedEnd, head: LogHead) -> str:
         return f"its records are of {head.host}, but those of the archive of {known}"
     if head.oldest_ms < archived.newest_ms:
         return "its first record is older than the archive's newest"
-    common = archived.ends.keys() & head.begins.keys()
-    if archived.ends and not common:
+    if archived.ends and not archived.ends.keys() & head.begins.keys():
         return "it has none of the archive's queues"
-    back = sorted(queue for queue in common if head.begins[queue] < archived.ends[queue])
-    if back:
+    if back := recreated(archived, head):
         topic, queue_id = back[0]
         return (
             f"offsets go back in {counted(len(back), 'queue')}: {topic} queue {queue_id} begins at "

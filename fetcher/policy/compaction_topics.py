@@ -11,10 +11,9 @@ from typing import Final
 
 from tiered.broker_store.config import topics_fingerprint
 from tiered.broker_store.store import BrokerStore
+from tiered.settings.topic_rules import is_compacted
 
 REFRESH_S: Final = 5.0
-CLEANUP_POLICY: Final = "cleanup.policy"
-COMPACTION: Final = "COMPACTION"
 
 
 class CompactionTopics:
@@ -37,10 +36,3 @@ class CompactionTopics:
         table = self._store.topics()
         self._names = frozenset(name for name, config in table.items() if is_compacted(config))
         self._fingerprint = fingerprint
-
-
-def is_compacted(config: object) -> bool:
-    """Whether a topic's configuration asks for compaction. Pure."""
-    attributes = config.get("attributes") if isinstance(config, dict) else None
-    policy = attributes.get(CLEANUP_POLICY) if isinstance(attributes, dict) else None
-    return isinstance(policy, str) and policy.upper() == COMPACTION

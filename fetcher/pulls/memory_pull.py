@@ -89,7 +89,7 @@ class MemoryPulls:
                 begin_byte, end_byte = slices.starts[first], slices.ends[end - 1]
                 if end_byte - begin_byte <= request.max_bytes:
                     result = PullResult(
-                        _FOUND, request.offset + request.count, view.min_offset, view.max_offset,
+                        _FOUND, request.offset + request.count, view.first_offset or 0, view.max_offset,
                         (slices.data[begin_byte:end_byte],), request.count,
                     )  # fmt: skip
                     self._counters.pulls += 1
@@ -105,11 +105,11 @@ class MemoryPulls:
         is at the end of the queue. Call ``refresh_if_due`` before."""
         is_recent = self._catalog.is_recent
         view = self._catalog.view(self._catalog.state, (request.topic, request.queue_id, request.generation))
-        if view is None:
+        if view is None or view.first_offset is None:
             return None
         if is_recent and request.offset == view.max_offset > 0:
             return PullResult(
-                PullStatus.OFFSET_OVERFLOW_ONE, view.max_offset, view.min_offset, view.max_offset,
+                PullStatus.OFFSET_OVERFLOW_ONE, view.max_offset, view.first_offset, view.max_offset,
                 version=view.state.version,
             )  # fmt: skip
         reader = self._readers.find(ReaderKey(request.group, view.queue))
@@ -124,7 +124,7 @@ class MemoryPulls:
         catalog = self._catalog
         view = catalog.view(catalog.state, (request.topic, request.queue_id, None))
         reader = None if view is None else self._readers.find(ReaderKey(request.group, view.queue))
-        if view is None or reader is None or view.is_hidden:
+        if view is None or reader is None or view.is_hidden or view.first_offset is None:
             return None
         if len(self._by_name) >= READERS_MAX or view.state is not self._by_name_of:
             self._by_name, self._by_name_of = {}, view.state  # readers that stop must not keep an old version
@@ -150,7 +150,7 @@ class MemoryPulls:
         limits = _limits(request)
         body: list[memoryview] = []
         part = None
-        if request.offset < rows.end:
+        if request.offset < rows.end and rows.row_of(request.offset) < len(rows):
             part = take(rows.sizes, rows.ends, rows.row_of(request.offset), limits, None)
         if part is None or not _is_whole(rows, part, view):
             if reader.window.position != request.offset or view.existing(request.offset) != request.offset:
@@ -174,7 +174,7 @@ class MemoryPulls:
             return None
         further, last_block = found
         result = PullResult(
-            _FOUND, rows.end_offset(part.end_row), view.min_offset, view.max_offset, [*body, *further],
+            _FOUND, rows.end_offset(part.end_row), view.first_offset or 0, view.max_offset, [*body, *further],
             request.count - limits.rows + part.row_count,
         )  # fmt: skip
         self._counters.pulls += 1
@@ -289,12 +289,14 @@ def _rows(reader: Reader, view: QueueView, request: PullRequest) -> PullResult |
     rows = buffered.rows
     if rows is None or request.offset >= rows.end or not _may_answer(rows, buffered, view, request.offset):
         return None
+    if rows.row_of(request.offset) == len(rows):
+        return None
     part = take(rows.sizes, rows.ends, rows.row_of(request.offset), _limits(request), None)
     if not _is_whole(rows, part, view):
         return None
     batch = rows.batch(part.rows, (buffered.blocks[rows.object_key, rows.first_block],))
     return PullResult(
-        _FOUND, rows.end_offset(part.end_row), view.min_offset, view.max_offset, (), part.row_count, batch,
+        _FOUND, rows.end_offset(part.end_row), view.first_offset or 0, view.max_offset, (), part.row_count, batch,
         None, view.state.version,
     )  # fmt: skip
 

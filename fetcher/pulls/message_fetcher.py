@@ -135,9 +135,11 @@ class TieredMessageFetcher:
             state = await self._newer(state, status)
             view = self.catalog.view(state, name)
             status, next_offset = status_at(view, request.offset)
+        if view is not None and view.first_offset is None:
+            view.first_offset = await self._rows.first_offset(view)
         if view is not None and status is PullStatus.FOUND:
             return await self._read(request, view)
-        bounds = (0, 0) if view is None else (view.min_offset, view.max_offset)
+        bounds = (0, 0) if view is None else (view.first_offset or 0, view.max_offset)
         return PullResult(status, next_offset, *bounds, version=state.version)
 
     async def _newer(self, state: CatalogState, status: PullStatus) -> CatalogState:
@@ -215,7 +217,8 @@ def _name(request: PullRequest) -> tuple[str, int, int | None]:
 def _result(view: QueueView, read: ReadRows) -> PullResult:
     return PullResult(
         PullStatus.FOUND if len(read.batch) else PullStatus.NO_MATCHED_MESSAGE,
-        read.next_offset, view.min_offset, view.max_offset, (), len(read.batch), read.batch, read.gap,
+        read.next_offset, view.first_offset or view.min_offset, view.max_offset, (), len(read.batch), read.batch,
+        read.gap,
         view.state.version,
     )  # fmt: skip
 

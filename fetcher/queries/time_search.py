@@ -28,7 +28,7 @@ from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import NotFoundError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
-from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH
+from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH, RunKind
 
 FILE_ROWS, UNIT_BYTES = 300_000, 20
 """Messages in a broker's consume-queue file by default (mappedFileSizeConsumeQueue), and bytes of each there."""
@@ -344,7 +344,10 @@ async def timestamp_of(times: QueueTimes, offset: int, columns_of: ColumnsOf) ->
     if runs["min_store_timestamp"][number] == runs["max_store_timestamp"][number]:
         return int(runs["min_store_timestamp"][number])
     columns = await columns_of(number)
-    row = int(np.searchsorted(columns.queue_offset, offset, side="right")) - 1
+    if runs["kind"][number] == RunKind.SPARSE:
+        row = _row_of(columns, offset)
+    else:
+        row = int(np.searchsorted(columns.queue_offset, offset, side="right")) - 1
     return int(columns.store_timestamp[row])
 
 

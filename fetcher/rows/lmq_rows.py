@@ -1,7 +1,7 @@
 """Rows of an LMQ: they refer to rows of parent queues, whose records are read at the same catalog version.
 
-An LMQ lives no longer than its parents: rows whose parents expired, were lost, or were never archived are passed like a
-gap, and a reply ends before them.
+An LMQ lives no longer than its parents: rows whose parents expired, were dropped or lost, or were never
+archived are passed like a gap, and a reply ends before them.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ class LmqReader:
             for number in np.unique(rows.parent).tolist()
         }
         lost = _lost(rows, parents)
+        for number, parent in parents.items():
+            if parent is not None and parent.is_sparse:
+                mine = np.flatnonzero((rows.parent == number) & ~lost)
+                lost[mine] = await self._dropped(fetch, parent, rows.parent_queue_offset[mine])
         if lost[0]:
             gone = len(lost) if lost.all() else int(np.argmin(lost))
             return ReadStep(EMPTY_BATCH, at, True, at, lost_to=_end_offset(rows, gone))
@@ -86,6 +90,23 @@ class LmqReader:
             fetch, view.queue, rows, {n: found for n, found in present if found is not None}
         )
         return ReadStep(batch, next_offset, is_last, next_offset)
+
+    async def _dropped(
+        self, fetch: BlockFetch, view: QueueView, offsets: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which rows of ``view`` at ``offsets`` key compaction dropped."""
+        dropped = np.zeros(len(offsets), bool)
+        order = np.argsort(offsets)
+        while len(order):
+            first = int(offsets[order[0]])
+            (place,) = (await self._catalog.runs_of(view, first)).places(
+                first, end=first, bytes_max=0, runs_max=1
+            )
+            mine, order = order[offsets[order] < place.end], order[offsets[order] >= place.end]
+            if place.kind == RunKind.SPARSE:
+                (index,) = await fetch.indexes([place])
+                dropped[mine] = ~np.isin(offsets[mine], index.row_columns(place).queue_offset)
+        return dropped
 
     async def _batch(
         self, fetch: BlockFetch, queue: QueueKey, rows: RowTable, parents: dict[int, QueueView]

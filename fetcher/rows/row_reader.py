@@ -24,6 +24,7 @@ from fetcher.rows.read_plan import NO_END, Limits, ReadStep, TakenRows, take
 from fetcher.rows.run_list import RunList, RunPlace
 from fetcher.rows.run_rows import RunRows, rows_of_run
 from fetcher.rows.tag_filter import MessageFilter
+from tiered.formats.segment import row_at
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.tables import RunKind
 
@@ -166,17 +167,36 @@ class RowReader:
             after.blocks = {last: fetch.touched[last]}
         else:
             after.blocks = fetch.touched
+        covered = max(covered, at)
+        if reply.batches and request.filter is None:
+            at = _after(reply.batches[-1], -1)  # not behind a hole
         gap = (request.offset, reply.begin) if reply.begin > request.offset else None
         return ReadRows(
             joined_batch(reply.batches),
             at,
             gap,
-            max(covered, at),
+            covered,
             fetch.touched_bytes,
             after,
             tuple(fetch.touched),
             bytes_per_offset,
         )
+
+    async def first_offset(self, view: QueueView) -> int:
+        """The offset of the queue's first row. Raises as ``read``."""
+        at = view.existing(view.min_offset)
+        while at < view.max_offset:
+            runs = await self._catalog.runs_of(view, at)
+            (place,) = runs.places(at, end=at, bytes_max=0, runs_max=1)
+            if place.kind != RunKind.SPARSE:
+                break
+            (index,) = await BlockFetch(self._source, Priority.USER, BufferedRows()).indexes([place])
+            table = index.row_columns(place)
+            row = row_at(table, at)
+            if row < len(table):
+                return int(table.queue_offset[row])
+            at = view.existing(place.end)
+        return at
 
 
 def _places(runs: RunList, at: int, reply: _Reply) -> list[RunPlace]:
@@ -210,8 +230,12 @@ async def _stored_step(
             if pace is not None and pace.is_over and not await pace.next_slice():
                 break
             rows = _rows_at(fetch.buffered, index, place, at, limits, reply)
+            first = rows.row_of(at)
+            if first == len(rows):
+                at = rows.end  # a hole behind the last row
+                continue
             mask = None if message_filter is None else message_filter.tags_mask(rows.tags_code)
-            part = take(rows.sizes, rows.ends, rows.row_of(at), limits, mask)
+            part = take(rows.sizes, rows.ends, first, limits, mask)
             if part.row_count:
                 taken.append((Needed(index, place, rows, rows.blocks_of(part.rows)), part))
                 limits = Limits(limits.rows - part.row_count, limits.bytes - part.bytes, False)
@@ -219,8 +243,8 @@ async def _stored_step(
                 covered = after.rows.end
                 after.ahead = rows if rows.end > covered else None
             is_full = part.is_full
-            if part.end_row > rows.row_of(at):
-                at = rows.end_offset(part.end_row)
+            if part.end_row > first:
+                at = rows.end_offset(part.end_row) if part.end_row < len(rows) else rows.end
             if is_full or at >= end or limits.rows <= 0:
                 break
         if is_full or at >= end or limits.rows <= 0 or at != place.end:

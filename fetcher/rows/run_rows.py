@@ -67,6 +67,8 @@ class RunRows:
         self.store_timestamp = columns.store_timestamp
         self.base = int(columns.queue_offset[0])
         self.end = int(columns.queue_offset[-1]) + int(columns.inner_num[-1])
+        if span.end_row == place.rows:
+            self.end = place.end  # behind the last row of a sparse run is a hole
         if not self._fit(span.end_row < place.rows):
             raise CorruptionError(
                 f"{index.key}: rows {span.first_row} to {span.end_row} of run {place.ordinal} do not fit "
@@ -102,10 +104,12 @@ class RunRows:
         return self.block_bytes[at + 1] - self.block_bytes[at]
 
     def row_of(self, offset: int) -> int:
-        """The row that spans ``offset``, which lies in [base, end)."""
+        """The row that spans ``offset``, which lies in [base, end), or the next one; ``len(self)``: none follows."""
         if self.is_plain:
             return offset - self.base
-        return bisect_right(cast("Sequence[int]", self.queue_offsets), offset) - 1
+        row = bisect_right(cast("Sequence[int]", self.queue_offsets), offset) - 1
+        is_past = row < 0 or offset >= int(self.queue_offsets[row]) + int(self.inner_num[row])
+        return row + is_past
 
     def end_offset(self, end_row: int) -> int:
         """The queue offset after row ``end_row - 1``."""
@@ -131,7 +135,8 @@ class RunRows:
         part.object_key, part.is_plain, part.piece = self.object_key, self.is_plain, None
         part.first_block, part.end_block = self.first_block + at, self.first_block + at + 1
         part.block_rows, part.block_bytes = [0, end - first], [0, end_bytes - begin_bytes]
-        part.base, part.end = self.end_offset(first) if first else self.base, self.end_offset(end)
+        part.base = self.end_offset(first) if first else self.base
+        part.end = self.end_offset(end) if end < len(self.sizes) else self.end
         part.ends = self.ends[first:end] - begin_bytes
         for name in ("sizes", "starts", "queue_offsets", "inner_num", "phys", "tags_code", "store_timestamp"):
             setattr(part, name, getattr(self, name)[first:end])
@@ -176,8 +181,8 @@ def rows_of_run(
     count: int = 1,
     max_bytes: int = 0,
 ) -> RunRows:
-    """Rows of the run from the block on that holds ``offset``, without their bytes: whole blocks, up to the one that
-    has the ``count``-th row or reaches ``max_bytes``. Not for LMQs.
+    """Rows of the run from the block on that holds ``offset``, or else the row after it or the last one, without their
+    bytes: whole blocks, up to the one that has the ``count``-th row or reaches ``max_bytes``. Not for LMQs.
 
     ``table``: ``index.row_columns`` of the run; required if rows span several offsets. Raises CorruptionError.
     """
@@ -185,7 +190,7 @@ def rows_of_run(
         row = offset - place.base
     else:
         table = table or index.row_columns(place)
-        row = row_at(table, offset)
+        row = min(row_at(table, offset), place.rows - 1)
     span = index.block_span(place, row, min(row + count, place.rows), raw_bytes_max=max_bytes)
     if table is None:
         columns = _plain_columns(index, place, span)

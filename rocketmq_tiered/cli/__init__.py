@@ -53,6 +53,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "rocketmq_tiered.cli.compact",
         "join small objects of an archive to large ones (dry run by default)",
     ),
+    "compact-keys": (
+        "rocketmq_tiered.cli.compact_keys",
+        "keep the latest message of each key of compaction topics (dry run by default)",
+    ),
     "cost": (
         "rocketmq_tiered.cli.cost",
         "estimate what an archive costs a month, and what settings would change",

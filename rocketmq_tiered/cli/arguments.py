@@ -49,6 +49,7 @@ _KNOWN = {flag.key: flag.option for flag in _FLAGS} | {
     "topics.include_system": "--include-system",
     "archive.take_over": "--take-over",
     "archive.replace_log": "--replace-log",
+    "archive.same_broker": "--same-broker",
     "archive.new_archive": "--new-archive",
     "archive.url": "ARCHIVE_URL",
     "broker.store_path": "STORE",

@@ -38,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replace-log", dest="archive.replace_log", action="store_const", const="true", default=None,
         help="continue even if archived messages are missing from the store's log; they are hidden",
     )  # fmt: skip
+    parser.add_argument(
+        "--same-broker", dest="archive.same_broker", action="store_const", const="true", default=None,
+        help="the store is the same broker's, though topics were recreated or its address changed",
+    )  # fmt: skip
     add_json(parser)
 
 

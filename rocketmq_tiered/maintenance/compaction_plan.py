@@ -36,7 +36,7 @@ from tiered.archive.rewrite.plan import (
     length_of,
 )
 from tiered.formats.keys import is_compacted
-from tiered.model.tables import Table, picked
+from tiered.model.tables import RunKind, Table, picked
 
 MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
@@ -75,8 +75,11 @@ def plan_rewrite(candidates: Candidates, limits: CompactionLimits) -> RewritePla
         if not sources.any() and not dead.any():
             return None
         moved = np.flatnonzero(is_in & _live(candidates) & sources[candidates.runs["object"]])
-        sequences = _sequences(candidates, moved)
+        sequences = sequences_of_runs(candidates, moved)
+        is_sparse = candidates.runs["kind"][sequences.order] == RunKind.SPARSE
         is_alone = (sequences.byte_count > limits.split_bytes) | sequences.has_gap_behind
+        if len(sequences):
+            is_alone |= np.logical_or.reduceat(is_sparse, sequences.first[:-1])
         set_queues = len(np.unique(sequences.queue[~is_alone]))
         if int(is_alone.sum()) <= limits.outputs_max and set_queues <= limits.set_queues_max:
             plan = _plan_of(candidates, is_in, sources | dead)
@@ -91,8 +94,9 @@ def plan_join(candidates: Candidates, limits: CompactionLimits) -> RewritePlan |
     runs_of_object = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
     alone = ~candidates.is_set & ~candidates.is_fixed & (runs_of_object == 1) & (candidates.share == 1)
     whole = candidates.runs["rows"] == candidates.objects["rows"][candidates.runs["object"]]
+    whole &= candidates.runs["kind"] != RunKind.SPARSE  # holes between them would go into rows
     movable = np.flatnonzero(_live(candidates) & alone[candidates.runs["object"]] & whole)
-    sequences = _sequences(candidates, movable)
+    sequences = sequences_of_runs(candidates, movable)
     groups: list[NDArray[Any]] = []
     for number in range(len(sequences)):
         ordered = sequences.order[sequences.first[number] : sequences.first[number + 1]]
@@ -191,7 +195,7 @@ def _plan_of(candidates: Candidates, is_in: NDArray[np.bool_], sources: NDArray[
     return RewritePlan(int(versions.min()), int(versions.max()), np.flatnonzero(sources), kept)
 
 
-def _sequences(candidates: Candidates, moved: NDArray[Any]) -> Sequences:
+def sequences_of_runs(candidates: Candidates, moved: NDArray[Any]) -> Sequences:
     """``moved`` runs by index file, TTL class, queue and offset, cut at gaps and where the kind changes."""
     keys = sorted(range(len(candidates.queues)), key=lambda number: candidates.queues[number])
     rank = np.empty(len(keys), np.int64)

@@ -37,7 +37,7 @@ from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError
 from tiered.formats.keys import SETS_PREFIX, compaction_attempts_from, page_key
 from tiered.model.queue import QueueKey
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated, copied, picked
+from tiered.model.tables import FLOOR_DTYPE, OBJECT_DTYPE, RUN_DTYPE, Table, concatenated, copied, picked
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
 
@@ -80,6 +80,8 @@ class PlannedRound:
     @property
     def staying(self) -> NDArray[np.bool_]:
         """Which of the runs stay where they are."""
+        if self.plan.replaced is not None:
+            return ~self.plan.replaced
         stays: NDArray[np.bool_] = ~np.isin(self.candidates.runs["object"], self.plan.sources)
         return stays
 
@@ -87,7 +89,11 @@ class PlannedRound:
         """Free the tables of what is written: pages are merged with them out of memory."""
         stays = picked(self.candidates.runs, self.staying)
         self.candidates = replace(self.candidates, runs=stays)
-        self.plan = replace(self.plan, iterations=[])
+        self.plan = replace(
+            self.plan,
+            iterations=[],
+            replaced=None if self.plan.replaced is None else np.zeros(len(stays), bool),
+        )
 
 
 def plan_rounds(
@@ -125,21 +131,29 @@ def _planned(
     counter: ObjectRunCounter,
     damaged: Set[str],
 ) -> PlannedRound | None:
-    # A query scans unindexed objects by name.
-    fixed = damaged | state.unindexed.keys()
-    candidates = _candidates(state, chosen.compacted(index, state), chosen.runs, fixed)
+    candidates, copied = candidates_in(index, state, chosen, counter, damaged)
     if not len(candidates.runs):
         return None
-    copied = 0
-    if chosen.is_partial:
-        found_runs = counter.count(index, state, [*chosen.pages, *chosen.others], chosen.memory(state))
-        candidates = _with_shares(candidates, found_runs)
-        copied = int(found_runs.runs.sum()) - len(candidates.runs) if chosen.end is not None else 0
     for plan_of in (plan_rewrite, plan_join):
         plan = plan_of(candidates, limits)
         if plan is not None and is_wanted(candidates, plan):
             return PlannedRound(chosen, candidates, plan, copied)
     return None
+
+
+def candidates_in(
+    index: RunIndex, state: CatalogState, chosen: PageRange, counter: ObjectRunCounter, damaged: Set[str]
+) -> tuple[Candidates, int]:
+    """The runs of ``chosen``, and how many it only copies."""
+    # A query scans unindexed objects by name.
+    fixed = damaged | state.unindexed.keys()
+    candidates = _candidates(state, chosen.compacted(index, state), chosen.runs, fixed)
+    copied = 0
+    if chosen.is_partial and len(candidates.runs):
+        found_runs = counter.count(index, state, [*chosen.pages, *chosen.others], chosen.memory(state))
+        candidates = _with_shares(candidates, found_runs)
+        copied = int(found_runs.runs.sum()) - len(candidates.runs) if chosen.end is not None else 0
+    return candidates, copied
 
 
 def _with_shares(candidates: Candidates, found: ObjectRuns) -> Candidates:
@@ -202,6 +216,7 @@ class _Round:
             result = compact(self._store, planned.candidates, planned.plan, self._identity, announcing, write)
         except _VoidError:
             return None
+        queues, floors = _dropped(self._state, planned, result)
         planned.forget_written()
         options.release()
         pages = _put_pages(
@@ -212,6 +227,8 @@ class _Round:
         taken_back = [*(key for key in result.object_keys if key in announced), *self._page_keys]
         draft = CommitDraft(
             CommitKind.MAINTENANCE,
+            queues=queues,
+            floors=floors,
             pages=PageChange(
                 added=tuple(pages),
                 removed=[page.key for page in planned.range.pages],
@@ -230,6 +247,25 @@ class _Round:
         if not self._maintenance.announce([key], self._required):
             raise _VoidError
         self._announced.append(key)
+
+
+def _dropped(
+    state: CatalogState, planned: PlannedRound, result: RewriteResult
+) -> tuple[list[QueueKey], Table]:
+    """The queues that lose rows by a selection, and their floors (FLOOR_DTYPE), which stay."""
+    candidates, count = planned.candidates, len(planned.candidates.queues)
+    none: tuple[list[QueueKey], Table] = [], np.zeros(0, FLOOR_DTYPE)
+    if planned.plan.selection is None:
+        return none
+    moved = picked(candidates.runs, planned.plan.moved(len(candidates.runs)))
+    lost = np.bincount(moved["queue"], weights=moved["rows"], minlength=count)
+    lost -= np.bincount(result.runs["queue"], weights=result.runs["rows"], minlength=count)
+    numbers = np.flatnonzero(lost)
+    queues = [candidates.queues[number] for number in numbers.tolist()]
+    floors = np.zeros(len(queues), FLOOR_DTYPE)
+    floors["queue"], floors["rows"] = np.arange(len(queues)), lost[numbers]
+    floors["min_queue_offset"] = Floors.of(state, queues).minimum
+    return queues, floors
 
 
 class _VoidError(Exception):

@@ -232,6 +232,10 @@ def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str,
     for listed in state.deletion_lists:
         counts[listed.reason] += listed.entries
     reasons = ", ".join(f"{count:,} {reason or 'others'}" for reason, count in sorted(counts.items()))
+    keys = None if report is None else report.key_compaction
+    if keys is not None and keys.rounds:
+        kept = f"{count_text(keys.kept_messages)} of {counted(keys.read_messages, 'message')} kept since the start"
+        found.append(("Keys compacted", kept))
     return found + ([("To be deleted", reasons)] if reasons else [])
 
 

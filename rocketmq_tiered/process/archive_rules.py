@@ -34,5 +34,6 @@ def rules_of(archive: LoadedArchive, settings: Settings) -> Callable[[str], Topi
 def rules_in(store: ObjectStore, state: CatalogState, settings: Settings) -> Callable[[str], TopicRule]:
     """``rules_of`` for the archive in ``store``, at ``state``."""
     rules = TopicRules.of(settings)
-    table = archived_topic_table(store, state) if settings.retention.from_broker else {}
+    uses_table = settings.retention.from_broker or settings.key_compaction.from_broker
+    table = archived_topic_table(store, state) if uses_table else {}
     return cache(lambda topic: rules.of_topic(topic, table))

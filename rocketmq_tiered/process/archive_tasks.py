@@ -1,4 +1,4 @@
-"""The tasks of `tiered run` on the archive that it owns: expiry, garbage collection, compaction. One loop and one
+"""The tasks of `tiered run` on the archive that it owns: expiry, garbage collection, both compactions. One loop and one
 throttle for all; a thread for each, so that a long step of one holds up no other.
 
 With gc.every_ms 0 another process collects; messages expire here all the same.
@@ -7,23 +7,30 @@ With gc.every_ms 0 another process collects; messages expire here all the same.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rocketmq_tiered.maintenance.compaction_job import in_flight_bytes
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
 from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
+from rocketmq_tiered.maintenance.key_job import IsKeyed, KeyCompaction, is_mostly_new
+from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
 from rocketmq_tiered.maintenance.throttle import SHARES, Load, Throttle
 from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.archive_rules import rules_in
 from tiered.archive.rewrite.outputs import Rewrite
-from tiered.archive.task import TaskLoop, TaskStatus
+from tiered.archive.rewrite.result import RewriteOptions
+from tiered.archive.task import StoppedError, TaskLoop, TaskStatus
 from tiered.archive.unreadable import UnreadableRange
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
+from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
 
@@ -57,6 +64,8 @@ class ArchiveTasks:
             self.gc = TaskLoop(GcTask(throttled, settings.gc, deletions=deletions), self._owned_state)
         self._compaction: TaskLoop[Any] | None = None
         self._compaction_task: CompactionTask
+        self._keys: TaskLoop[Any] | None = None
+        self._key_task: KeyCompaction
         self._loops: list[TaskLoop[Any]] = [loop for loop in (self.expiry, self.gc) if loop is not None]
         self._threads: list[threading.Thread] = []
 
@@ -72,6 +81,28 @@ class ArchiveTasks:
         self._compaction_task = task
         self._compaction = TaskLoop(task, self._owned_state, level=lambda: task.level.value)
         self._loops.append(self._compaction)
+
+    def add_key_compaction(
+        self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], Rewrite]
+    ) -> None:
+        """As ``add_compaction``."""
+        own, settings = self._settings.compaction, self._settings
+        throttled = YieldingStore(
+            store, bytes_per_s=own.bytes_per_s, requests_per_s=own.requests_per_s, share=self._keys_share,
+            is_stopped=self._stopping.is_set, sleep=self._stopping.wait,
+        )  # fmt: skip
+        codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
+        options = RewriteOptions(
+            spool, own.spool_bytes, codec, in_flight_bytes(settings), release=trim, wait=self._stopping.wait
+        )
+        task = KeyCompaction(
+            MaintenanceCommit(throttled, self._writer, lambda: time.time_ns() // 1_000_000), settings, options,
+            lambda state: _is_keyed(throttled, state, settings), is_due=is_mostly_new,
+            write=writing(self._keys_share_or_stop),
+        )  # fmt: skip
+        self._key_task = task
+        self._keys = TaskLoop(task, self._owned_state)
+        self._loops.append(self._keys)
 
     def start(self, drain: threading.Event) -> None:
         """Call once. ``drain``: compaction begins no request once it is set."""
@@ -101,6 +132,11 @@ class ArchiveTasks:
         return None if loop is None else self._compaction_task.status(loop.status)
 
     @property
+    def key_compaction(self) -> KeyCompactionStatus | None:
+        """What became of key compaction; None if there is none."""
+        return None if self._keys is None else self._key_task.status(self._keys.status)
+
+    @property
     def unreadable(self) -> tuple[UnreadableRange, ...]:
         """Messages of objects that compaction could not read."""
         return () if self._compaction is None else self._compaction_task.damaged.ranges
@@ -109,6 +145,19 @@ class ArchiveTasks:
         """Share of the budget for what has to be done each day, whether uploads are behind or not."""
         return SHARES[self._throttle.level(is_overdue=True)]
 
+    def _keys_share(self) -> float:
+        return SHARES[self._throttle.level(is_overdue=False)]
+
+    def _keys_share_or_stop(self) -> float:
+        if self._stopping.is_set():
+            raise StoppedError
+        return self._keys_share()
+
     def _owned_state(self) -> CatalogState | None:
         state = self._writer.refresh()
         return state if self._writer.is_claimed else None
+
+
+def _is_keyed(store: ObjectStore, state: CatalogState, settings: Settings) -> IsKeyed:
+    rule_of = rules_in(store, state, settings)
+    return lambda topic: rule_of(topic).key_compaction

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.expiry_task import TOO_MUCH
+from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
 from rocketmq_tiered.process.findings import ABOUT, of_report, unreadable_messages
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.run_state import UP, RunState, word_of
@@ -61,6 +62,8 @@ class StatusCollector(ScrapeCollector):
             yield _attention_family(report)
             if report.compaction is not None:
                 yield from _compaction_families(report.compaction)
+            if report.key_compaction is not None:
+                yield from _key_families(report.key_compaction)
 
 
 def _state_family(word: str) -> Metric:
@@ -219,6 +222,28 @@ def _compaction_families(report: CompactionStatus) -> Iterator[Metric]:
             "Bytes that the object store copied for compaction.",
             report.bytes_copied,
         ),
+    ]
+    yield from _families(CounterMetricFamily, counters)
+
+
+def _key_families(report: KeyCompactionStatus) -> Iterator[Metric]:
+    gauges: Rows = [
+        (
+            "key_compaction_last_timestamp_seconds",
+            "When a pass of key compaction ended well.",
+            _seconds(report.last_ms),
+        ),
+        ("key_compaction_backlog_queues", "Queues with new keys to compact.", report.backlog_queues),
+        ("key_compaction_backlog_bytes", "New message bytes of these queues.", report.backlog_bytes),
+    ]
+    yield from _families(GaugeMetricFamily, gauges)
+    counters: Rows = [
+        ("key_compaction_failures", "Passes of key compaction that failed.", report.failures),
+        ("key_compaction_rounds", "Rounds of key compaction.", report.rounds),
+        ("key_compaction_keys", "Keys of compacted queues.", report.keys),
+        ("key_compaction_read_messages", "Messages before key compaction.", report.read_messages),
+        ("key_compaction_kept_messages", "Messages that key compaction kept.", report.kept_messages),
+        ("key_compaction_spooled_bytes", "Bytes of keys that exceeded memory.", report.spooled_bytes),
     ]
     yield from _families(CounterMetricFamily, counters)
 

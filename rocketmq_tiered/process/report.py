@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
+from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
 from tiered.archive.task import TaskStatus
 from tiered.archive.unreadable import UnreadableRange
@@ -111,6 +112,7 @@ class StatusReport:
     """Messages that log histories begun within gc.diverged_grace_ms have hidden."""
     compaction: CompactionStatus | None = None
     """Its task, with figures. None if compaction.every_ms is 0, or from a catalog."""
+    key_compaction: KeyCompactionStatus | None = None
     commits_a_day: int | None = None
     """With the next three: growth at the rate of the newest commits (catalog), or of this process's commits of the last
     hour (instance); None if unknown."""
@@ -159,6 +161,8 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
     known["tasks"] = tuple(TaskStatus(**_members(TaskStatus, task)) for task in known.get("tasks", ()))
     if known.get("compaction") is not None:
         known["compaction"] = CompactionStatus(**_members(CompactionStatus, known["compaction"]))
+    if (keys := known.get("key_compaction")) is not None:
+        known["key_compaction"] = KeyCompactionStatus(**_members(KeyCompactionStatus, keys))
     for name, kind in (("proxy", ProxyStatus), ("slave", SlaveStatus)):
         if known.get(name) is not None:
             mode = known[name] = _members(kind, known[name])

@@ -22,6 +22,7 @@ from tiered.errors import (
     UnreadableError,
 )
 from tiered.settings.sections import Settings
+from uploader.follow_loop import BrokerRestartedError
 
 EXIT_INTERNAL = 70
 RETRY_FIRST_S = 1.0
@@ -147,6 +148,8 @@ def after_failure(
     ``lasts``: whether the failure before had the same cause.
     """
     why = str(error)
+    if isinstance(error, BrokerRestartedError):
+        return RetryPlan(Condition(RunState.CONNECTING, why), RETRY_FIRST_S)
     if isinstance(error, FencedError):
         if settings.process.when_fenced == "exit":
             return RetryPlan(Condition(RunState.STOPPED, why), 0, error.exit_code)

@@ -176,7 +176,8 @@ class UploaderJob:
         """In a process and over connections of its own, and with a limit of its own: its large requests delay no
         upload."""
         in_memory = settings.archive.url.startswith("memory:")
-        if writer.state_dir is None or not settings.compaction.every_ms or in_memory:
+        joins, keys = settings.compaction.every_ms, settings.key_compaction.every_ms
+        if writer.state_dir is None or not (joins or keys) or in_memory:
             return
         unlimited = StoreOptions(replace(settings.object_store, upload_bytes_per_s=0))
         archive = open_store(settings.archive.url, unlimited, metrics=metrics)
@@ -184,7 +185,12 @@ class UploaderJob:
         own = PrefixedStore(archive, archive_prefix(self.names.cluster, self.names.broker))
         spool = writer.state_dir / "compaction"
         place = ChildStore(own.url, unlimited, settings.compaction, settings.process.log_level)
-        self._tasks.add_compaction(own, spool, lambda share: writing_in_child(place, share, metrics))
+        if joins:
+            self._tasks.add_compaction(own, spool, lambda share: writing_in_child(place, share, metrics))
+        if keys:
+            self._tasks.add_key_compaction(
+                own, spool.with_name("keys"), lambda share: writing_in_child(place, share, metrics)
+            )
 
     def _load(self) -> Load:
         status = self.offloader.status()
@@ -222,7 +228,11 @@ class UploaderJob:
         report = self._reporter.report(self.offloader.status)
         tasks = (*report.tasks, *self._tasks.statuses)
         report = replace(
-            report, tasks=tasks, compaction=self._tasks.compaction, unreadable=self._tasks.unreadable
+            report,
+            tasks=tasks,
+            compaction=self._tasks.compaction,
+            key_compaction=self._tasks.key_compaction,
+            unreadable=self._tasks.unreadable,
         )
         if report.bound_reason != BoundReason.FROZEN.value:
             return report
@@ -240,7 +250,7 @@ def _rules_to_commit(settings: Settings, writer: Writer) -> dict[str, Any]:
 
 def _log_limits(settings: Settings, writer: Writer) -> LogLimits:
     truncate_max_bytes = settings.archive.truncate_max_bytes if writer.kind == "run" else None
-    return LogLimits(settings.archive.replace_log, truncate_max_bytes)
+    return LogLimits(settings.archive.replace_log, truncate_max_bytes, settings.archive.same_broker)
 
 
 def _with_standby(

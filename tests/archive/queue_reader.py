@@ -152,6 +152,10 @@ class QueueReader:
         reader, run = self._run_at(offset)
         rows = reader.row_columns(run)
         first = row_at(rows, offset)
+        if first == len(rows):  # a hole at the end of a sparse run
+            return _Part(
+                _sliced(rows, 0, 0), Records(_NO_BYTES, rows.position[:0], rows.size[:0]), run.end, True
+            )
         count = _rows_that_fit(rows.size[first:], rows_max, bytes_max)
         if count == 0 and is_first:
             count = 1

@@ -232,14 +232,14 @@ def test_a_commit_without_data_does_not_copy_the_queues() -> None:
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [("sparse", "sparse runs"), ("kind", "runs of kind 7"), ("commit", "kind repair"), ("timers", "table timers"),
+    [("kind", "runs of kind 7"), ("commit", "kind repair"), ("timers", "table timers"),
      ("quarantine", "table quarantine")],
 )  # fmt: skip
 def test_what_is_reserved_is_refused_by_name(change: str, name: str) -> None:
     _, data = encode_commit(full_draft(), PLACE, "n")
     container = decode_container(data, COMMIT_KIND, source="x")
-    if change in ("sparse", "kind"):
-        container.tables["runs"]["kind"][1] = 3 if change == "sparse" else 7
+    if change == "kind":
+        container.tables["runs"]["kind"][1] = 7
     elif change == "commit":
         container.header["kind"] = "repair"
     else:

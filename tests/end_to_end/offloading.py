@@ -30,6 +30,7 @@ def backfill(
     instance: str = "test",
     index_settings: IndexSettings | None = None,
     replace_log: bool = False,
+    same_broker: bool = False,
     conf: BrokerConf | None = None,
     environment: Environment | None = None,
     rules: TopicRules | None = None,
@@ -43,7 +44,7 @@ def backfill(
             settings,
             topic_filter=topic_filter,
             offsets_source=no_offsets,
-            log_limits=LogLimits(replace_log),
+            log_limits=LogLimits(replace_log, same_broker=same_broker),
             environment=environment,
             options=ObjectOptions(index_settings or IndexSettings(), rules or TopicRules()),
         )

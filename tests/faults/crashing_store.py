@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tiered.object_store.interface import Body, ObjectInfo
+from tiered.object_store.interface import Body, ObjectInfo, Piece
 from tiered.object_store.memory import MemoryStore
 
 
@@ -39,6 +39,9 @@ class CrashingStore:
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self._do(lambda: self._store.put_if_absent(key, body))
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece]) -> None:
+        self._do(lambda: self._store.compose_if_absent(key, pieces))
 
     def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
         return bytes(self._do(lambda: self._store.get(key, max_bytes)))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.policy.compaction_topics import CompactionTopics, is_compacted
+from fetcher.policy.compaction_topics import CompactionTopics
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.policy.read_router import ReadRouter
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import CorruptionError
+from tiered.settings.topic_rules import is_compacted
 
 
 @pytest.mark.parametrize(

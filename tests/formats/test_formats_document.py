@@ -17,7 +17,7 @@ from tiered.archive.index.layout import FOOTER_KIND as INDEX_FOOTER_KIND
 from tiered.archive.index.places import PAGE_DTYPE as PLACES_PAGE_DTYPE
 from tiered.archive.index.places import PLACE_DTYPE
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.commit import COMMIT_KIND, RESERVED_RUN_KINDS
+from tiered.catalog.commit import COMMIT_KIND
 from tiered.catalog.deletions import LIST_KIND
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.kept_roots import KEEP_EVERY, KEPT_MAX
@@ -109,8 +109,6 @@ def test_message_fields_are_these() -> None:
 
 def test_reserved_names_are_these() -> None:
     reserved = _section("Versions").partition("Reserved in 1.0")[2]
-    for kind, name in RESERVED_RUN_KINDS.items():
-        assert f"runs of kind {kind}, *{name.removesuffix(' runs')}*" in reserved
     for name in ("repair", "timers", "quarantine"):
         assert f"`{name}`" in reserved
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _MASK = (1 << 64) - 1
-_BATCH, _LMQ = 1, 2
+_BATCH, _LMQ, _SPARSE = 1, 2, 3
 
 
 class PageRow(NamedTuple):
@@ -58,7 +58,7 @@ def encode_page(runs: Sequence[PageRun]) -> bytes:
             streams[2] += varint(zigzag(row.store_timestamp - time))
             streams[3] += varint(zigzag(row.phys - phys))
             size, time, phys = row.size, row.store_timestamp, row.phys + row.size
-            if run.kind == _BATCH:
+            if run.kind in (_BATCH, _SPARSE):
                 streams[4] += varint(row.inner_num)
             elif run.kind == _LMQ:
                 streams[5] += varint(row.parent)
@@ -84,7 +84,7 @@ def decode_page(data: bytes, runs: Sequence[tuple[PageRun, int]]) -> list[PageRo
                 time = _wrapped(time + _unzigzag(next(streams[2])))
                 place = _wrapped(phys + _unzigzag(next(streams[3])))
                 phys = place + size
-                inner = next(streams[4]) if run.kind == _BATCH else 1
+                inner = next(streams[4]) if run.kind in (_BATCH, _SPARSE) else 1
                 row = PageRow(size, tags_code, time, place, inner)
                 if run.kind == _LMQ:
                     row = row._replace(parent=next(streams[5]))

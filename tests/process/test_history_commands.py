@@ -70,11 +70,26 @@ def test_status_says_what_a_log_without_common_records_has_hidden(run: Run, tmp_
     write_store(tmp_path / "one", SPEC, messages=LONG)
     write_store(tmp_path / "other", replace(SPEC, seed=2), messages=SHORT)
     url = f"file://{tmp_path}/archive"
-    for store, hidden in (("one", 0), ("other", LONG), ("one", SHORT)):
+    for store, hidden in (("one", 0), ("other", LONG), ("one", SHORT), ("other", LONG)):
         backfill(tmp_path / store, FileStore(tmp_path / "archive"), replace_log=True)
         assert json.loads(run("status", url, "--json")[1])["hiddenMessages"] == hidden
         line = f"{hidden} archived messages that it lacks are hidden"
         assert (line in run("status", url)[1]) == bool(hidden)
+
+
+def test_status_counts_messages_once_that_were_hidden_twice(run: Run, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/archive"
+    for store, messages in (("first", SHORT), ("longer", LONG)):
+        write_store(tmp_path / store, SPEC, messages=messages)
+    for store, hidden in (
+        ("first", 0),
+        ("longer", 0),
+        ("first", LONG - SHORT),
+        ("longer", 0),
+        ("first", LONG - SHORT),
+    ):
+        backfill(tmp_path / store, FileStore(tmp_path / "archive"), replace_log=True)
+        assert json.loads(run("status", url, "--json")[1])["hiddenMessages"] == hidden
 
 
 @pytest.mark.parametrize("option", ["--follow", "--at-version=1"])

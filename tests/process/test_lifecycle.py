@@ -27,6 +27,7 @@ from tiered.errors import (
 )
 from tiered.settings.load import LoadedSettings, load_settings
 from tiered.settings.sections import Settings
+from uploader.follow_loop import BrokerRestartedError
 
 UNOWNED = dataclasses.replace(REPORT, epoch=0)
 NEVER_OWNERS: list[Callable[[threading.Event], None]] = []
@@ -174,6 +175,9 @@ def test_an_outage_is_retried_with_growing_waits() -> None:
     waits = [after_failure(UnavailableError("gone"), settings, n, 0.5).delay_s for n in range(1, 9)]
     assert waits == sorted(waits) and waits[0] == 0.75 and waits[-1] == 22.5
     assert after_failure(UnavailableError("gone"), settings, 1000, 0.99).delay_s <= 30
+    assert after_failure(BrokerRestartedError("started"), settings, 1000, 0.99).delay_s == 1, (
+        "nothing has failed"
+    )
 
 
 def test_an_outage_ends_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,16 @@ def test_a_real_broker_s_topic_table(real_store: Callable[[str], Path]) -> None:
     name = with_attributes[0]
     assert _rules().of_topic(name, table).ttl == "forever"
     table[name]["attributes"]["reserve.time"] = "48"  # type: ignore[index]
-    assert _rules().of_topic(name, table).ttl_ms == 48 * HOUR_MS
+    rules = _rules(key_compaction__from_broker=False)
+    assert (
+        rules.of_topic(name, table).ttl_ms == 48 * HOUR_MS and not rules.of_topic(name, table).key_compaction
+    )
+    keyed = _rules().of_topic(name, table)
+    assert (keyed.ttl, keyed.ttl_from, keyed.key_compaction) == ("forever", "key compaction", True)
+    ruled = _rules(topics__rules=[{"pattern": name, "ttl": "1d"}]).of_topic(name, table)
+    assert (ruled.ttl, ruled.key_compaction) == ("1d", True)
+    off = _rules(topics__rules=[{"pattern": "*", "key_compaction": "off"}]).of_topic(name, table)
+    assert (off.ttl, off.key_compaction) == ("2d", False)
 
 
 @pytest.mark.parametrize(

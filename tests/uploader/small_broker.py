@@ -34,6 +34,10 @@ class SmallBroker:
         topics = '{"dataVersion":{},"topicConfigTable":{}}'
         (path / "config" / "topics.json").write_text(topics)
 
+    def recreate(self, topic: str, first_offset: int) -> None:
+        """A topic was deleted and created again; the next message has ``first_offset``."""
+        self._offsets[topic, 0] = first_offset
+
     def send(self, count: int, topic: str = "orders", *, text: str = "body") -> None:
         """``count`` messages to queue 0, one a second."""
         for _ in range(count):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from uploader.log_rule import (
@@ -43,6 +45,8 @@ def test_bytes_that_cannot_be_compared_prove_nothing(
 ) -> None:
     found = decide(facts, limits)
     assert found.step is step and why in found.why and bool(found.why) == (step is Step.STOP)
+    same = decide(facts, LogLimits(False, limits.truncate_max_bytes, same_broker=True))
+    assert same == decide(replace(facts, misfit=""), limits)
     allowed = decide(facts, LogLimits(True, limits.truncate_max_bytes))
     assert allowed.step is (Step.CONTINUE if step is Step.CONTINUE else Step.NEW_HISTORY)
     assert allowed.is_foreign == found.is_foreign

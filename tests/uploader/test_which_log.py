@@ -20,6 +20,7 @@ from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, LogDivergedError, UnavailableError
 from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
@@ -184,6 +185,37 @@ def test_a_log_that_begins_above_the_archives_end_must_fit(
     backfill(broker.path, memory)
 
 
+@pytest.mark.parametrize("port", [10911, 20911])
+def test_the_same_brokers_log_that_does_not_fit_continues_when_asked(
+    broker: SmallBroker, memory: MemoryStore, port: int
+) -> None:
+    """While the sidecar was away a topic was recreated, the address changed, and all that could agree was deleted."""
+    broker.send(30, "audit")
+    backfill(broker.path, memory)
+    keys, archived_files = uploaded(memory), broker.phys // FILE_BYTES + 1
+    broker.port = port
+    broker.recreate("orders", 0)
+    broker.send(150, "orders")
+    broker.send(40, "audit")
+    broker.expire(archived_files)
+    refuse(broker.path, memory, r"no bytes in common with the archive.* hides 230 archived messages")
+    with pytest.raises(LogDivergedError) as caught:
+        backfill(broker.path, memory)
+    assert "--same-broker) continues, and hides 200 of recreated topics" in caught.value.hint
+    follow(broker.path, memory, LogLimits(same_broker=True))
+    backfill(broker.path, memory, same_broker=True)
+    state = state_of(memory)
+    assert len(state.log_histories) == 0 and uploaded(memory) > keys
+    assert shown(memory)["audit"] == 70
+    generations = {key: int(row["row_count"]) for key, row in state.queues() if key.topic == "orders"}
+    assert generations[QueueKey("orders", 0, 0)] == 200 and generations[QueueKey("orders", 0, 1)] > 0
+    broker.send(5, "audit")
+    backfill(broker.path, memory)
+    assert shown(memory)["audit"] == 75, "the answer is needed once"
+    own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    assert verify_archive(own, full=True).anomalies == []
+
+
 def test_stores_of_two_brokers_with_the_same_names_are_not_mixed(
     real_store: Callable[[str], Path], memory: MemoryStore
 ) -> None:
@@ -318,3 +350,25 @@ def test_a_standby_with_an_earlier_log_does_not_take_over_by_lag(
     with pytest.raises(LogDivergedError, match="another broker of this name"):
         follow(broker.path, memory, instance="standby", environment=Environment(may_take_over=always))
     assert state_of(memory).epoch == epoch
+
+
+def test_a_standby_whose_log_diverged_does_not_take_over_by_lag(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path
+) -> None:
+    """As the former master that comes back after a fail-over, and takes messages too."""
+    backfill(broker.path, memory)
+    former = broker.copy(tmp_path / "former")
+    broker.send(50)
+    backfill(broker.path, memory)
+    epoch, lags = idle_owner(memory), Environment(may_take_over=always)
+    with pytest.raises(FencedError):
+        follow(former.path, memory, instance="standby", environment=lags)
+    former.send(80, text="other")
+    why = r"another writer owns .* diverged .* hides 50 archived messages"
+    with pytest.raises(LogDivergedError, match=why) as caught:
+        follow(former.path, memory, instance="standby", environment=lags)
+    assert "--take-over" in caught.value.hint
+    assert state_of(memory).epoch == epoch and shown(memory) == {"orders": 250}
+    follow(former.path, memory, instance="standby", take_over=True)
+    backfill(former.path, memory, instance="standby")
+    assert shown(memory) == {"orders": 280} and listed(memory) == [50, 0]

@@ -20,8 +20,8 @@ from tiered.errors import TieredError
 
 logger = logging.getLogger(__name__)
 
-EXPIRY, GARBAGE_COLLECTION, COMPACTION, INDEX_BUILDING = (
-    "expiry", "garbage collection", "compaction", "index building",
+EXPIRY, GARBAGE_COLLECTION, COMPACTION, KEY_COMPACTION, INDEX_BUILDING = (
+    "expiry", "garbage collection", "compaction", "key compaction", "index building",
 )  # fmt: skip
 """Names of tasks."""
 

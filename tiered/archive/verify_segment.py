@@ -157,9 +157,20 @@ def _part_of(index: SegmentIndex, run: np.void, columns: dict[int, RowTable]) ->
     ordinal = int(run["ordinal"])
     whole: np.void = picked(index.runs, np.array([ordinal]))[list(RUN_DTYPE.names or ())].astype(RUN_DTYPE)[0]
     part = CatalogRun.of(run)
+    if int(whole["kind"]) == RunKind.SPARSE and ordinal in columns and index.has_rows_of(part):
+        return _sparse_part(whole, part, columns[ordinal])
     if part.rows == int(whole["rows"]) or ordinal not in columns or not index.has_rows_of(part):
         return whole
     return cut_run(whole, columns[ordinal], part.first_row, part.first_row + part.rows)
+
+
+def _sparse_part(whole: np.void, part: CatalogRun, rows: RowTable) -> np.void:
+    """The part of a sparse run, with the catalog's offsets if all of its rows are inside."""
+    found = cut_run(whole, rows, part.first_row, part.first_row + part.rows)
+    offsets = rows.queue_offset[part.first_row : part.first_row + part.rows]
+    if part.base <= offsets[0] and offsets[-1] < part.end:
+        found["base_queue_offset"], found["end_queue_offset"] = part.base, part.end
+    return found
 
 
 def _columns(index: SegmentIndex, result: SegmentResult) -> dict[int, RowTable]:

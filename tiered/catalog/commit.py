@@ -43,8 +43,6 @@ from tiered.model.tables import (
 
 COMMIT_KIND = b"RMQTCMIT"
 _TABLES = {"queues", "runs", "removed", "objects", "gaps", "floors"}
-RESERVED_RUN_KINDS = {3: "sparse runs"}
-"""Kinds of runs that the format has, and this program does not support. Sparse: offsets of the queue are explicit."""
 
 
 class CommitKind(StrEnum):
@@ -260,7 +258,7 @@ def _unknown_runs(runs: Table | None) -> str:
     if runs is None or "kind" not in (runs.dtype.names or ()):
         return ""
     unknown = runs["kind"][runs["kind"] > max(RunKind)]
-    return RESERVED_RUN_KINDS.get(int(unknown[0]), f"runs of kind {int(unknown[0])}") if len(unknown) else ""
+    return f"runs of kind {int(unknown[0])}" if len(unknown) else ""
 
 
 def queue_keys(container: Container) -> list[QueueKey]:

@@ -1,5 +1,7 @@
 """Applies floors: a queue's minimum offset rises, and the runs below it have expired. Pure.
 
+Where it does not rise, key compaction dropped rows, and only their number changes.
+
 Runs in memory leave at once. Those in pages stay there until a merge; readers skip them by the floor.
 """
 
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.commit import CommitDraft, CommitInvalidError
 from tiered.catalog.state import CatalogState, RunChunk, selected
-from tiered.model.tables import QUEUE_EXPIRED, Table
+from tiered.model.tables import QUEUE_EXPIRED, QUEUE_SPARSE, Table
 
 
 def raise_floors(state: CatalogState, draft: CommitDraft) -> tuple[Table, Table, tuple[RunChunk, ...]]:
@@ -21,7 +23,9 @@ def raise_floors(state: CatalogState, draft: CommitDraft) -> tuple[Table, Table,
         raise CommitInvalidError("floors of a queue that is not in the archive, or twice")
     table = state.table.copy()
     minimum, new = table["min_queue_offset"][rows], floors["min_queue_offset"]
-    wrong = (new <= minimum) | (new > table["end_queue_offset"][rows])
+    wrong = (
+        (new < minimum) | ((new == minimum) & (floors["rows"] == 0)) | (new > table["end_queue_offset"][rows])
+    )
     wrong |= (floors["rows"] < 0) | (floors["rows"] > table["row_count"][rows])
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
@@ -31,7 +35,7 @@ def raise_floors(state: CatalogState, draft: CommitDraft) -> tuple[Table, Table,
         )
     table["min_queue_offset"][rows] = new
     table["row_count"][rows] -= floors["rows"]
-    table["flags"][rows] |= QUEUE_EXPIRED
+    table["flags"][rows] |= np.where(new > minimum, QUEUE_EXPIRED, QUEUE_SPARSE).astype(np.uint32)
     gaps = _without_expired(table, state.gaps, rows)
     chunks = tuple(_living(chunk, table["min_queue_offset"]) for chunk in state.chunks)
     return table, gaps, tuple(chunk for chunk in chunks if len(chunk.runs))

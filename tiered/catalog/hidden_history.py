@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tiered.catalog.catalog_reader import histories_to, history_spans, read_root
+from tiered.catalog.catalog_reader import histories_to, history_spans, read_root, shared_version
 from tiered.catalog.deletions import PendingDeletion, Reason, read_list
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import Page, RunIndex
@@ -89,8 +89,14 @@ def message_count(hidden: CatalogState) -> int:
 
 def hidden_since(state: CatalogState, since_ms: int) -> int:
     """How many messages log histories have hidden after ``since_ms``, without those that are visible again."""
-    found = histories_to(state.log_histories, state.version)
-    return sum(history.hidden_messages for history in found if history.created_ms > since_ms)
+    count, shared = 0, state.version
+    for history in histories_to(state.log_histories, state.version):
+        # A history that continues an earlier one hides again what that one had hidden.
+        if history.version <= shared and history.created_ms > since_ms:
+            count += history.hidden_messages
+        before, common = history.version - 1, history.common_version
+        shared = min(shared, shared_version(state.log_histories, before, common)) if common else 0
+    return count
 
 
 def _part(state: CatalogState, queues: Sequence[QueueKey], table: Table) -> CatalogState:

@@ -6,13 +6,13 @@ A page holds seven streams, one behind the other, after their lengths (u32 each)
     1 tags code            zigzag of the value
     2 store timestamp      zigzag of the difference to the row before
     3 physical offset      zigzag of the difference to the end of the record before
-    4 inner count          BATCH runs only: the value
+    4 inner count          BATCH and SPARSE runs only: the value; of SPARSE runs, 1 and the hole before the row
     5 parent               LMQ runs only: the value
     6 parent queue offset  LMQ runs only: zigzag of the difference to the row before
 
 Every run and every page starts from size and parent queue offset 0, the run's minimum timestamp and its first physical
 offset. Integers are 7 bits a byte, lowest first, at most ten bytes; sums wrap at 64 bits. The queue offset is not
-stored: rows of a run are contiguous.
+stored: it is the sum of what the rows before span.
 
 ``encode_page`` and ``decode_page`` of ``tiered.kernels.columns`` write and read them. Those here do so without compiled
 kernels, at six times the cost: for processes that handle few pages, or have no memory for numba, which takes 100 MiB.
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
 
-_BATCH, _LMQ = 1, 2  # RunKind
+_BATCH, _LMQ, _SPARSE = 1, 2, 3  # RunKind
 _I32_MAX = 0x7FFFFFFF
 _WORD_BYTES = 8
 _FIRST = np.zeros(1, np.int64)
@@ -56,7 +56,7 @@ def encode_page(
     time_steps = _steps(store_timestamp, store_timestamp, begins, min_store_timestamp)
     phys_steps = _steps(phys, phys + sizes, begins, min_phys)
     signed = [_zigzag(one) for one in (size_steps, tags_code, time_steps, phys_steps)]
-    batch_rows = np.flatnonzero(np.repeat(kind == _BATCH, rows_of_run))
+    batch_rows = np.flatnonzero(np.repeat((kind == _BATCH) | (kind == _SPARSE), rows_of_run))
     lmq_rows = np.flatnonzero(np.repeat(kind == _LMQ, rows_of_run))
     lmq_begins = np.searchsorted(lmq_rows, begins[kind == _LMQ])
     offsets = parent_offset[lmq_rows]
@@ -90,7 +90,7 @@ def decode_page(
     bounds = np.clip(first_row[run : last_run + 1], first, end) - first
     rows_of_run = np.diff(bounds)
     kinds = np.repeat(kind[run:last_run], rows_of_run)
-    is_batch, is_lmq = kinds == _BATCH, kinds == _LMQ
+    is_batch, is_lmq = (kinds == _BATCH) | (kinds == _SPARSE), kinds == _LMQ
     batches, lmqs = int(is_batch.sum()), int(is_lmq.sum())
     streams = _streams(data, (*(end - first,) * 4, batches, lmqs, lmqs))
     if streams is None:

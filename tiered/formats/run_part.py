@@ -61,8 +61,11 @@ def cut_run(run: np.void, rows: RowTable, first: int, end: int) -> np.void:
     cut: np.void = np.array([run], RUN_DTYPE)[0]
     part = slice(first, end)
     cut["first_row"], cut["rows"] = int(run["first_row"]) + first, end - first
-    cut["base_queue_offset"] = rows.queue_offset[first]
-    cut["end_queue_offset"] = int(rows.queue_offset[end - 1]) + int(rows.inner_num[end - 1])
+    ends = rows.queue_offset + rows.inner_num
+    if first:  # a hole of a sparse run belongs to the row behind it, or to the end
+        cut["base_queue_offset"] = ends[first - 1]
+    if end < len(rows):
+        cut["end_queue_offset"] = ends[end - 1]
     if int(run["kind"]) != RunKind.LMQ:
         cut["base_byte"] = int(run["base_byte"]) + int(rows.size[:first].sum(dtype=np.int64))
         cut["byte_count"] = rows.size[part].sum(dtype=np.int64)

@@ -90,7 +90,9 @@ class RowTable:
     store_timestamp: NDArray[Any]  # i8, ms since the epoch
     phys: NDArray[Any]  # i8, physical commitlog offset
     queue_offset: NDArray[Any]  # i8, base offset of the row
-    inner_num: NDArray[Any]  # i4, queue offsets the row spans
+    inner_num: NDArray[
+        Any
+    ]  # i4, queue offsets the row spans; of sparse runs as stored: from the row before on
     key_count: NDArray[Any]  # u2
     parent: NDArray[Any]  # i4, index into the segment's queues; -1 but in LMQ rows
     parent_queue_offset: NDArray[Any]  # i8, -1 but in LMQ rows
@@ -101,8 +103,10 @@ class RowTable:
 
 
 def row_at(rows: RowTable, queue_offset: int) -> int:
-    """The row that spans ``queue_offset``, which is in the run."""
-    return int(np.searchsorted(rows.queue_offset, queue_offset, side="right")) - 1
+    """The row that spans ``queue_offset``, which is in the run, or the next one. ``len(rows)``: none follows."""
+    row = int(np.searchsorted(rows.queue_offset, queue_offset, side="right")) - 1
+    is_past = row < 0 or queue_offset >= int(rows.queue_offset[row]) + int(rows.inner_num[row])
+    return row + is_past
 
 
 @dataclass(frozen=True)

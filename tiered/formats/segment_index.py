@@ -185,7 +185,7 @@ class SegmentIndex:
         is_lmq = runs["kind"] == RunKind.LMQ
         says = {
             "no runs": len(runs) == 0,
-            "unknown run kind": bool((runs["kind"] > RunKind.LMQ).any()),
+            "unknown run kind": bool((runs["kind"] > max(RunKind)).any()),
             "topic index": int(self.queue_table["topic"].max(initial=0)) >= len(self.topics),
             "queue index": int(runs["queue"].max(initial=0)) >= len(self.queue_table),
             "block count": int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
@@ -262,6 +262,8 @@ class SegmentIndex:
 
     def _holds(self, part: RunPart, kind: int) -> bool:
         known, base, end, _, rows, base_byte, byte_count = _PART_AT(self.runs[part.ordinal].item())
+        if known == RunKind.SPARSE:
+            base, end = part.base, part.end  # the catalog adds holes at both ends
         if part.rows == rows:
             found = known, base, end, base_byte, byte_count
             return part.first_row == 0 and found == (
@@ -274,7 +276,7 @@ class SegmentIndex:
         is_inside = 0 <= part.first_row < part.first_row + part.rows <= rows
         is_inside &= base <= part.base < part.end <= end
         is_inside &= 0 <= part.base_byte - base_byte <= byte_count - part.byte_count and part.byte_count >= 0
-        if known != RunKind.BATCH:
+        if known not in (RunKind.BATCH, RunKind.SPARSE):
             is_inside &= (part.base, part.end) == (base + part.first_row, base + part.first_row + part.rows)
         return bool(is_inside) and known == kind
 
@@ -306,8 +308,15 @@ class SegmentIndex:
         spans = inner.astype(np.int64)
         offsets = part.base + np.cumsum(spans) - spans
         sizes = size.astype(np.int64)
-        is_lmq = int(self.runs["kind"][number]) == RunKind.LMQ
-        if part.base + int(spans.sum()) != part.end:
+        kind = int(self.runs["kind"][number])
+        is_lmq = kind == RunKind.LMQ
+        if kind == RunKind.SPARSE:
+            offsets = self._span_begin(number, part.first_row) + np.cumsum(spans) - 1
+            inner = np.ones(len(inner), np.int32)
+            is_whole = part.base <= offsets[0] and offsets[-1] < part.end
+        else:
+            is_whole = part.base + int(spans.sum()) == part.end
+        if not is_whole:
             raise CorruptionError(f"{self.key}: rows of run {number} do not reach its end offset")
         if not is_lmq and int(sizes.sum()) != part.byte_count:
             raise CorruptionError(f"{self.key}: sizes of run {number} do not add up to its bytes")
@@ -319,9 +328,14 @@ class SegmentIndex:
             position, size, tags_code, stamp, phys, offsets, inner, key_count, parent, parent_offset
         )
 
+    def _span_begin(self, run: int, row: int) -> int:
+        """Where ``row`` of a sparse run begins to span: behind the row before."""
+        base, first = int(self.runs["base_queue_offset"][run]), int(self.first_row[run])
+        return base + (int(self._rows(first, first + row)[4].sum(dtype=np.int64)) if row else 0)
+
     def stored_columns(self, first_row: int, end_row: int) -> tuple[NDArray[Any], ...]:
         """Columns of rows [first_row, end_row) of the object, across runs: size, tags code, store timestamp, physical
-        offset, queue offsets spanned, parent, parent's queue offset."""
+        offset, queue offsets spanned (of sparse runs: with the hole before), parent, parent's queue offset."""
         if not 0 <= first_row < end_row <= int(self.first_row[-1]):
             raise ValueError(
                 f"rows [{first_row}, {end_row}) are outside an object of {int(self.first_row[-1])} rows"

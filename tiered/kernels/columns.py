@@ -16,6 +16,7 @@ LENGTHS_BYTES = 4 * STREAMS
 VARINT_BYTES_MAX = 10
 _BATCH = 1  # RunKind.BATCH
 _LMQ = 2  # RunKind.LMQ
+_SPARSE = 3  # RunKind.SPARSE
 _I32_MAX = 0x7FFFFFFF
 _COUNT_MAX = np.uint64(_I32_MAX)
 _ONE, _SEVEN = np.uint64(1), np.uint64(7)
@@ -79,7 +80,7 @@ def encode_page(
             at[2] = _put(streams, at[2], _zigzag(store_timestamp[i] - time_before))
             at[3] = _put(streams, at[3], _zigzag(phys[i] - phys_before))
             size_before, time_before, phys_before = np.int64(size[i]), store_timestamp[i], phys[i] + size[i]
-            if kind[run] == _BATCH:
+            if kind[run] == _BATCH or kind[run] == _SPARSE:
                 at[4] = _put(streams, at[4], np.int64(inner_num[i]))
             elif kind[run] == _LMQ:
                 at[5] = _put(streams, at[5], np.int64(parent[i]))
@@ -145,7 +146,7 @@ def decode_page(
     row, last_run = first, run
     while row < end:
         last = min(end, first_row[last_run + 1])
-        if kind[last_run] == _BATCH:
+        if kind[last_run] == _BATCH or kind[last_run] == _SPARSE:
             counts[4] += last - row
         elif kind[last_run] == _LMQ:
             counts[5] += last - row
@@ -183,7 +184,7 @@ def decode_page(
             store_timestamp[i], phys[i] = time_before, phys_before
             phys_before += size_before
             inner_num[i], parent[i], parent_queue_offset[i] = 1, -1, -1
-            if kind[run] == _BATCH:
+            if kind[run] == _BATCH or kind[run] == _SPARSE:
                 if words[4, batches] - _ONE >= _COUNT_MAX:
                     return False
                 inner_num[i] = words[4, batches]

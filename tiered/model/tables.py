@@ -26,6 +26,8 @@ class RunKind(IntEnum):
     """BatchCQ: one record spans ``inner_num`` queue offsets, bytes stored in blocks."""
     LMQ = 2
     """LMQ: rows refer to (parent queue, parent queue offset) and have no bytes of their own."""
+    SPARSE = 3
+    """Like PLAIN, with rows at explicit queue offsets: key compaction dropped those between. Nothing is missing."""
 
 
 QUEUE_DTYPE = np.dtype([("topic", "<u4"), ("queue_id", "<i4"), ("generation", "<u4")])
@@ -69,11 +71,12 @@ QUEUE_BATCH = 4
 QUEUE_SUPERSEDED = 8  # of an earlier log history; its next record starts a new generation
 QUEUE_EXPIRED = 16  # a floor was set: runs in pages may lie below ``min_queue_offset``
 QUEUE_FILLED = 32  # a gap was filled: a later version may have added lower offsets
+QUEUE_SPARSE = 64  # key compaction dropped rows: the first one may be above ``min_queue_offset``
 
 FLOOR_DTYPE = np.dtype([
     ("queue", "<u4"),
     ("min_queue_offset", "<i8"),     # the queue's new minimum; older runs have expired
-    ("rows", "<i8"),                 # consume-queue rows that expire with this
+    ("rows", "<i8"),                 # consume-queue rows that expire with this, or were dropped if it stays
 ])  # fmt: skip
 """The floor of a queue, which only rises."""
 

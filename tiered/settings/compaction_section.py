@@ -1,4 +1,4 @@
-"""The section `compaction`. All others are in sections.py."""
+"""The sections `compaction` and `key_compaction`. All others are in sections.py."""
 
 from __future__ import annotations
 
@@ -45,3 +45,27 @@ class CompactionSettings:
     """Messages of the largest object that is made."""
     requests_per_s: int = 50
     """Requests that `tiered run` makes for compaction, at most."""
+
+
+KEYLESS = ("drop", "keep")
+
+
+@dataclass(frozen=True)
+class KeyCompactionSettings:
+    """Key compaction: `tiered run`, or `tiered compact-keys`, keeps the latest message of each key of some topics."""
+
+    every_ms: int = setting(
+        HOUR_MS,
+        "how often `tiered run` looks for queues to compact, while it owns the archive; 0: never",
+        minimum=0,
+    )
+    from_broker: bool = setting(
+        True, "compact topics with the attribute cleanup.policy=COMPACTION, unless a rule says otherwise"
+    )
+    min_age_ms: int = setting(
+        3 * DAY_MS,
+        "younger commits stay as they are: how long consumers may lag, and a log may be truncated",
+        minimum=0,
+    )
+    keyless: str = setting("drop", "messages without KEYS: drop, as a broker does, or keep", choices=KEYLESS)
+    memory_bytes: int = setting(256 * MIB, "memory for keys; more are kept in a file", minimum=16 * MIB)

@@ -15,7 +15,7 @@ from tiered.settings.quantities import BadValueError, byte_count, duration_ms
 
 READ_POLICIES: Final = ("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE")
 """Names in the order of RocketMQ's levels 0 to 3."""
-_NAMES: Final = ("pattern", "ttl", "max_bytes", "read_policy")
+_NAMES: Final = ("pattern", "ttl", "max_bytes", "read_policy", "key_compaction")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class RuleEntry:
     ttl: str | None = None
     max_bytes: int | None = None
     read_policy: str | None = None
+    key_compaction: str | None = None
+    """``on`` or ``off``."""
 
     def to_json(self) -> dict[str, Any]:
         """The entry as in the settings file."""
@@ -71,12 +73,13 @@ def _entry(number: int, value: Any) -> RuleEntry:
     if not isinstance(pattern, str) or not pattern.strip():
         raise BadValueError(f"rule {number}: set pattern to topic names, such as orders-*")
     if len(value) == 1:
-        raise BadValueError(f"rule {number} sets nothing: add ttl, max_bytes or read_policy")
+        raise BadValueError(f"rule {number} sets nothing: add ttl, max_bytes, read_policy or key_compaction")
     return RuleEntry(
         pattern.strip(),
         _ttl(number, value["ttl"]) if "ttl" in value else None,
         _size(number, value["max_bytes"]) if "max_bytes" in value else None,
         _policy(number, value["read_policy"]) if "read_policy" in value else None,
+        _switch(number, value["key_compaction"]) if "key_compaction" in value else None,
     )
 
 
@@ -93,6 +96,13 @@ def _size(number: int, value: object) -> int:
     if size is None:
         raise BadValueError(f'rule {number}, max_bytes: use a whole number of bytes, or text such as "10GiB"')
     return size
+
+
+def _switch(number: int, value: object) -> str:
+    text = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+    if text not in ("on", "off"):
+        raise BadValueError(f"rule {number}, key_compaction: use on or off")
+    return str(text)
 
 
 def _policy(number: int, value: object) -> str:

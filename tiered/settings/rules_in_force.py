@@ -19,7 +19,11 @@ from tiered.settings.values import parse_value
 
 RULES: Final = "rules"
 """The archive-wide setting that holds the document."""
-RETENTION_KEYS: Final = ("topics.rules", *(f"retention.{item.name}" for item in fields(RetentionSettings)))
+RETENTION_KEYS: Final = (
+    "topics.rules",
+    *(f"retention.{item.name}" for item in fields(RetentionSettings)),
+    *(f"key_compaction.{name}" for name in ("from_broker", "keyless")),
+)
 """What decides which messages expire: a command that sets one of them otherwise refuses."""
 GRACE_KEYS: Final = ("gc.grace_ms", "gc.diverged_grace_ms")
 """Defaults of commands; a flag or a file may override them."""

@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from tiered.model.queue import TopicFilter
-from tiered.settings.compaction_section import CompactionSettings
+from tiered.settings.compaction_section import CompactionSettings, KeyCompactionSettings
 from tiered.settings.declaration import setting
 from tiered.settings.retention_sections import HOUR_MS, GcSettings, RetentionSettings
 from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_name
@@ -107,6 +107,11 @@ class ArchiveSettings:
         False,
         "continue with a log that does not continue the archive (another broker's, an older copy, a truncated log); "
         "hides archived messages missing from this log",
+    )
+    same_broker: bool = setting(
+        False,
+        "continue with a log that begins above the archive's end although it does not fit (topics recreated, another "
+        "address, while nothing was archived); hides archived messages of recreated topics, as an earlier generation",
     )
     truncate_max_bytes: int = setting(
         256 * MIB,
@@ -535,6 +540,7 @@ class Settings:
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    key_compaction: KeyCompactionSettings = field(default_factory=KeyCompactionSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
     read: ReadSettings = field(default_factory=ReadSettings)
     fetch: FetchSettings = field(default_factory=FetchSettings)
@@ -555,6 +561,7 @@ SECTIONS: dict[str, type[Any]] = {  # those with settings
     "retention": RetentionSettings,
     "gc": GcSettings,
     "compaction": CompactionSettings,
+    "key_compaction": KeyCompactionSettings,
     "index": IndexSettings,
     "read": ReadSettings,
     "fetch": FetchSettings,

@@ -1,7 +1,8 @@
 """The rule of each topic: time to live, size limit and read policy, and what set each of them. Pure.
 
 The first entry of ``topics.rules`` whose pattern matches applies alone. What it leaves open comes from the topic's
-attribute ``reserve.time`` (time to live only), then from ``[retention]`` and ``[read]``.
+attributes ``reserve.time`` (time to live) and ``cleanup.policy`` (key compaction), then from ``[retention]`` and
+``[read]``. Messages of a topic whose keys are compacted stay forever unless a rule says how long.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from tiered.settings.compaction_section import KeyCompactionSettings
 from tiered.settings.quantities import duration_text
 from tiered.settings.retention_sections import HOUR_MS, RetentionSettings
 from tiered.settings.rule_entries import RuleEntry
@@ -21,6 +23,10 @@ RESERVE_TIME: Final = "reserve.time"
 NO_LIMIT: Final = "default"
 TTL_KEY: Final = "retention.ttl"
 POLICY_KEY: Final = "read.policy"
+CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACTION: Final = "COMPACTION"
+KEYS_FOREVER: Final = "key compaction"
+"""What keeps the messages of a topic forever: the last one of a key has no age."""
 _HOURS_MAX: Final = 100 * 366 * 24
 
 
@@ -37,6 +43,8 @@ class TopicRule:
     max_bytes_from: str
     read_policy: str
     read_policy_from: str
+    key_compaction: bool = False
+    """The latest message of each key stays, older ones are dropped."""
 
     @property
     def ttl(self) -> str:
@@ -49,6 +57,7 @@ class TopicRule:
             "ttlMs": self.ttl_ms, "ttlFrom": self.ttl_from,
             "maxBytes": self.max_bytes, "maxBytesFrom": self.max_bytes_from,
             "readPolicy": self.read_policy, "readPolicyFrom": self.read_policy_from,
+            "keyCompaction": self.key_compaction,
         }  # fmt: skip
 
 
@@ -59,11 +68,15 @@ class TopicRules:
     entries: tuple[RuleEntry, ...] = ()
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     read_policy: str = ReadSettings.policy
+    compacts_broker_topics: bool = KeyCompactionSettings.from_broker
 
     @staticmethod
     def of(settings: Settings) -> TopicRules:
         """The rules of checked settings."""
-        return TopicRules(settings.topics.rules, settings.retention, settings.read.default_policy())
+        return TopicRules(
+            settings.topics.rules, settings.retention, settings.read.default_policy(),
+            settings.key_compaction.from_broker,
+        )  # fmt: skip
 
     def of_topic(self, topic: str, table: Mapping[str, Any] | None = None) -> TopicRule:
         """The rule of ``topic``. ``table``: the broker's topic table, as archived; None: unknown."""
@@ -74,7 +87,11 @@ class TopicRules:
         rule = f"rule {number}: {entry.pattern}"
         ttl_ms, ttl_from = self.retention.ttl_ms, TTL_KEY
         hours = reserve_hours(topic, table or {}) if self.retention.from_broker else None
-        if entry.ttl is not None:
+        by_broker = self.compacts_broker_topics and is_compacted((table or {}).get(topic))
+        key_compaction = by_broker if entry.key_compaction is None else entry.key_compaction == "on"
+        if key_compaction and entry.ttl is None:
+            ttl_ms, ttl_from = None, KEYS_FOREVER
+        elif entry.ttl is not None:
             ttl_ms, ttl_from = RetentionSettings(ttl=entry.ttl).ttl_ms, rule
         elif hours is not None:
             ttl_ms, ttl_from = hours * HOUR_MS, f"topic attribute {RESERVE_TIME}"
@@ -87,7 +104,15 @@ class TopicRules:
             rule if entry.max_bytes is not None else NO_LIMIT,
             entry.read_policy or self.read_policy,
             rule if entry.read_policy is not None else POLICY_KEY,
+            key_compaction,
         )
+
+
+def is_compacted(config: object) -> bool:
+    """Whether a topic's configuration asks for compaction."""
+    attributes = config.get("attributes") if isinstance(config, Mapping) else None
+    policy = attributes.get(CLEANUP_POLICY) if isinstance(attributes, Mapping) else None
+    return isinstance(policy, str) and policy.upper() == COMPACTION
 
 
 def reserve_hours(topic: str, table: Mapping[str, Any]) -> int | None:

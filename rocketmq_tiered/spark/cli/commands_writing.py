@@ -79,6 +79,7 @@ def run_backfill(options: argparse.Namespace) -> int:
         outage_limit_s=settings.process.patience_ms / 1000,
         take_over=options.take_over or settings.archive.take_over,
         replace_log=options.replace_log or settings.archive.replace_log,
+        same_broker=settings.archive.same_broker,
     )
     progress = Progress("backfill", as_text=size_text, quiet=options.json)
     reports = backfill(

@@ -167,7 +167,7 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
             topic_filter=options.topics,
             offsets_source=no_offsets,
             take_over=options.take_over,
-            log_limits=LogLimits(options.replace_log),
+            log_limits=LogLimits(options.replace_log, same_broker=options.same_broker),
             environment=Environment(refuse_empty=partial(require_exclusive_creates, archive)),
             options=ObjectOptions(options.index, options.rules),
         )

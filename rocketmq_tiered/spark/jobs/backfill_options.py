@@ -40,6 +40,7 @@ class BackfillOptions:
     outage_limit_s: float = ProcessSettings.patience_ms / 1000
     take_over: bool = False
     replace_log: bool = False
+    same_broker: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,8 @@ from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.model.tables import RunKind, Table
 
 WINDOW_ROWS = 65_536
+_EXPLICIT = (RunKind.BATCH, RunKind.SPARSE)
+"""Runs whose rows are at offsets that only their columns have."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,9 @@ class ObjectRows:
         if int(ordinals.max()) >= len(index):
             raise CorruptionError(f"{index.key}: has {len(index)} runs, fewer than the catalog names")
         mine = index.runs[ordinals]
-        wrong = (mine["kind"] != table["kind"]) | (mine["base_queue_offset"] > table["begin"])
-        wrong |= mine["end_queue_offset"] < table["end"]
+        wrong = (mine["base_queue_offset"] > table["begin"]) | (mine["end_queue_offset"] < table["end"])
+        wrong &= mine["kind"] != RunKind.SPARSE  # the catalog has holes at both ends
+        wrong |= mine["kind"] != table["kind"]
         queues = [self._part.queues[number] for number in table["queue"].tolist()]
         other = [index.queue_of(run) != queue for run, queue in zip(ordinals.tolist(), queues, strict=True)]
         if wrong.any() or any(other):
@@ -89,12 +92,12 @@ class ObjectRows:
                     yield window
 
     def _ranges(self) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
-        """Row ranges [begin, end), neighbours merged; for a BatchCQ run with the offsets to read."""
+        """Row ranges [begin, end), neighbours merged; for a BatchCQ or sparse run with the offsets to read."""
         index, table = self._index, self._table
         ordinals = table["ordinal"].astype(np.int64)
         mine = index.runs[ordinals]
         first = self._first_row[ordinals]
-        batch = mine["kind"] == RunKind.BATCH
+        batch = np.isin(mine["kind"], _EXPLICIT)
         begins = np.where(batch, first, first + table["begin"] - mine["base_queue_offset"])
         ends = np.where(batch, first + mine["rows"], first + table["end"] - mine["base_queue_offset"])
         at = 0
@@ -159,15 +162,16 @@ class ObjectRows:
         inside = self._index.first_row[run] + rows - self._first_row[run]
         first, end = int(inside[0]), int(inside[-1]) + 1
         columns = self._index.stored_columns(first, end)
-        if end - first == len(rows):
-            return columns
-        return tuple(column[inside - first] for column in columns)
+        if end - first != len(rows):
+            columns = tuple(column[inside - first] for column in columns)
+        spans = np.where(self._index.runs["kind"][run] == RunKind.SPARSE, np.int32(1), columns[4])
+        return (*columns[:4], spans, *columns[5:])
 
     def _offsets(self, rows: NDArray[np.int64], run: NDArray[np.int64]) -> NDArray[np.int64]:
         """Queue offset of each row."""
         runs = self._index.runs
         offset: NDArray[np.int64] = runs["base_queue_offset"][run] + rows - self._first_row[run]
-        for number in np.unique(run[runs["kind"][run] == RunKind.BATCH]).tolist():
+        for number in np.unique(run[np.isin(runs["kind"][run], _EXPLICIT)]).tolist():
             mine = run == number
             whole = self._index.row_columns(number).queue_offset
             offset[mine] = whole[rows[mine] - int(self._first_row[number])]

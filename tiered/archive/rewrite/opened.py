@@ -16,7 +16,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from tiered.archive.rewrite.plan import RANGE_DTYPE, Candidates
+from tiered.archive.rewrite.plan import RANGE_DTYPE, Candidates, Selection
 from tiered.archive.rewrite.spool import CHUNK_DTYPE, FOUND_DTYPE, ROW_DTYPE, FoundRanges
 from tiered.errors import CorruptionError
 from tiered.formats.segment import SHARED_BLOCK_BYTES
@@ -43,6 +43,7 @@ PLACE_DTYPE = np.dtype([
     ("first_block", "<i8"), ("end_block", "<i8"),  # in the sources; equal for an LMQ
     ("raw_begin", "<i8"), ("raw_end", "<i8"),  # in the raw bytes of the sources
     ("begin_byte", "<i8"),  # in the catalog's run
+    ("base_queue_offset", "<i8"),  # where its first row begins to span; -1: not known yet
 ])  # fmt: skip
 """Where the rows and blocks of a range are."""
 
@@ -52,6 +53,7 @@ SOURCE_RUN_DTYPE = np.dtype([
     ("queue", "<u8"),  # its hash
 ])  # fmt: skip
 """What is checked of a run, and needed of it."""
+_OFFSETS = ("base_queue_offset", "end_queue_offset")
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -161,8 +163,10 @@ class OpenedSources:
         own = picked(self.runs, found)
         differs = own["queue"] != hashes[rows["queue"]]
         is_whole = own["rows"] == rows["rows"]
+        is_sparse = own["kind"] == RunKind.SPARSE
         for name in CATALOG_RUN_FIELDS:
-            differs |= is_whole & (own[name] != rows[name])
+            is_same = (own[name] == rows[name]) | (is_sparse & (name in _OFFSETS))
+            differs |= is_whole & ~is_same
         differs |= ~is_whole & ~_is_inside(rows, own)
         wrong = np.flatnonzero(differs).tolist()
         if wrong:
@@ -205,8 +209,34 @@ class OpenedSources:
         found["raw_begin"] = np.where(is_first | is_lmq, run_raw, bounds.block_raw[first])
         found["begin_byte"] = found["raw_begin"] - run_raw
         found["raw_end"] = np.where(last >= end_block, run_end, bounds.block_raw[last])
+        found["base_queue_offset"] = -1
         found = picked(found, found["end_row"] > found["first_row"])
         return picked(found, np.lexsort((found["first_row"], found["in_sources"])))
+
+    def selected(self, candidates: Candidates, places: Table, selection: Selection) -> Table:
+        """``places`` divided into neighbouring rows that ``selection`` keeps. Not of rows that span several
+        offsets, or have no bytes."""
+        parts = [np.zeros(0, PLACE_DTYPE)]
+        for at in range(len(places)):
+            place = places[at]
+            run, first = int(place["in_sources"]), int(place["first_row"])
+            row = int(self.first_row[run]) + first
+            rows = self._rows(row, row + int(place["end_row"]) - first).table
+            ends = self._offset_at(run, first) + np.cumsum(rows["inner_num"], dtype=np.int64)
+            kept = selection(candidates.queues[int(candidates.runs["queue"][place["run"]])], ends - 1)
+            edges = np.flatnonzero(np.diff(kept.astype(np.int8), prepend=0, append=0))
+            begin, end = edges[::2], edges[1::2]
+            raw, in_blocks = begins(rows["size"]), int(self.bounds.run_rows[run]) + first
+            mine = picked(places, np.full(len(begin), at))
+            mine["first_row"], mine["end_row"] = first + begin, first + end
+            mine["first_block"] = np.searchsorted(self.bounds.block_rows, in_blocks + begin, side="right") - 1
+            mine["end_block"] = np.searchsorted(self.bounds.block_rows, in_blocks + end)
+            mine["raw_end"] = place["raw_begin"] + raw[end]
+            mine["raw_begin"] += raw[begin]
+            mine["begin_byte"] += raw[begin]
+            mine["base_queue_offset"] = ends[begin] - rows["inner_num"][begin]
+            parts.append(mine)
+        return concatenated(parts, PLACE_DTYPE)
 
     def spans_of(self, places: Table) -> list[list[tuple[int, int]]]:
         """(offset, length) of each block of ``places``, in the order of each object."""
@@ -219,9 +249,9 @@ class OpenedSources:
         return [list(islice(spans, end - begin)) for begin, end in pairwise(bounds)]
 
     def _offset_at(self, run: int, row: int) -> int:
-        """The queue offset of a row of ``run``."""
+        """Where a row of ``run`` begins to span queue offsets."""
         base = int(self.runs["base_queue_offset"][run])
-        if row == 0 or int(self.runs["kind"][run]) != RunKind.BATCH:
+        if row == 0 or int(self.runs["kind"][run]) not in (RunKind.BATCH, RunKind.SPARSE):
             return base + row
         first = int(self.first_row[run])
         return base + int(self._rows(first, first + row).table["inner_num"].sum(dtype=np.int64))
@@ -243,8 +273,9 @@ class OpenedSources:
         found["rows"], found["chunks"], found["blocks"] = counts, chunks.of_range, chunks.blocks_of_range
         found["hashes"] = np.add.reduceat(rows["key_count"], np.cumsum(counts) - counts, dtype=np.int64)
         found["begin_byte"] = places["begin_byte"]
-        found["base_queue_offset"] = self.runs["base_queue_offset"][places["in_sources"]]
-        for at in np.flatnonzero(places["first_row"]).tolist():
+        known, base = places["base_queue_offset"], self.runs["base_queue_offset"][places["in_sources"]]
+        found["base_queue_offset"] = np.where(known < 0, base, known)
+        for at in np.flatnonzero((places["first_row"] > 0) & (known < 0)).tolist():
             found["base_queue_offset"][at] = self._offset_at(
                 int(places["in_sources"][at]), int(places["first_row"][at])
             )
@@ -274,10 +305,11 @@ def _is_inside(part: Table, whole: Table) -> NDArray[np.bool_]:
     found = (part["kind"] == whole["kind"]) & (part["first_row"] >= 0) & (part["rows"] > 0)
     found &= part["first_row"] + part["rows"] <= whole["rows"]
     found &= (skipped >= 0) & (skipped + part["byte_count"] <= whole["byte_count"])
-    found &= (part["base_queue_offset"] >= whole["base_queue_offset"]) & (
-        part["end_queue_offset"] <= whole["end_queue_offset"]
+    is_counted = (part["kind"] != RunKind.BATCH) & (part["kind"] != RunKind.SPARSE)
+    found &= (part["kind"] == RunKind.SPARSE) | (
+        (part["base_queue_offset"] >= whole["base_queue_offset"])
+        & (part["end_queue_offset"] <= whole["end_queue_offset"])
     )
-    is_counted = part["kind"] != RunKind.BATCH
     found &= ~is_counted | (part["base_queue_offset"] == whole["base_queue_offset"] + part["first_row"])
     inside: NDArray[np.bool_] = found
     return inside

@@ -26,6 +26,7 @@ from tiered.archive.rewrite.result import (
     RewriteOptions,
     RewriteResult,
     check_totals,
+    cover_holes,
     key_of,
     spool_bytes,
 )
@@ -83,6 +84,7 @@ def rewrite(
         spool = Path(directory)
         sources = Sources(
             store, candidates, spool / "sources", options.spool_bytes_max - needed, options.in_flight_bytes,
+            plan.selection,
         )  # fmt: skip
         try:
             run = _Rewriting(store, candidates, plan, identity, options, sources, spool)
@@ -106,9 +108,10 @@ def compact(
     options: RewriteOptions,
     write: Rewrite = rewrite,
 ) -> RewriteResult:
-    """``write`` all outputs of ``plan``, and check that no queue has changed. Raises as it, and
+    """``write`` all outputs of ``plan``, and check that no queue has changed but by its selection. Raises as it, and
     CorruptionError."""
     result = write(store, candidates, plan, identity, options)
+    cover_holes(candidates, plan, result.runs)
     check_totals(candidates, plan, result.runs)
     return result
 
@@ -223,6 +226,9 @@ class _Rewriting:
             return
         is_set = self._plan.outputs[part.output].is_set
         ranges = picked(part.ranges, found.ranges["ordinal"])
+        is_sparse = not is_set and self._is_sparse(ranges)
+        if is_sparse:
+            found = found.without_holes()
         if is_set:
             begins = (ranges["begin"] == 0) & np.isin(ranges["run"], self._head_runs)
         else:
@@ -234,16 +240,27 @@ class _Rewriting:
         for (first, last), one in zip(pairwise(cuts), found.cut(bounds[cuts].tolist()), strict=True):
             place = int(bounds[first])
             new = [at for at in bounds[first:last].tolist() if begins[at]]
-            self._begin_runs(output.writer, ranges["run"][new].tolist(), found, is_set=is_set)
+            self._begin_runs(
+                output.writer, ranges["run"][new].tolist(), found, is_set=is_set, is_sparse=is_sparse
+            )
             self._add(output.writer, one, bounds[first : last + 1] - place)
         output.has_rows = True
 
-    def _begin_runs(self, writer: SegmentWriter, new: list[int], found: FoundRanges, *, is_set: bool) -> None:
+    def _is_sparse(self, ranges: Table) -> bool:
+        """Whether a stream object of ``ranges`` has holes."""
+        kinds = self._candidates.runs["kind"][ranges["run"]]
+        return self._plan.selection is not None or bool((kinds == RunKind.SPARSE).any())
+
+    def _begin_runs(
+        self, writer: SegmentWriter, new: list[int], found: FoundRanges, *, is_set: bool, is_sparse: bool
+    ) -> None:
         """Begin a run for each of the runs ``new`` of the candidates; of an SO, with all of ``found``."""
         if new:
             runs = self._candidates.runs
             queues = [self._candidates.queues[number] for number in runs["queue"][new].tolist()]
             heads = self._heads_of(new) if is_set else _head_of(runs[new[0]], found).reshape(1)
+            if is_sparse:
+                heads["kind"] = RunKind.SPARSE
             writer.begin_runs(queues, heads)
 
     def _add(self, writer: SegmentWriter, found: FoundRanges, bounds: NDArray[np.int64]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,9 @@ READERS_MAX = 8
 """Sources that are read at a time."""
 LMQ_ROWS_PER_CUT = 4096
 """LMQ rows have no bytes: their runs are cut at multiples of a column page."""
+
+Selection = Callable[[QueueKey, NDArray[np.int64]], NDArray[np.bool_]]
+"""Which of a queue's rows, by their ascending queue offsets, are kept. Pure, and can be pickled."""
 
 RANGE_DTYPE = np.dtype([
     ("run", "<i8"),   # index into the candidates' runs
@@ -99,6 +102,7 @@ class RewritePlan:
     that is referenced elsewhere stays.
 
     ``kept``: live runs of these versions that stay where they are. Other runs of the sources are below their floor.
+    ``selection``: outputs have these rows alone, in sparse runs.
     """
 
     first_version: int
@@ -109,6 +113,19 @@ class RewritePlan:
     """Outputs are whole sources, one behind the other: the store copies them."""
     outputs: list[PlannedOutput] = field(default_factory=list)
     iterations: list[list[OutputPart]] = field(default_factory=list)
+    selection: Selection | None = None
+    replaced: NDArray[np.bool_] | None = None
+    """Which of the candidates' runs it replaces; None: all of the sources."""
+
+    def moved(self, runs: int) -> NDArray[np.bool_]:
+        """Which of so many runs of the candidates the outputs stand for."""
+        if self.replaced is not None:
+            return self.replaced
+        found = np.zeros(runs, bool)
+        for step in self.iterations:
+            for part in step:
+                found[part.ranges["run"]] = True
+        return found
 
 
 @dataclass(frozen=True)
@@ -145,10 +162,15 @@ _Columns = Table | dict[str, NDArray[Any]]
 
 
 def continues(before: _Columns, after: _Columns) -> NDArray[np.bool_]:
-    """Whether each run continues the one before it, of the same queue."""
-    continues = (after["base_queue_offset"] == before["end_queue_offset"]) & (before["kind"] == after["kind"])
-    is_lmq = before["kind"] == RunKind.LMQ
+    """Whether each run continues the one before it, of the same queue. Plain and sparse runs are sparse together."""
+    kind, next_kind = before["kind"], after["kind"]
+    is_sparse = kind == RunKind.SPARSE
+    continues = (after["base_queue_offset"] == before["end_queue_offset"]) & (
+        (kind == next_kind)
+        | (is_sparse & (next_kind == RunKind.PLAIN))
+        | ((kind == RunKind.PLAIN) & (next_kind == RunKind.SPARSE))
+    )
     found: NDArray[np.bool_] = continues & (
-        is_lmq | (before["base_byte"] + before["byte_count"] == after["base_byte"])
+        is_sparse | (kind == RunKind.LMQ) | (before["base_byte"] + before["byte_count"] == after["base_byte"])
     )
     return found

@@ -15,7 +15,7 @@ from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES
 from tiered.errors import CorruptionError
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec
-from tiered.model.tables import Table
+from tiered.model.tables import RunKind, Table
 
 
 @dataclass(frozen=True)
@@ -108,20 +108,40 @@ def spool_bytes(candidates: Candidates, plan: RewritePlan) -> int:
 
 def check_totals(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
     """Raises CorruptionError unless every queue has the same begin, end, offsets, rows and bytes in ``new`` as in the
-    runs that the plan moves."""
-    moved = np.zeros(len(candidates.runs), bool)
-    for step in plan.iterations:
-        for part in step:
-            moved[part.ranges["run"]] = True
-    queues = len(candidates.queues)
+    runs that the plan moves; with a selection, no more rows and bytes."""
+    moved, queues = plan.moved(len(candidates.runs)), len(candidates.queues)
     before, after = _totals(candidates.runs, moved, queues), _totals(new, np.ones(len(new), bool), queues)
-    changed = np.flatnonzero((before != after).any(axis=1))
+    differs = before != after
+    if plan.selection is not None:
+        differs[:, 3:] = after[:, 3:] > before[:, 3:]
+    changed = np.flatnonzero(differs.any(axis=1))
     if len(changed):
         number = int(changed[0])
         raise CorruptionError(
             f"compaction would change {candidates.queues[number]} from {before[number].tolist()} to "
             f"{after[number].tolist()} (begin, end, offsets, rows, bytes)"
         )
+
+
+def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
+    """Let sparse runs of ``new`` cover, in place, all offsets of the runs that the plan moves: up to the next run, and
+    the first one from the begin on."""
+    for queue in np.unique(new["queue"][new["kind"] == RunKind.SPARSE]).tolist():
+        mine = np.flatnonzero(new["queue"] == queue)
+        mine = mine[np.argsort(new["base_queue_offset"][mine])]
+        is_moved = plan.moved(len(candidates.runs)) & (candidates.runs["queue"] == queue)
+        begin = np.sort(candidates.runs["base_queue_offset"][is_moved])
+        end = np.sort(candidates.runs["end_queue_offset"][is_moved])
+        is_head = np.append(True, begin[1:] != end[:-1])
+        begin, end = begin[is_head], end[np.append(is_head[1:], True)]
+        base, last = new["base_queue_offset"][mine], new["end_queue_offset"][mine]
+        part = np.searchsorted(begin, base, side="right") - 1
+        is_first = np.append(True, part[1:] != part[:-1])
+        is_sparse = new["kind"][mine] == RunKind.SPARSE
+        base = np.where(is_sparse & is_first, begin[part], base)
+        following = np.where(np.append(is_first[1:], True), end[part], np.append(base[1:], 0))
+        new["base_queue_offset"][mine] = base
+        new["end_queue_offset"][mine] = np.where(is_sparse, following, last)
 
 
 def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.int64]:

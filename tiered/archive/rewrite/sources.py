@@ -27,7 +27,7 @@ from tiered.archive.rewrite.opened import (
     Taking,
     queue_hashes,
 )
-from tiered.archive.rewrite.plan import RANGE_DTYPE, READERS_MAX, Candidates, OutputPart, length_of
+from tiered.archive.rewrite.plan import RANGE_DTYPE, READERS_MAX, Candidates, OutputPart, Selection, length_of
 from tiered.archive.rewrite.spool import FoundRanges, IterationSpool
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
@@ -66,7 +66,9 @@ class Sources:
         spooled: Path,
         spool_bytes_max: int,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
+        selection: Selection | None = None,
     ) -> None:
+        self._selection = selection
         self._in_flight_bytes = in_flight_bytes
         self.read_bytes_max = min(READ_BYTES_MAX, in_flight_bytes // 2)  # one is used, one on its way
         self._store = store
@@ -183,6 +185,8 @@ class Sources:
             ]
         )
         places = opened.places_of(self._candidates, self._queue_hashes, group.wanted)
+        if self._selection is not None:
+            places = opened.selected(self._candidates, places, self._selection)
         stored = [
             _ObjectBytes(self, self._key(number), int(sizes[number]), end, spans)
             for number, end, spans in zip(group.objects, ends, opened.spans_of(places), strict=True)
@@ -193,7 +197,9 @@ class Sources:
         """What was wanted of a source, some megabytes at a time."""
         opened, places, stored = source
         taking = Taking(opened, stored)
-        sizes = places["end"] - places["begin"]
+        sizes = np.maximum(
+            places["raw_end"] - places["raw_begin"], ROW_BYTES * (places["end_row"] - places["first_row"])
+        )
         batch = (np.cumsum(sizes) - sizes) // BATCH_BYTES
         bounds = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(places)]
         for first, last in pairwise(bounds):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_layout import BLOCK_DTYPE
-from tiered.model.tables import Table, begins, concatenated, picked, positions
+from tiered.model.tables import Table, begins, concatenated, copied, picked, positions
 
 FOUND_DTYPE = np.dtype([
     ("iteration", "<i4"),
@@ -77,6 +77,16 @@ class FoundRanges:
                 self.ranges[first:last], self.rows[rows], self.hashes[hashes], self.chunks[chunks],
                 self.blocks[blocks], self.data[chunks],
             )  # fmt: skip
+
+    def without_holes(self) -> FoundRanges:
+        """The ranges, all of one sparse run: the first row of each spans the offsets from the range before on."""
+        firsts = _starts(self.ranges["rows"])
+        spans = np.add.reduceat(self.rows["inner_num"], firsts, dtype=np.int64)
+        hole = self.ranges["base_queue_offset"][1:] - (self.ranges["base_queue_offset"] + spans)[:-1]
+        ranges, rows = copied(self.ranges), copied(self.rows)
+        rows["inner_num"][firsts[1:]] += hole.astype(np.int32)
+        ranges["base_queue_offset"][1:] -= hole
+        return replace(self, ranges=ranges, rows=rows)
 
     def row_table(self, bounds: NDArray[np.int64]) -> RowTable:
         """All rows. The ranges between each two of ``bounds`` are of one run. Raises ValueError if one of them does not

@@ -1,0 +1,129 @@
+"""Which runs of a queue key compaction may read and replace: those in ranges of pages that a round can replace, below
+the first run that must stay, and never the newest.
+
+Runs of commits that are too young stay: a log that diverges there would bring back what a dropped message had replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from rocketmq_tiered.maintenance.compaction_ranges import PageRange, ranges_of
+from tiered.catalog.living_runs import living_pages, memory_page
+from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.state import CatalogState, RunChunk, joined, selected
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_BATCH, QUEUE_FILLED, QUEUE_HIDDEN, QUEUE_LMQ, RunKind
+
+RUNS_MIN = 2
+"""Runs of a queue that are compacted together at least; the newest, which stays, does not count."""
+
+
+@dataclass(frozen=True)
+class KeyedQueue:
+    """``chunk``: its runs below offset ``cut``, by offset, all of which may be replaced."""
+
+    queue: QueueKey
+    chunk: RunChunk
+    cut: int
+
+    @property
+    def begin(self) -> int:
+        """The first offset."""
+        return int(self.chunk.runs["base_queue_offset"][0])
+
+    @property
+    def new_bytes(self) -> int:
+        """Message bytes that were not compacted yet."""
+        return int(self.chunk.runs["byte_count"][self.chunk.runs["kind"] == RunKind.PLAIN].sum())
+
+    @property
+    def old_bytes(self) -> int:
+        """Message bytes that an earlier round left."""
+        return int(self.chunk.runs["byte_count"].sum()) - self.new_bytes
+
+
+def page_ranges(state: CatalogState, before_version: int, runs_max: int) -> list[PageRange]:
+    """All ranges of versions below ``before_version``, the oldest first."""
+    return [one for found in ranges_of(state, before_version, runs_max) for one in found]
+
+
+def keyed_queues(
+    index: RunIndex,
+    state: CatalogState,
+    is_keyed: Callable[[str], bool],
+    *,
+    before_version: int,
+    runs_max: int,
+    damaged: Set[str] = frozenset(),
+) -> list[KeyedQueue]:
+    """Queues of topics that ``is_keyed``, with something new to compact. ``damaged`` objects stay, and what is above
+    them. Raises what reading pages raises."""
+    fixed = damaged | state.unindexed.keys()
+    # Of a queue with a filled gap, a later commit may have added lower offsets: a tombstone could go before them.
+    excluded = QUEUE_LMQ | QUEUE_BATCH | QUEUE_HIDDEN | QUEUE_FILLED
+    wanted = {
+        queue
+        for row, queue in enumerate(state.directory.keys[: len(state.table)])
+        if not state.table["flags"][row] & excluded and is_keyed(queue.topic)
+    }
+    if not wanted:
+        return []
+    ranges = page_ranges(state, before_version, runs_max)
+    keys = {page.key for chosen in ranges for page in chosen.pages}
+    spilled = max((chosen.spilled_version for chosen in ranges), default=0)
+    found: dict[QueueKey, list[RunChunk]] = {}
+    stays: dict[QueueKey, int] = {}
+    names = sorted(wanted)
+    for ref in state.pages:
+        if any(ref.first <= queue <= ref.last for queue in names):
+            for page in living_pages(index, state, [ref]):
+                _sort(
+                    page, wanted, found, stays, fixed=fixed, last_version=1 << 62 if ref.key in keys else -1
+                )
+    for page in memory_page(state):
+        _sort(page, wanted, found, stays, fixed=fixed, last_version=spilled)
+    queues = (_keyed(state, queue, found[queue], stays.get(queue, 1 << 62)) for queue in sorted(found))
+    return [one for one in queues if one is not None]
+
+
+def _sort(
+    page: Page,
+    wanted: set[QueueKey],
+    found: dict[QueueKey, list[RunChunk]],
+    stays: dict[QueueKey, int],
+    *,
+    fixed: Set[str],
+    last_version: int,
+) -> None:
+    """Add the runs of ``page`` up to ``last_version`` to ``found``, and note where others begin."""
+    for number in (at for at, queue in enumerate(page.queues) if queue in wanted):
+        queue, runs = page.queues[number], page.chunk.runs
+        mine = np.flatnonzero(runs["queue"] == number)
+        keys = [page.chunk.object_keys[key] for key in page.chunk.objects["key"].tolist()]
+        is_fixed = np.array([key in fixed for key in keys], bool)
+        is_old = (runs["version"][mine] <= last_version) & ~is_fixed[runs["object"][mine]]
+        if is_old.any():
+            found.setdefault(queue, []).append(selected(page.chunk, mine[is_old]))
+        if not is_old.all():
+            first = int(runs["base_queue_offset"][mine[~is_old]].min())
+            stays[queue] = min(first, stays.get(queue, first))
+
+
+def _keyed(state: CatalogState, queue: QueueKey, found: list[RunChunk], stays: int) -> KeyedQueue | None:
+    chunk = joined(tuple(found))
+    row = state.queue(queue)
+    assert row is not None
+    runs = chunk.runs
+    runs["queue"] = 0
+    newest = runs["end_queue_offset"] == row["end_queue_offset"]
+    cut = min([stays, *runs["base_queue_offset"][newest].tolist()])
+    order = np.argsort(runs["base_queue_offset"], kind="stable")
+    order = order[runs["base_queue_offset"][order] < cut]
+    chunk = selected(chunk, order)
+    if len(order) < RUNS_MIN or not (chunk.runs["kind"] == RunKind.PLAIN).any():
+        return None
+    return KeyedQueue(queue, chunk, int(chunk.runs["end_queue_offset"][-1]))

@@ -1,0 +1,283 @@
+"""Key compaction of an archive: the latest message of each key of a queue stays, older ones and tombstones are dropped.
+
+    read a queue's runs once → the latest offset of each key → rounds that write what stays, the oldest pages first
+
+Everything of a queue up to its cut takes part, so that a tombstone goes only with all that is older of its key:
+rounds go from old to new, and a later pass drops what a killed one has left. Queue offsets never change.
+As org.apache.rocketmq.store.kv.CompactionLog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, sequences_of_runs
+from rocketmq_tiered.maintenance.compaction_round import PlannedRound, candidates_in
+from rocketmq_tiered.maintenance.key_queues import KeyedQueue, page_ranges
+from rocketmq_tiered.maintenance.key_selection import KeptOffsets, KeptRows
+from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
+from tiered.archive.offset_map import OffsetMap, key_entries
+from tiered.archive.rewrite.iterations import with_iterations
+from tiered.archive.rewrite.plan import Candidates, RewritePlan
+from tiered.archive.segment_reader import SegmentCache
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.requirements import Histories, histories_of
+from tiered.catalog.state import CatalogState
+from tiered.formats.run_part import CatalogRun
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind, copied, picked
+from tiered.object_store.interface import ObjectStore
+
+CACHE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class KeyFigures:
+    """Of queues up to their cuts: keys, messages and message bytes before and after. ``tombstones`` and ``keyless``
+    messages are among those dropped; ``spooled_bytes``: of the map of keys."""
+
+    queues: int = 0
+    keys: int = 0
+    messages: int = 0
+    bytes: int = 0
+    new_messages: int = 0
+    new_bytes: int = 0
+    tombstones: int = 0
+    keyless: int = 0
+    spooled_bytes: int = 0
+
+    def __add__(self, other: KeyFigures) -> KeyFigures:
+        return KeyFigures(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
+
+
+@dataclass
+class KeyPass:
+    """What was read of some queues, of one state: what stays of them, and the last row of each run, by its begin.
+    ``made``: objects that rounds of this pass have written."""
+
+    histories: Histories
+    kept: dict[QueueKey, KeptOffsets] = field(default_factory=dict)
+    last_rows: dict[tuple[QueueKey, int], int] = field(default_factory=dict)
+    figures: KeyFigures = KeyFigures()
+    made: set[str] = field(default_factory=set)
+
+
+def read_queue(
+    store: ObjectStore,
+    one: KeyedQueue,
+    found: KeyPass,
+    spool: Path,
+    memory_bytes: int,
+    *,
+    keeps_keyless: bool,
+) -> None:
+    """Add to ``found`` what stays of the queue. Raises OSError of the spool, and what reading objects raises."""
+    kept = KeptOffsets(one.begin, one.cut)
+    segments = SegmentCache(store, cache_bytes=CACHE_BYTES)
+    keys = OffsetMap(spool, memory_bytes)
+    messages = keyless = size_bytes = 0
+    free, free_bytes = 0, 0
+    try:
+        for run in one.chunk.runs:
+            place = one.chunk.objects[int(run["object"])]
+            reader = segments.open(
+                one.chunk.object_keys[int(place["key"])],
+                size_bytes=int(place["size_bytes"]), tail_bytes=int(place["tail_bytes"]),
+            )  # fmt: skip
+            reader.index.check_run(run, one.queue)
+            last = one.begin
+            for entries in key_entries(reader, CatalogRun.of(run)):
+                last = int(entries["offset"][-1])
+                entries = entries[entries["offset"] < one.cut]  # noqa: PLW2901
+                messages, size_bytes = (
+                    messages + len(entries),
+                    size_bytes + int(entries["size"].sum(dtype=np.int64)),
+                )
+                has_key = entries["has_key"] > 0
+                if not has_key.all():
+                    without = picked(entries, ~has_key)
+                    if keeps_keyless:
+                        kept.keep(without["offset"].astype(np.int64))
+                        free, free_bytes = (
+                            free + len(without),
+                            free_bytes + int(without["size"].sum(dtype=np.int64)),
+                        )
+                    else:
+                        keyless += len(without)
+                    entries = picked(entries, has_key)  # noqa: PLW2901
+                keys.add(entries)
+            found.last_rows[one.queue, int(run["base_queue_offset"])] = last
+        figures = KeyFigures(1, 0, messages, size_bytes, free, free_bytes, 0, keyless)
+        for latest in keys.latest():
+            values = picked(latest, latest["is_tombstone"] == 0)
+            kept.keep(values["offset"].astype(np.int64))
+            figures += KeyFigures(
+                keys=len(latest), new_messages=len(values), new_bytes=int(values["size"].sum(dtype=np.int64)),
+                tombstones=len(latest) - len(values),
+            )  # fmt: skip
+        found.figures += figures + KeyFigures(spooled_bytes=keys.spooled_bytes)
+    finally:
+        keys.close()
+    found.kept[one.queue] = kept
+
+
+def planned_key_rounds(
+    index: RunIndex,
+    state: CatalogState,
+    found: KeyPass,
+    limits: CompactionLimits,
+    *,
+    before_version: int,
+    damaged: Set[str] = frozenset(),
+) -> Iterator[PlannedRound]:
+    """Rounds that drop what does not stay by ``found``, one in memory at a time; after the first one, the archive has
+    changed. None if its log histories changed since: what was dropped could come back."""
+    if histories_of(state) != found.histories:
+        return
+    counter = ObjectRunCounter()
+    first, last = min(found.kept, default=None), max(found.kept, default=None)
+    if first is None or last is None:
+        return
+    for chosen in page_ranges(state, before_version, limits.runs_max):
+        if not chosen.spilled_version and not any(
+            page.first <= last and first <= page.last for page in chosen.pages
+        ):
+            continue
+        candidates, copied = candidates_in(index, state, chosen, counter, damaged)
+        plan = _plan(candidates, limits, found)
+        if plan is not None:
+            replaced = plan.replaced
+            assert replaced is not None
+            count = len(candidates.objects)
+            moved = np.bincount(candidates.runs["object"][replaced], minlength=count)
+            here = np.bincount(candidates.runs["object"], minlength=count)
+            share = candidates.share * moved / np.maximum(here, 1)
+            yield PlannedRound(chosen, replace(candidates, share=share), plan, copied)
+
+
+def _plan(candidates: Candidates, limits: CompactionLimits, found: KeyPass) -> RewritePlan | None:
+    replaced = np.zeros(len(candidates.runs), bool)
+    left = np.zeros(len(candidates.runs), np.int64)
+    for number, queue in enumerate(candidates.queues):
+        kept = found.kept.get(queue)
+        if kept is not None:
+            mine = np.flatnonzero(candidates.runs["queue"] == number)
+            mine = mine[np.argsort(candidates.runs["base_queue_offset"][mine])]
+            _choose(candidates, mine, kept, found, replaced, left)
+    if not replaced.any():
+        return None
+    runs = candidates.runs
+    sources = np.unique(runs["object"][replaced]).astype(np.int64)
+    joined = _without_empty(candidates, replaced, left)
+    sequences = sequences_of_runs(joined, np.flatnonzero(replaced & (left > 0)))
+    plan = RewritePlan(
+        int(runs["version"].min()), int(runs["version"].max()), sources, np.flatnonzero(~replaced),
+        selection=KeptRows(found.kept), replaced=replaced,
+    )  # fmt: skip
+    return with_iterations(plan, joined, limits, sequences, np.ones(len(sequences), bool))
+
+
+def _without_empty(
+    candidates: Candidates, replaced: NDArray[np.bool_], left: NDArray[np.int64]
+) -> Candidates:
+    """``candidates`` whose replaced runs reach over those of which nothing is left: they follow one another."""
+    runs = copied(candidates.runs)
+    runs["kind"][replaced] = RunKind.SPARSE
+    order = np.flatnonzero(replaced)
+    order = order[np.lexsort((runs["base_queue_offset"][order], runs["queue"][order]))]
+    full: int | None = None
+    for at in order.tolist():
+        if left[at]:
+            full = at
+        elif (
+            full is not None
+            and runs["queue"][full] == runs["queue"][at]
+            and runs["end_queue_offset"][full] == runs["base_queue_offset"][at]
+        ):
+            runs["end_queue_offset"][full] = runs["end_queue_offset"][at]
+    return replace(candidates, runs=runs)
+
+
+def _choose(
+    candidates: Candidates,
+    mine: NDArray[np.int64],
+    kept: KeptOffsets,
+    found: KeyPass,
+    replaced: NDArray[np.bool_],
+    left: NDArray[np.int64],
+) -> None:
+    """Mark the runs ``mine`` of a queue, by offset, that lose rows, and how many each has ``left``. Where nothing is
+    left of neighbours, the hole goes to the run behind or before them, or else their last row stays."""
+    runs = candidates.runs
+    keys = candidates.object_keys
+    is_made = [keys[int(candidates.objects["key"][runs["object"][at]])] in found.made for at in mine.tolist()]
+    for at, is_done in zip(mine.tolist(), is_made, strict=True):
+        run = runs[at]
+        begin, end, rows = int(run["base_queue_offset"]), int(run["end_queue_offset"]), int(run["rows"])
+        above = max(0, end - max(begin, kept.end))  # they may be fewer where it is sparse
+        left[at] = kept.count(begin, end) + above
+        is_inside = kept.begin <= begin < kept.end and not candidates.is_fixed[run["object"]]
+        replaced[at] = is_inside and not is_done and left[at] < rows
+    groups = np.split(mine, np.flatnonzero(~_continue(candidates, mine)) + 1)
+    for group in groups:
+        while (at := _empty(group, replaced, left)) is not None:
+            first, last = at
+            behind = group[last + 1] if last + 1 < len(group) else None
+            before = group[first - 1] if first else None
+            near = next(
+                (
+                    one
+                    for one in (behind, before)
+                    if one is not None and not candidates.is_fixed[runs["object"][one]]
+                ),
+                None,
+            )
+            if near is not None:
+                replaced[near] = True
+                left[near] = max(left[near], 1)
+                continue
+            run = runs[group[last]]
+            row = found.last_rows.get((candidates.queues[int(run["queue"])], int(run["base_queue_offset"])))
+            if row is None:
+                replaced[group[first : last + 1]] = False
+            else:
+                kept.keep(np.array([row], np.int64))
+                left[group[last]] = 1
+
+
+def _continue(candidates: Candidates, mine: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each run but the first begins where the one before ends."""
+    runs = candidates.runs
+    found: NDArray[np.bool_] = runs["base_queue_offset"][mine[1:]] == runs["end_queue_offset"][mine[:-1]]
+    return found
+
+
+def _empty(
+    group: NDArray[np.int64], replaced: NDArray[np.bool_], left: NDArray[np.int64]
+) -> tuple[int, int] | None:
+    """The first and last of neighbours in ``group`` that are replaced, and of which nothing is left."""
+    edges = np.flatnonzero(np.diff(replaced[group].astype(np.int8), prepend=0, append=0))
+    for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        if not left[group[first:end]].any():
+            return first, end - 1
+    return None
+
+
+def passes_of(queues: Sequence[KeyedQueue], memory_bytes: int) -> Iterator[list[KeyedQueue]]:
+    """``queues`` in parts whose offsets take at most ``memory_bytes``, or one queue of more."""
+    part: list[KeyedQueue] = []
+    used = 0
+    for one in queues:
+        size = KeptOffsets.bytes_of(one.begin, one.cut)
+        if part and used + size > memory_bytes:
+            yield part
+            part, used = [], 0
+        part.append(one)
+        used += size
+    if part:
+        yield part

@@ -1,0 +1,244 @@
+"""Key compaction: the latest message of each key stays, as a dict of all messages says, whatever happens in between."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fetcher.io.waiting import run_sync
+from fetcher.pulls.message_fetcher import TieredMessageFetcher
+from fetcher.rows.pull import PullRequest, PullResult
+from rocketmq_tiered.maintenance.compaction_round import plan_rounds
+from rocketmq_tiered.maintenance.gc import run_gc
+from rocketmq_tiered.maintenance.key_job import KeyCompactionReport, compact_keys
+from rocketmq_tiered.maintenance.key_queues import keyed_queues
+from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.archive.queue_reader import QueueReader
+from tests.faults.crashing_store import CrashError, CrashingStore
+from tests.fetcher.reading_fakes import plain_fetcher
+from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, a_round
+from tests.sweeps import examples
+from tiered.archive.rewrite.result import RewriteOptions
+from tiered.archive.verify import verify_archive
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.writer_limits import CatalogLimits
+from tiered.formats.record import decode_record
+from tiered.formats.segment import BlockCodec
+from tiered.model.queue import QueueKey
+from tiered.model.tables import FLOOR_DTYPE, RunKind
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import Settings
+
+KEYED, OTHER = QueueKey("keyed", 0, 0), QueueKey("other", 0, 0)
+NO_LIMIT = 1 << 40
+LIMITS_OF_CATALOG = CatalogLimits(
+    root_every=4, spill_runs=12, page_runs_max=9, merge_sequences=6, merge_spills=6
+)
+
+
+def pull(fetcher: TieredMessageFetcher, offset: int, count: int = 32) -> PullResult:
+    """One pull of the keyed queue, in this thread."""
+    return run_sync(fetcher.pull(PullRequest(KEYED.topic, KEYED.queue_id, offset, count, NO_LIMIT)))
+
+
+class Table:
+    """An archive of a keyed queue beside another one, and a dict."""
+
+    def __init__(self, spool: Path, seed: int = 1) -> None:
+        self.store = MemoryStore()
+        self.owner = ArchiveBuilder(self.store, limits=LIMITS_OF_CATALOG)
+        self.random = random.Random(seed)
+        self.spool = spool
+        self.floor = 0
+        own = replace(Settings().key_compaction, min_age_ms=-(10**15))
+        self.settings = replace(Settings(), key_compaction=own)
+        self.sent: list[tuple[str, bytes]] = []
+
+    def write(self, cycles: int, *, keys: int = 12, tombstones: float = 0.2) -> None:
+        self.owner.writer.refresh()
+        for _ in range(cycles):
+            cycle = []
+            for _ in range(self.random.randint(2, 9)):
+                queue = self.random.choice([KEYED, KEYED, OTHER])
+                key = f"k{self.random.randrange(keys)}" if self.random.random() > 0.03 else ""
+                body = b"" if self.random.random() < tombstones else self.random.randbytes(60)
+                cycle.append(Sent(queue, body, keys=[key] if key else []))
+                if queue == KEYED:
+                    self.sent.append((key, body))
+            self.owner.commit(cycle, as_set=self.random.random() < 0.5)
+
+    def compact(self, store: ObjectStore | None = None, *, apply: bool = True) -> KeyCompactionReport:
+        options = RewriteOptions(self.spool, 10**8, BlockCodec(block_bytes=600), wait=lambda _: None)
+        archive = store or self.store
+        return compact_keys(
+            archive, load(archive), self.settings, options, lambda topic: topic == KEYED.topic, apply=apply
+        )
+
+    def join(self) -> None:
+        """A round of object compaction, if there is one."""
+        planned = next(plan_rounds(self.store, load(self.store), LIMITS, before_version=EVERYTHING), None)
+        if planned is not None:
+            a_round(self.store, load(self.store), planned, self.spool)
+
+    def collect(self) -> list[str]:
+        clock = lambda: self.store.clock_ms() + 10  # noqa: E731
+        return run_gc(self.store, load(self.store), apply=True, grace_ms=0, clock=clock).delete
+
+    def expire(self) -> None:
+        """The oldest run of the queue expires."""
+        state = load(self.store)
+        runs = RunIndex(self.store).runs_of(state, KEYED).runs
+        if len(runs) < 2:
+            return
+        floor = np.zeros(1, FLOOR_DTYPE)
+        floor["min_queue_offset"], floor["rows"] = runs["end_queue_offset"][0], runs["rows"][0]
+        self.floor = int(floor["min_queue_offset"][0])
+        self.owner.writer.refresh()
+        self.owner.writer.append(CommitDraft(CommitKind.MAINTENANCE, queues=[KEYED], floors=floor))
+
+    # -- what readers find --------------------------------------------------------------------------------
+
+    def rows(self, begin: int = 0) -> dict[int, bytes]:
+        """Records by offset, from ``begin`` on."""
+        reader, offset = QueueReader(self.store, load(self.store), KEYED), begin
+        found: dict[int, bytes] = {}
+        while offset < reader.max_offset:
+            batch = reader.read(offset, max_rows=self.random.randint(1, 40), max_bytes=10**6)
+            for at in range(len(batch)):
+                first = int(batch.starts[at])
+                record = batch.data[first : first + int(batch.sizes[at])].tobytes()
+                found[int(batch.queue_offsets[at])] = record
+            offset = batch.next_offset
+        return found
+
+    def pulled(self, begin: int = 0) -> dict[int, bytes]:
+        """The same by pulls of a consumer."""
+        fetcher = plain_fetcher(self.store)
+        found: dict[int, bytes] = {}
+        offset = begin
+        while True:
+            result = pull(fetcher, offset, count=self.random.randint(1, 40))
+            if result.next_offset <= offset:
+                return found
+            for at, record in zip(result.batch.queue_offsets.tolist(), result.batch.records(), strict=True):
+                assert at >= offset
+                found[at] = bytes(record)
+            offset = result.next_offset
+
+    def check(self) -> dict[int, bytes]:
+        """The archive is sound; what is left is what was sent, and gives the dict of all that did not expire."""
+        report = verify_archive(self.store, full=True)
+        assert report.anomalies == [], report.anomalies[:3]
+        found = self.rows()
+        truth = {row.offset: row.record for row in self.owner.truth[KEYED].rows}
+        assert all(truth[offset] == record for offset, record in found.items())
+        state: dict[str, bytes] = {}
+        for offset in sorted(found):
+            key, body = self.sent[offset]
+            record = decode_record(found[offset])
+            assert (key, body) == (" ".join(record.keys), record.body())
+            state[key] = body
+        latest = {key: at for at, (key, _) in enumerate(self.sent) if key and at >= self.floor}
+        wanted = {key: self.sent[at][1] for key, at in latest.items() if self.sent[at][1]}
+        assert {key: body for key, body in state.items() if key and body} == wanted
+        row = load(self.store).queue(KEYED)
+        assert row is not None and int(row["row_count"]) == len(found)
+        begin = self.random.randrange(len(self.sent))
+        expected = {offset: record for offset, record in found.items() if offset >= begin}
+        assert self.pulled(begin) == self.rows(begin) == expected
+        return found
+
+
+def test_the_latest_message_of_each_key_stays(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    table.write(60)
+    before = table.check()
+    (queue,) = keyed_queues(
+        RunIndex(table.store), load(table.store), lambda topic: topic == "keyed",
+        before_version=EVERYTHING, runs_max=1 << 20,
+    )  # fmt: skip
+    dry = table.compact(apply=False)
+    assert not dry.is_applied and table.check() == before
+    done = table.compact()
+    assert done.figures == dry.figures and done.rounds == 1
+    found = table.check()
+    latest = {key: at for at, (key, _) in enumerate(table.sent[: queue.cut]) if key}
+    kept = {at for at in latest.values() if table.sent[at][1]}
+    assert set(found) == kept | set(range(queue.cut, len(table.sent)))
+    assert (done.figures.messages, done.figures.new_messages) == (queue.cut, len(kept))
+    assert done.figures.tombstones == len(latest) - len(kept)
+    assert table.compact().rounds == 0, "nothing is new"
+    state = load(table.store)
+    row = state.queue(KEYED)
+    assert row is not None and int(row["min_queue_offset"]) == 0
+    assert pull(plain_fetcher(table.store), 0).min_offset == min(found)
+    other = {row.offset for row in table.owner.truth[OTHER].rows}
+    assert len(other) == int(state.queue(OTHER)["row_count"])  # type: ignore[index]
+
+
+def test_messages_without_a_key_may_stay(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    own = replace(table.settings.key_compaction, keyless="keep")
+    table.settings = replace(table.settings, key_compaction=own)
+    table.write(60)
+    table.compact()
+    found = table.check()
+    assert {at for at, (key, _) in enumerate(table.sent) if not key} <= set(found)
+
+
+def test_a_queue_of_deleted_keys_keeps_a_row(tmp_path: Path) -> None:
+    """A run has rows: where nothing stays, the last message does."""
+    table = Table(tmp_path)
+    table.write(30, tombstones=1.0)
+    table.write(2, tombstones=0.0)
+    table.compact()
+    table.check()
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.lists(st.sampled_from(["write", "compact", "join", "collect", "expire"]), max_size=12),
+)
+def test_any_interleaving_gives_the_dict(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, acts: list[str]
+) -> None:
+    table = Table(tmp_path_factory.mktemp("spool"), seed)
+    table.write(20)
+    for act in [*acts, "compact", "collect"]:
+        if act == "write":
+            table.write(table.random.randint(1, 15), keys=table.random.choice([2, 12, 60]))
+        else:
+            getattr(table, act)()
+        table.check()
+
+
+@pytest.mark.parametrize("after_effect", [False, True])
+def test_a_kill_at_any_request_leaves_an_archive_that_the_next_pass_finishes(
+    tmp_path: Path, *, after_effect: bool
+) -> None:
+    step, done = 1, False
+    while not done:
+        table = Table(tmp_path)
+        table.write(25)
+        try:
+            table.compact(CrashingStore(table.store, step, after_effect=after_effect))  # type: ignore[arg-type]
+            done = True
+        except CrashError:
+            table.check()
+        table.compact()
+        found = table.check()
+        table.collect()
+        assert table.check() == found
+        step += 5
+    kinds = RunIndex(table.store).runs_of(load(table.store), KEYED).runs["kind"].tolist()
+    assert RunKind.SPARSE in kinds

@@ -1,0 +1,138 @@
+"""The latest offset of each key: a map from the MD5 of KEYS to a queue offset, in bounded memory.
+
+Entries come in rounds: what memory holds is reduced to one entry for each key; where that does not help, entries go
+to a spool, divided by digest, and each part is reduced on its own. As the broker's OffsetMap, for any number of keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentReader
+from tiered.errors import CorruptionError
+from tiered.formats.run_part import RunPart
+from tiered.kernels.record_fields import Number, record_fields
+from tiered.model.tables import Table, concatenated, picked
+
+ENTRY_DTYPE: Final = np.dtype([
+    ("high", "<u8"), ("low", "<u8"),  # MD5 of KEYS
+    ("offset", "<i8"), ("size", "<i4"),
+    ("is_tombstone", "u1"),           # the body is empty: the key was deleted
+    ("has_key", "u1"),
+])  # fmt: skip
+"""A message; ``size`` of its record."""
+_WORK_FACTOR = 4
+_PARTS = 256
+_SHIFT = np.uint64(56)
+
+
+class OffsetMap:
+    """Takes about ``memory_bytes``. Not thread-safe. ``close`` it: the spool is a file without a name."""
+
+    def __init__(self, spool: Path, memory_bytes: int) -> None:
+        self._entries_max = max(1024, memory_bytes // (_WORK_FACTOR * ENTRY_DTYPE.itemsize))
+        self._path = spool
+        self._file: Any = None
+        self._places: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
+        self._held: list[Table] = []
+        self._count = 0
+        self.spooled_bytes = 0
+
+    def add(self, entries: Table) -> None:
+        """``entries`` (ENTRY_DTYPE) with keys, later in the queue than those before. Raises OSError."""
+        self._held.append(entries)
+        self._count += len(entries)
+        if self._count <= self._entries_max:
+            return
+        latest = _latest(concatenated(self._held, ENTRY_DTYPE))
+        self._held, self._count = [latest], len(latest)
+        if self._count > self._entries_max // 2:
+            self._spill(latest)
+
+    def latest(self) -> Iterator[Table]:
+        """The last entry of each key, in parts."""
+        if self._file is None:
+            yield _latest(concatenated(self._held, ENTRY_DTYPE))
+            return
+        self._spill(concatenated(self._held, ENTRY_DTYPE))
+        for places in self._places:
+            parts = []
+            for begin, count in places:
+                self._file.seek(begin)
+                parts.append(np.fromfile(self._file, ENTRY_DTYPE, count))
+            yield _latest(concatenated(parts, ENTRY_DTYPE))
+
+    def close(self) -> None:
+        """Remove the spool."""
+        if self._file is not None:
+            self._file.close()
+
+    def _spill(self, entries: Table) -> None:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w+b")
+            self._path.unlink()
+        part = (entries["high"] >> _SHIFT).astype(np.int64)
+        order = np.argsort(part, kind="stable")
+        ends = np.cumsum(np.bincount(part, minlength=_PARTS)).tolist()
+        self._file.seek(self.spooled_bytes)
+        picked(entries, order).tofile(self._file)
+        begin = 0
+        for number, end in enumerate(ends):
+            if end > begin:
+                self._places[number].append((self.spooled_bytes + begin * ENTRY_DTYPE.itemsize, end - begin))
+            begin = end
+        self.spooled_bytes += len(entries) * ENTRY_DTYPE.itemsize
+        self._held, self._count = [], 0
+
+
+def _latest(entries: Table) -> Table:
+    """The last of equal keys."""
+    order = np.lexsort((entries["offset"], entries["low"], entries["high"]))
+    high, low = entries["high"][order], entries["low"][order]
+    is_last = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), np.ones(min(1, len(order)), bool))
+    return picked(entries, order[is_last])
+
+
+def key_entries(reader: SegmentReader, run: RunPart) -> Iterator[Table]:
+    """An entry (ENTRY_DTYPE) for each message of ``run``, some megabytes at a time, in order. Raises as
+    SegmentReader.read_blocks."""
+    rows = reader.row_columns(run)
+    whole = reader.index.block_span(run, 0, len(rows))
+    for span in reader.index.split_span(run, whole, RANGE_BYTES_MAX):
+        records = reader.read_blocks(run, span.first_row, span.end_row)
+        fields = record_fields(records.data, records.starts, records.sizes, properties=True)
+        if not fields[Number.VALID].all():
+            raise CorruptionError(f"{reader.index.key}: a record of run {run.ordinal} is malformed")
+        part = slice(span.first_row, span.end_row)
+        yield entries_of(records.data, fields[Number.KEYS_AT], fields[Number.KEYS_BYTES],
+                         fields[Number.BODY_BYTES], rows.queue_offset[part], records.sizes)  # fmt: skip
+
+
+def entries_of(
+    data: NDArray[np.uint8], keys_at: NDArray[Any], keys_bytes: NDArray[Any], body_bytes: NDArray[Any],
+    offsets: NDArray[Any], sizes: NDArray[Any],
+) -> Table:  # fmt: skip
+    """Entries of messages whose KEYS are bytes [keys_at, keys_at + keys_bytes) of ``data``."""
+    found = np.zeros(len(offsets), ENTRY_DTYPE)
+    view, md5 = data.data, hashlib.md5
+    keys = [
+        view[begin:end] for begin, end in zip(keys_at.tolist(), (keys_at + keys_bytes).tolist(), strict=True)
+    ]
+    digests = b"".join([md5(key, usedforsecurity=False).digest() for key in keys])
+    halves = np.frombuffer(digests, "<u8").reshape(-1, 2)
+    found["high"], found["low"] = halves[:, 0], halves[:, 1]
+    found["offset"], found["size"], found["is_tombstone"] = offsets, sizes, body_bytes == 0
+    found["has_key"] = keys_bytes > 0
+    # A blank key is none: StringUtils.isNotBlank.
+    blank = np.flatnonzero(found["has_key"])
+    blank = blank[data[keys_at[blank]] <= ord(" ")]
+    for row in blank.tolist():
+        found["has_key"][row] = bool(bytes(keys[row]).strip())
+    return found
