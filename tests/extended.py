@@ -28,6 +28,7 @@ EXTENDED = {
     "integration/test_compaction_live.py": ALL,
     "integration/test_compaction_topics.py": r".*\[H2",
     "integration/test_compose_accounts.py": ALL,
+    "integration/test_consumequeue_brokers.py": r".*\[(4|5\.5|5\.3\.3-[AG])",
     "integration/test_dashboard.py": ALL,
     "integration/test_doctor.py": r"test_a_missing_permission|test_emulators",
     "integration/test_doctor_live.py": ALL,

@@ -49,6 +49,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "expire messages by their time to live, or erase a topic (dry run by default)",
     ),
     "gc": ("rocketmq_tiered.cli.gc", "delete garbage from an archive (dry run by default)"),
+    "consumequeue": (
+        "rocketmq_tiered.cli.consumequeue",
+        "write a stopped broker's consume queues again, in files or RocksDB, or check them",
+    ),
     "compact": (
         "rocketmq_tiered.cli.compact",
         "join small objects of an archive to large ones (dry run by default)",

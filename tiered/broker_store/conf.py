@@ -108,15 +108,15 @@ def broker_conf(properties: Mapping[str, str]) -> BrokerConf:
     return BrokerConf(
         cluster=properties.get("brokerClusterName", "").strip(),
         broker=properties.get("brokerName", "").strip(),
-        broker_id=_integer(properties, "brokerId", 0),
+        broker_id=integer_property(properties, "brokerId", 0),
         role=properties.get("brokerRole", "ASYNC_MASTER").strip(),
         store_path=store_path,
         commitlog_paths=tuple(dict.fromkeys(paths)),
         broker_ip=properties.get("brokerIP1", "").strip(),
-        listen_port=_integer(properties, "listenPort", 10911),
+        listen_port=integer_property(properties, "listenPort", 10911),
         store_type=properties.get("storeType", "default").strip(),
         delay_levels=_delay_levels(properties),
-        file_reserved_hours=_integer(properties, "fileReservedTime", 72),
+        file_reserved_hours=integer_property(properties, "fileReservedTime", 72),
         delete_when_hours=_hours(properties),
         disk_max_used_ratio=_percent(properties, "diskMaxUsedSpaceRatio", 75, 10, 95),
         disk_clean_forcibly_ratio=_percent(properties, "diskSpaceCleanForciblyRatio", 85, 30, 85),
@@ -182,7 +182,8 @@ def _path(properties: Mapping[str, str], key: str) -> Path | None:
     return Path(value) if value else None
 
 
-def _integer(properties: Mapping[str, str], key: str, default: int) -> int:
+def integer_property(properties: Mapping[str, str], key: str, default: int) -> int:
+    """An integer of broker.conf, as the broker reads it. Raises UsageError naming the key."""
     value = properties.get(key, "")
     if not value.strip():
         return default
@@ -196,7 +197,7 @@ def _integer(properties: Mapping[str, str], key: str, default: int) -> int:
 
 def _percent(properties: Mapping[str, str], key: str, default: int, least: int, most: int) -> float:
     # The broker itself clamps (MessageStoreConfig.getDiskMaxUsedSpaceRatio, CleanCommitLogService).
-    return min(max(_integer(properties, key, default), least), most) / 100
+    return min(max(integer_property(properties, key, default), least), most) / 100
 
 
 def _hours(properties: Mapping[str, str]) -> tuple[int, ...]:

@@ -92,6 +92,12 @@ def read_topics(store_path: Path, *, is_broker_dead: bool = False) -> dict[str, 
     return _topics(store_path / "config", is_broker_dead, {})
 
 
+def is_batch_topic(topic: Document | None) -> bool:
+    """Whether a row of the topic table says queue.type=BatchCQ."""
+    attributes = (topic or {}).get("attributes")
+    return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
+
+
 def topics_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
     """The part of ``state_fingerprint`` that changes with the topic table."""
     return tuple(

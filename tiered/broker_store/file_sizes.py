@@ -18,7 +18,12 @@ def commitlog_file_bytes(store: BrokerStore) -> int:
 
 def consume_queue_file_bytes(store: BrokerStore) -> int:
     """Size of the files of its consume queues; 0 if it has none (RocksDB)."""
-    return next(_sizes(store.path / QUEUES), 0)
+    return file_bytes_in(store.path / QUEUES)
+
+
+def file_bytes_in(directory: Path) -> int:
+    """Size of a broker's files in ``directory`` or below; 0 without files."""
+    return next(_sizes(directory), 0)
 
 
 def _sizes(root: Path) -> Iterator[int]:

@@ -11,10 +11,15 @@ import errno
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final
+
+from tiered.errors import UnavailableError
+from tiered.whole_file import file_error
 
 LOCK_NAME: Final = "lock"
 ABORT_NAME: Final = "abort"
@@ -78,6 +83,34 @@ def ask_liveness(store_path: Path) -> LivenessReport:
         return LivenessReport(Liveness.DEAD, 0, is_abort_present, f"{lock_path} is not locked")
     holder = f"process {pid}" if pid > 0 else "a process outside this PID namespace"
     return LivenessReport(Liveness.ALIVE, max(pid, 0), is_abort_present, f"{holder} holds {lock_path}")
+
+
+@contextmanager
+def broker_locked_out(store_path: Path) -> Iterator[None]:
+    """Hold the broker's lock, without which it does not start. Raises UnavailableError while it runs.
+
+    The lock belongs to the open file: ``ask_liveness`` in this process would close another one of the process and
+    release that, and reports this one as a broker.
+    """
+    path = store_path / LOCK_NAME
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise file_error(error, path) from error
+    try:
+        if os.geteuid() == 0:
+            owner = os.stat(store_path)
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    except OSError as error:
+        os.close(fd)
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise file_error(error, path) from error
+        raise UnavailableError(f"{path} is locked: the broker runs", hint="stop it first") from error
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def _lock_holder(fd: int) -> tuple[int, int]:

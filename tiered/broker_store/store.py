@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -21,7 +22,7 @@ from tiered.broker_store.config import (
     read_topics,
     refuse_unknown_configuration,
 )
-from tiered.broker_store.liveness import LivenessReport, ask_liveness
+from tiered.broker_store.liveness import Liveness, LivenessReport, ask_liveness, broker_locked_out
 from tiered.broker_store.names import BrokerNames, find_names
 from tiered.broker_store.time_zone import BrokerZone, broker_zone
 from tiered.consume_queue.file_queues import FileConsumeQueues
@@ -49,6 +50,7 @@ class BrokerStore:
         self._time_zone = time_zone
         self._lock = threading.Lock()
         self._index: ConsumeQueueIndex | None = None
+        self._is_locked = False
 
     def zone(self) -> BrokerZone:
         """The time zone in which the broker deletes files."""
@@ -98,7 +100,19 @@ class BrokerStore:
 
     def liveness(self) -> LivenessReport:
         """Check whether the broker runs."""
+        if self._is_locked:
+            return LivenessReport(Liveness.DEAD, 0, False, "its lock is held here")
         return ask_liveness(self.path)
+
+    @contextmanager
+    def without_broker(self) -> Iterator[None]:
+        """Keep the broker from starting. Raises UnavailableError while it runs."""
+        with broker_locked_out(self.path):
+            self._is_locked = True
+            try:
+                yield
+            finally:
+                self._is_locked = False
 
     def state(self) -> BrokerState:
         """Topic table, subscription groups and offsets, as of now."""

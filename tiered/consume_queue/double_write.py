@@ -11,11 +11,10 @@ from typing import Final
 import numpy as np
 
 from tiered.consume_queue.index import BrokerQueue
-from tiered.consume_queue.store import ConsumeQueueStore
+from tiered.consume_queue.store import UNITS_AT_ONCE, ConsumeQueueStore, copy_queue
 from tiered.model.tables import Table
 
 _COMPARED: Final = ("queue_offset", "phys", "size", "tags_code", "inner_num")
-_UNITS: Final = 64 * 1024
 _Key = tuple[str, int]
 
 
@@ -96,7 +95,7 @@ class DoubleWriteStore:
         ends = [store.max_offset(*key) for store in self._stores]
         at = max(store.min_offset(*key) for store in self._stores)
         while at < min(ends):
-            first, second = (store.units(*key, at, _UNITS) for store in self._stores)
+            first, second = (store.units(*key, at, UNITS_AT_ONCE) for store in self._stores)
             first, second = (units[units["queue_offset"] < min(ends)] for units in (first, second))
             if len(first) != len(second) or any((first[name] != second[name]).any() for name in _COMPARED):
                 self._replace(key, is_first_later=_last_phys(first) >= _last_phys(second))
@@ -107,28 +106,13 @@ class DoubleWriteStore:
         if ends[0] == ends[1]:
             return False
         longer, shorter = self._stores if ends[0] > ends[1] else self._stores[::-1]
-        self._copy(key, longer, shorter, min(ends))
+        copy_queue(key, longer, shorter, min(ends))
         return True
 
     def _replace(self, key: _Key, *, is_first_later: bool) -> None:
         source, target = self._stores if is_first_later else self._stores[::-1]
         target.delete_queue(*key)
-        self._copy(key, source, target, 0)
-
-    def _copy(self, key: _Key, source: ConsumeQueueStore, target: ConsumeQueueStore, begin: int) -> None:
-        copy_queue(key, source, target, begin)
-
-
-def copy_queue(key: _Key, source: ConsumeQueueStore, target: ConsumeQueueStore, begin: int) -> int:
-    """Copy the living units of ``key`` from offset ``begin`` on, and its end if none lives; returns how many."""
-    at, end, count = max(begin, source.min_offset(*key)), source.max_offset(*key), 0
-    if at >= end > target.max_offset(*key):
-        target.put_ended(*key, end)
-    while len(units := source.units(*key, at, _UNITS)):
-        target.put(*key, units)
-        count += len(units)
-        at = int(units["queue_offset"][-1] + units["inner_num"][-1])
-    return count
+        copy_queue(key, source, target, 0)
 
 
 def _last_phys(units: Table) -> int:

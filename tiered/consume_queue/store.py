@@ -21,6 +21,10 @@ ENDED_PHYS = 1
 """``phys`` and ``size`` of the last unit of a queue of which nothing is kept: below every log, and no filler."""
 
 
+UNITS_AT_ONCE = 64 * 1024
+"""Units that one step reads."""
+
+
 class StoreKind(Enum):
     """Where a broker keeps its consume queues: ``storeType``."""
 
@@ -39,11 +43,8 @@ class LogView(NamedTuple):
     stored_at: Callable[[NDArray[Any]], NDArray[np.int64]]
 
 
-class ConsumeQueueStore(Protocol):
-    """All consume queues of one store. A queue that does not exist is empty: minimum and maximum 0.
-
-    Methods raise UsageError, CorruptionError, AccessDeniedError, StoreFullError or UnavailableError naming a file.
-    """
+class QueueReader(Protocol):
+    """Reads consume queues. A queue that does not exist is empty: minimum and maximum 0."""
 
     def queues(self) -> list[BrokerQueue]:
         """All queues, by topic and queue id."""
@@ -56,6 +57,13 @@ class ConsumeQueueStore(Protocol):
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
         """Up to ``count`` units (UNIT_DTYPE) from the one that contains ``from_offset``, or the first after it."""
+
+
+class ConsumeQueueStore(QueueReader, Protocol):
+    """All consume queues of one store.
+
+    Methods raise UsageError, CorruptionError, AccessDeniedError, StoreFullError or UnavailableError naming a file.
+    """
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Offset of the first message stored at or after ``timestamp_ms``; the maximum when there is none."""
@@ -87,6 +95,18 @@ class ConsumeQueueStore(Protocol):
 
     def close(self) -> None:
         """Release what is open. What was not flushed may be lost."""
+
+
+def copy_queue(key: tuple[str, int], source: QueueReader, target: ConsumeQueueStore, begin: int) -> int:
+    """Copy the living units of ``key`` from offset ``begin`` on, and its end if none lives; returns how many."""
+    at, end, count = max(begin, source.min_offset(*key)), source.max_offset(*key), 0
+    if at >= end > target.max_offset(*key):
+        target.put_ended(*key, end)
+    while len(units := source.units(*key, at, UNITS_AT_ONCE)):
+        target.put(*key, units)
+        count += len(units)
+        at = int(units["queue_offset"][-1] + units["inner_num"][-1])
+    return count
 
 
 def first_stored_at(

@@ -1,0 +1,271 @@
+"""Writes the consume queues of a stopped broker again: from its commitlog, or from those of the other kind.
+
+They are written in ``consumequeue.new`` of the store, and replace the store's own when they are complete and durable.
+The broker's lock is held, so that it cannot start. After a kill at any point the store has its old queues or
+the new ones, and the same command continues from the last flush, or completes the replacement.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tiered.broker_store.conf import integer_property
+from tiered.broker_store.config import is_batch_topic
+from tiered.broker_store.file_sizes import file_bytes_in
+from tiered.broker_store.liveness import LOCK_NAME
+from tiered.broker_store.store import BrokerStore
+from tiered.broker_store.store_times import log_view
+from tiered.consume_queue.file_store import FileSizes
+from tiered.consume_queue.index import ConsumeQueueIndex, QueueKind
+from tiered.consume_queue.open_store import open_for_writing
+from tiered.consume_queue.store import ConsumeQueueStore, StoreKind, copy_queue
+from tiered.errors import TieredError, UsageError
+from tiered.whole_file import file_error, replace_whole
+from uploader.queue_units import LogUnits, is_living_topic
+
+WORK_NAME: Final = "consumequeue.new"
+FLUSH_INTERVAL_S: Final = 10.0
+_PROGRESS_NAME: Final = "progress.json"
+_OLD_NAME: Final = "old"
+_REPLACED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "consumequeue_rocksdb")
+_UNIT_BYTES: Final = 20
+Observe = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+
+class QueuePlan(NamedTuple):
+    """What is written: the queues of ``store`` as ``kind``, with files of ``sizes``."""
+
+    store: BrokerStore
+    kind: StoreKind
+    sizes: FileSizes
+
+
+@dataclass
+class Written:
+    """What was written, and how far: after an interruption the same command continues there.
+
+    ``skipped``: BatchCQ queues, which RocksDB has not. ``damaged``: (begin, end) of the log that is no record.
+    ``unknown_ends``: why the ends of queues without a message in the log could not be read from the old queues.
+    """
+
+    task: str
+    queues: int = 0
+    units: int = 0
+    skipped: list[str] = field(default_factory=list)
+    damaged: list[tuple[int, int]] = field(default_factory=list)
+    unknown_ends: str = ""
+    phys: int = -1
+    after_queue: tuple[str, int] | None = None
+    replaces: list[str] | None = None
+    """Directories that are complete and replace the store's own."""
+
+
+def plan_of(store: BrokerStore, kind: StoreKind) -> QueuePlan:
+    """Files get the sizes of broker.conf, else of the store's files, else RocketMQ's."""
+    default = FileSizes()
+    if store.conf is None:
+        found = (file_bytes_in(store.path / kind.value) for kind in (QueueKind.PLAIN, QueueKind.BATCH))
+        sizes = FileSizes(*(size or other for size, other in zip(found, default, strict=True)))
+    else:
+        names = ("mappedFileSizeConsumeQueue", "mapperFileSizeBatchConsumeQueue")
+        properties = store.conf.properties
+        sizes = FileSizes(*(integer_property(properties, *item) for item in zip(names, default, strict=True)))
+    return QueuePlan(store, kind, sizes)
+
+
+def build(plan: QueuePlan, observe: Observe) -> Written:
+    """Write all queues from the commitlog alone, without those of topics that the topic table does not have."""
+    with plan.store.without_broker():
+        return _Rewrite(plan, "build", observe).run(_Rewrite.from_log)
+
+
+def convert(plan: QueuePlan, observe: Observe) -> Written:
+    """Write all queues from the store's own, which are of the other kind."""
+    with plan.store.without_broker():
+        return _Rewrite(plan, "convert", observe).run(_Rewrite.from_queues)
+
+
+class _Rewrite:
+    def __init__(self, plan: QueuePlan, task: str, observe: Observe) -> None:
+        self._plan, self._store, self._observe = plan, plan.store, observe
+        self._work = plan.store.path / WORK_NAME
+        # A broker writes its lock file when it starts: what was written before may be of a log that it truncated.
+        started_ns = (plan.store.path / LOCK_NAME).stat().st_mtime_ns
+        self._done = self._unfinished(f"{task} {plan.kind.value} {started_ns}")
+        self._flushed_s = time.monotonic()
+        self._topics = plan.store.topics()
+        self._batch_topics = {name for name, topic in self._topics.items() if is_batch_topic(topic)}
+
+    def run(self, write: Callable[[_Rewrite, ConsumeQueueStore], None]) -> Written:
+        if self._done.replaces is None:
+            log = log_view(self._store.commit_log)
+            with closing(
+                open_for_writing(
+                    self._work, self._plan.kind, log, sizes=self._plan.sizes, batch_topics=self._batch_topics
+                )
+            ) as target:
+                write(self, target)
+                self._done.queues = len(target.queues())
+            self._store.close()
+            _give_to_owner(self._work, self._store.path)
+            self._done.replaces = [name for name in _REPLACED if (self._work / name).is_dir()]
+            self._save()
+        _replace(self._store.path, self._work, self._done.replaces)
+        return self._done
+
+    def _unfinished(self, task: str) -> Written:
+        """What an interrupted run of the same task left. One of another task is completed or removed."""
+        path = self._work / _PROGRESS_NAME
+        try:
+            done = Written(**json.loads(path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            _remove(self._work)
+            return Written(task)
+        except OSError as error:
+            raise file_error(error, path) from error
+        if done.task != task:
+            if done.replaces is not None:
+                _replace(self._store.path, self._work, done.replaces)
+            _remove(self._work)
+            return Written(task)
+        done.after_queue = done.after_queue and (done.after_queue[0], done.after_queue[1])
+        return done
+
+    def from_log(self, target: ConsumeQueueStore) -> None:
+        """The units of all records."""
+        begin = self._store.commit_log.broker_min_phys
+        ends = {}
+        if self._done.phys >= 0:
+            begin = self._done.phys
+            target.truncate(begin)
+            ends = {key[:2]: target.max_offset(*key[:2]) for key in target.queues()}
+        log = LogUnits(self._store, self._plan.kind, ends)
+        total = self._store.commit_log.data_end_phys() - begin
+        for part in log.parts(begin):
+            for queue in part.queues:
+                if self._is_wanted(queue.topic, queue.queue_id):
+                    if queue.is_restart:
+                        target.delete_queue(queue.topic, queue.queue_id)
+                    target.put(queue.topic, queue.queue_id, queue.units)
+                    self._done.units += len(queue.units)
+            self._done.damaged += [(damage.begin_phys, damage.end_phys) for damage in part.damaged]
+            self._done.phys = part.to_phys
+            self._observe(part.to_phys - begin, max(total, part.to_phys - begin))
+            self._flush_sometimes(target)
+        self._keep_ends(target)
+        target.flush(max(self._done.phys, 0))
+
+    def from_queues(self, target: ConsumeQueueStore) -> None:
+        """The units that the store's queues have, one queue after the other."""
+        source = self._store.consume_queues()
+        if source is None or self._store.has_rocksdb_queues is (self._plan.kind is StoreKind.ROCKSDB):
+            raise UsageError(
+                f"the consume queues of {self._store.path} are in {self._plan.kind.value} already",
+                hint="tiered consumequeue build writes them again",
+            )
+        keys = [queue[:2] for queue in source.queues()]
+        left = [key for key in keys if self._done.after_queue is None or key > self._done.after_queue]
+        sizes = {key: source.max_offset(*key) - source.min_offset(*key) for key in left}
+        done, total = 0, sum(sizes.values()) * _UNIT_BYTES
+        for key in left:
+            target.delete_queue(*key)
+            if self._is_wanted(*key):
+                count = copy_queue(key, source, target, 0)
+                self._refuse_hole(key, count, sizes[key])
+                self._done.units += count
+            done += sizes[key] * _UNIT_BYTES
+            self._done.after_queue = key
+            self._observe(done, total)
+            self._flush_sometimes(target)
+        target.flush(source.frontier_phys())
+
+    def _refuse_hole(self, key: tuple[str, int], count: int, places: int) -> None:
+        """LMQs may have holes in RocksDB."""
+        if self._plan.kind is StoreKind.FILE and count < places and key[0] not in self._batch_topics:
+            raise UsageError(
+                f"consume queue {key[0]}/{key[1]} has no unit at {places - count} of its offsets: files cannot hold it",
+                hint="write the queues from the commitlog: tiered consumequeue build",
+            )
+
+    def _is_wanted(self, topic: str, queue_id: int) -> bool:
+        if self._plan.kind is StoreKind.ROCKSDB and topic in self._batch_topics:
+            name = f"{topic}/{queue_id}"
+            if name not in self._done.skipped:
+                self._done.skipped.append(name)
+            return False
+        return is_living_topic(topic, self._topics)
+
+    def _keep_ends(self, target: ConsumeQueueStore) -> None:
+        """A queue whose messages have all expired continues at its end, which only the old queues know."""
+        try:
+            source = self._store.consume_queues()
+            for topic, queue_id, end in _ends(source):
+                if end > 0 and target.max_offset(topic, queue_id) == 0 and self._is_wanted(topic, queue_id):
+                    target.put_ended(topic, queue_id, end)
+        except TieredError as error:
+            self._done.unknown_ends = error.message
+
+    def _flush_sometimes(self, target: ConsumeQueueStore) -> None:
+        if time.monotonic() - self._flushed_s >= FLUSH_INTERVAL_S:
+            target.flush(max(self._done.phys, 0))
+            self._save()
+            self._flushed_s = time.monotonic()
+
+    def _save(self) -> None:
+        path = self._work / _PROGRESS_NAME
+        try:
+            replace_whole(path, json.dumps(asdict(self._done)).encode())
+        except OSError as error:
+            raise file_error(error, path) from error
+
+
+def _ends(source: ConsumeQueueIndex | None) -> Iterator[tuple[str, int, int]]:
+    for queue in source.queues() if source is not None else ():
+        yield queue.topic, queue.queue_id, source.max_offset(queue.topic, queue.queue_id) if source else 0
+
+
+def _replace(store: Path, work: Path, replaces: list[str]) -> None:
+    """Put the new directories in the place of the old ones. May be repeated after a kill at any point."""
+    old = work / _OLD_NAME
+    try:
+        old.mkdir(exist_ok=True)
+        for name in _REPLACED:
+            is_done = name in replaces and not (work / name).exists()
+            if not is_done and (store / name).exists():
+                (store / name).rename(old / name)
+            if name in replaces and not is_done:
+                (work / name).rename(store / name)
+        fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(fd)
+        os.close(fd)
+    except OSError as error:
+        raise file_error(error, work) from error
+    _remove(old)  # the progress is removed last: it says that nothing is left to do
+    _remove(work)
+
+
+def _remove(directory: Path) -> None:
+    try:
+        if directory.exists():
+            shutil.rmtree(directory)
+    except OSError as error:
+        raise file_error(error, directory) from error
+
+
+def _give_to_owner(directory: Path, store: Path) -> None:
+    """The broker's user may be another than that of this command."""
+    status = store.stat()
+    if os.geteuid() != 0 or status.st_uid == 0:
+        return
+    for folder, names, files in os.walk(directory):
+        for name in (".", *names, *files):
+            os.chown(os.path.join(folder, name), status.st_uid, status.st_gid)

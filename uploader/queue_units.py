@@ -1,0 +1,143 @@
+"""Consume queue units of a whole commitlog, from its records alone, as a broker dispatches them.
+
+Half and rolled back transactions have none, scheduled messages have the deliver time as tags code, a record has one
+more in each of its LMQs. A queue whose offsets go back belongs to a topic that was deleted and created again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.conf import BrokerConf, is_true
+from tiered.broker_store.damage import record_size, stored_size
+from tiered.broker_store.store import BrokerStore
+from tiered.consume_queue.index import UNIT_DTYPE
+from tiered.consume_queue.store import StoreKind
+from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.split import SplitScratch, split_by_queue
+from tiered.model.queue import LMQ_PREFIX, TopicFilter
+from tiered.model.tables import Table
+from uploader.lmq_dispatch import LmqDispatch, LmqRules, resolved_lmq_rows
+from uploader.log_batch import DamagedRange, LogBatch
+from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
+from uploader.queue_tails import UNKNOWN
+
+WINDOW_BYTES: Final = 32 * 1024 * 1024
+_Key = tuple[str, int]
+
+
+class QueueUnits(NamedTuple):
+    """Units of one queue in the order of the log; ``is_restart``: earlier ones belong to a deleted topic."""
+
+    topic: str
+    queue_id: int
+    units: Table
+    is_restart: bool
+
+
+class LogPart(NamedTuple):
+    """The units of [from_phys, to_phys) of the log, by queue, and what is no record there."""
+
+    from_phys: int
+    to_phys: int
+    queues: list[QueueUnits]
+    damaged: list[DamagedRange]
+
+
+class LogUnits:
+    """Reads the commitlog of ``store``, whose broker does not run, for queues of ``kind``.
+
+    ``ends``: queue -> one past its last offset, to continue after an interruption.
+    """
+
+    def __init__(self, store: BrokerStore, kind: StoreKind, ends: dict[_Key, int] | None = None) -> None:
+        self._log = store.commit_log
+        self._table = QueueTable()
+        self._scratch = SplitScratch()
+        conf = store.conf or BrokerConf()
+        is_crc_binding = is_true(conf.properties, "forceVerifyPropCRC")
+        self._feed = LogFeed(
+            self._log,
+            self._table,
+            TopicFilter(include_system=True),
+            delay_levels_ms=conf.delay_levels_ms,
+            accepted_size=lambda phys: None if is_crc_binding else stored_size(self._log, phys),
+        )
+        self._lmqs = LmqDispatch(self._table, lambda: None, lambda: _lmq_rules(store.conf, kind))
+        self._ends = dict(ends or {})
+        self.end_phys = self._log.max_file_end
+
+    def parts(self, begin_phys: int) -> Iterator[LogPart]:
+        """The log from ``begin_phys`` to its last record. A part is valid until the next one is requested."""
+        bound = FeedBound(self.end_phys, _proven_phys(self._log))
+        batch = LogBatch(WINDOW_BYTES)
+        batch.reset(begin_phys, 0)
+        while True:
+            outcome = self._feed.advance(batch, bound, batch.room)
+            if batch.to_phys > batch.from_phys:
+                yield LogPart(batch.from_phys, batch.to_phys, self._queues(batch), batch.damaged)
+            if outcome is FeedOutcome.CAUGHT_UP:
+                return
+            size = self._feed.oversize_bytes if outcome is FeedOutcome.OVERSIZE else WINDOW_BYTES
+            to_phys = batch.to_phys
+            if len(batch.arena) != size:
+                batch = LogBatch(size)
+            batch.reset(to_phys, 0)
+
+    def _queues(self, batch: LogBatch) -> list[QueueUnits]:
+        columns = batch.columns
+        lmq, lmq_offset = resolved_lmq_rows(columns, self._lmqs.offsets(columns, self._next_offsets))
+        own = np.arange(columns.rows)
+        row = np.concatenate([own, columns.lmq_row[lmq]])
+        queue = np.concatenate([columns.queue[own], columns.lmq_queue[lmq]])
+        units = np.zeros(len(row), UNIT_DTYPE)
+        for name in ("phys", "size", "tags_code", "store_timestamp"):
+            units[name] = getattr(columns, name)[row]
+        units["queue_offset"] = np.concatenate([columns.queue_offset[own], lmq_offset])
+        units["inner_num"][own] = columns.inner_num[own]
+        units["inner_num"][len(own) :] = 1
+        split = split_by_queue(queue, len(queue), len(self._table), self._scratch)
+        units = units[split.order]
+        return [
+            self._queue_units(int(ordinal), units[begin:end])
+            for ordinal, begin, end in zip(split.queues, split.starts, split.starts[1:], strict=False)
+        ]
+
+    def _queue_units(self, ordinal: int, units: Table) -> QueueUnits:
+        key = self._table.topic(ordinal), int(self._table.queue_id[ordinal])
+        ends = units["queue_offset"] + units["inner_num"]
+        before = np.concatenate([[self._ends.get(key, 0)], ends[:-1]])
+        restarts = np.flatnonzero(units["queue_offset"] < before)
+        if len(restarts):
+            units = units[restarts[-1] :]
+        self._ends[key] = int(ends[-1])
+        return QueueUnits(*key, units, len(restarts) > 0)
+
+    def _next_offsets(self, ordinals: NDArray[np.int32]) -> NDArray[np.int64]:
+        table = self._table
+        keys = [(table.topic(ordinal), int(table.queue_id[ordinal])) for ordinal in ordinals.tolist()]
+        return np.array([self._ends.get(key, UNKNOWN) for key in keys], np.int64)
+
+
+def is_living_topic(topic: str, topics: Collection[str]) -> bool:
+    """Whether ``topic`` is not deleted, by the topic table, which is unknown if empty. LMQs, and some topics of the
+    broker itself, are never there."""
+    return not topics or topic in topics or topic.startswith(LMQ_PREFIX) or TopicFilter().is_system(topic)
+
+
+def _lmq_rules(conf: BrokerConf | None, kind: StoreKind) -> LmqRules:
+    """By broker.conf; without one the broker may dispatch to LMQs."""
+    in_rocksdb = kind is StoreKind.ROCKSDB
+    name = "enableLmq" if in_rocksdb else "enableMultiDispatch"
+    return LmqRules(in_rocksdb, conf is not None and not is_true(conf.properties, name))
+
+
+def _proven_phys(log: CommitLog) -> int:
+    """Below it an invalid record is damage: the begin of the last file that begins with a record."""
+    begins = (file.begin_phys for file in reversed(log.files))
+    return next((begin for begin in begins if record_size(log, begin) is not None), log.min_phys)
