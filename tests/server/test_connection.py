@@ -281,7 +281,8 @@ def test_a_proxy_header_from_elsewhere_closes_the_connection_and_is_counted(
 
     play(story, ServerOptions(proxy_from=ServeSettings(proxy_from=believed).proxy_networks()))
     text = "PROXY header from 127.0.0.1, which is not in serve.proxy_from: connection closed"
-    assert caplog.messages.count(text) == 1, "a flood does not fill the disk"
+    counts = [getattr(record, "count", 1) for record in caplog.records if record.message == text]
+    assert counts == [1, 4], "a flood does not fill the disk"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_a_proxy_header_from_elsewhere_closes_the_connection_and_is_counted(
 def test_a_proxy_header_that_does_not_end_keeps_no_connection(
     head: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "FIRST_BYTE_S", 0.3)
+    monkeypatch.setattr(server_module, "OPENING_S", 0.3)
 
     async def story(made: Scene) -> None:
         slow = await made.client()

@@ -358,6 +358,13 @@ class ServeSettings:
         restart=True,
     )
     connections_max: int = setting(10_000, "open connections", minimum=1, maximum=1_000_000, restart=True)
+    connections_per_address_max: int = setting(
+        0,
+        "open connections of one client address (of a /64 network of IPv6); 0: a fourth of serve.connections_max, at "
+        "least 100. Behind load balancers in serve.proxy_from the clients' own addresses count",
+        maximum=1_000_000,
+        restart=True,
+    )
     lease_ms: int = 60_000
     """Groups of a server without a heartbeat for this long may be taken over: longer than a pause, shorter than a
     restart by hand."""

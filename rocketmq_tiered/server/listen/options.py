@@ -38,6 +38,7 @@ def server_options(
         host=host,
         port=port,
         connections_max=settings.connections_max,
+        address_max=settings.connections_per_address_max,
         limits=connection_limits(settings),
         tls=kept_tls(settings, events.reloaded),
         tls_only=settings.tls_only,

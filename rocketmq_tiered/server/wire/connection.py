@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from rocketmq_tiered.server.wire.active_requests import ActiveRequests
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.connection_limits import BufferAccounts, ConnectionLimits
+from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.dispatch import Authorizer, Dispatcher
 from rocketmq_tiered.server.wire.eager_task import begin
 from rocketmq_tiered.server.wire.frame_reader import FrameReader
@@ -55,6 +56,8 @@ class ConnectionContext:
     on_close: Callable[[Connection], None] = field(default=lambda _: None)
     authorizer: Authorizer | None = None
     turns: Turns = field(default_factory=lambda: Turns(PARSED_BYTES))
+    log: CountedLog = field(default_factory=lambda: CountedLog(logger))
+    """Of what any client can cause."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -291,9 +294,9 @@ class Connection(asyncio.BufferedProtocol):
     # -- ending -----------------------------------------------------------------------------------------------
 
     def close(self, why: str) -> None:
-        """Close at once; ``why`` is logged."""
+        """Close at once; ``why`` is logged, or counted."""
         if self._transport is not None and not self._transport.is_closing():
-            logger.info("connection closed: %s", why, extra={"client": self._address})
+            self._context.log.note(logging.INFO, f"connection closed: {why}", self._address)
             self._transport.abort()
 
     def reason_to_close(self, now_s: float) -> str | None:

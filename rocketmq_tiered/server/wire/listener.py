@@ -1,6 +1,7 @@
 """Accepts connections on one port: plain or TLS by the first byte, with or without a PROXY header.
 
-Owns the listening socket, the open connections, their limit and closing idle ones.
+Owns the listening socket, the open connections, their limits in all and by address, the time until a connection is
+open, and closing idle ones.
 """
 
 from __future__ import annotations
@@ -11,38 +12,46 @@ import resource
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from rocketmq_tiered.server.wire.connection import Connection, ConnectionContext
 from rocketmq_tiered.server.wire.connection_limits import BufferAccounts, ConnectionLimits
 from rocketmq_tiered.server.wire.connection_preamble import begins_proxy_header, begins_tls, take_proxy_header
+from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.dispatch import Authorizer
+from rocketmq_tiered.server.wire.peer_address import known_address
 from rocketmq_tiered.server.wire.request import HandlerTable
 from tiered.remoting.command import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-FIRST_BYTE_S = 10.0
-"""Time limit for a PROXY header and the byte that distinguishes TLS."""
+OPENING_S = 10.0
+"""Time limit from accepting a connection until its first byte, after a PROXY header and the TLS handshake, if any."""
 SWEEP_S = 5.0
-REFUSALS_LOGGED_EVERY_S = 60.0
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 2
 """Connections accepted in a row before clients already connected get their turn."""
 OTHER_DESCRIPTORS = 512
+ADDRESS_PART, ADDRESS_MIN = 4, 100
+"""One address may have a fourth of all connections, and at least 100, if no limit is set."""
+IPV6_BITS = 64
+"""A host of IPv6 has at least a network of its own."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """``version``: sent in replies (org.apache.rocketmq.common.MQVersion). ``tls``: called for each connection; plain
-    clients are served too unless ``tls_only``. ``proxy_from``: from where PROXY headers are believed."""
+    clients are served too unless ``tls_only``. ``address_max``: connections of one address; 0: ADDRESS_PART of all.
+    ``proxy_from``: from where PROXY headers are believed."""
 
     host: str = "127.0.0.1"
     port: int = 0
     version: int = 409
     connections_max: int = 10_000
+    address_max: int = 0
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     tls: Callable[[], ssl.SSLContext | None] | None = None
     tls_only: bool = False
@@ -66,14 +75,18 @@ class Listener:
         self.accounts = BufferAccounts(options.limits)
         self._context = ConnectionContext(
             handlers, options.limits, self.accounts, options.version, self._opened, self._closed,
-            options.authorizer,
+            options.authorizer, log=CountedLog(logger),
         )  # fmt: skip
+        self._log = self._context.log
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
+        self._address_max = options.address_max or max(ADDRESS_MIN, options.connections_max // ADDRESS_PART)
+        self._by_address: Counter[str] = Counter()
+        """Connections, also opening ones, by address; those of load balancers only once the client's is known."""
+        self._counted: dict[Connection, str] = {}
         self._opening = 0
         self.refused_proxy_headers = 0
         """Connections closed because of a PROXY header from outside ``proxy_from``."""
-        self._refusal_logged_s = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> tuple[str, int]:
@@ -111,6 +124,7 @@ class Listener:
             await asyncio.wait(active, timeout=drain_s)
         for connection in list(self._connections):
             connection.close("server stops")
+        self._log.close()
         if self._options.authorizer is not None:
             self._options.authorizer.close()
 
@@ -127,13 +141,12 @@ class Listener:
             try:
                 client, address = await loop.sock_accept(self._listener)
             except OSError as error:
-                logger.warning("accept failed: %s", error)
+                self._log.note(logging.WARNING, f"accept failed: {error}", "")
                 await asyncio.sleep(0.1)  # out of descriptors until connections close
                 continue
             if len(self._connections) + self._opening >= self._options.connections_max:
-                logger.warning(
-                    "connection refused: %d are open (serve.connections_max)", len(self._connections)
-                )
+                text = f"connection refused: {len(self._connections)} are open (serve.connections_max)"
+                self._log.note(logging.WARNING, text, address[0])
                 client.close()
                 continue
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -144,58 +157,93 @@ class Listener:
                 await asyncio.sleep(0)
 
     async def _open(self, client: socket.socket, host: str) -> None:
-        options = self._options
-        # Where neither TLS nor a PROXY header is expected, a client without a request is an idle one.
-        wait_s = FIRST_BYTE_S if options.tls or options.proxy_from else options.limits.idle_s
+        wait_s = min(OPENING_S, self._options.limits.idle_s)
+        counted: list[str] = []
         try:
-            address = None
-            async with asyncio.timeout(wait_s):
-                if await begins_proxy_header(client):
-                    if not self._is_load_balancer(host):
-                        client.close()
-                        return
-                    address = await take_proxy_header(client)
-                is_tls = options.tls is not None and await begins_tls(client)
-            if options.tls_only and not is_tls:
+            if not self._is_load_balancer(host) and not self._count(host, counted):
                 client.close()
                 return
-            tls = options.tls() if is_tls and options.tls is not None else None
-            context = self._context
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: Connection(context, None if tls else client, address), client, ssl=tls
-            )
+            async with asyncio.timeout(wait_s):
+                connection = await self._connection(client, host, counted)
+            if connection is not None and connection in self._connections:
+                self._counted[connection] = counted.pop()
         except (OSError, ssl.SSLError, ProtocolError) as error:
             reason = f"idle for {wait_s:g} s" if isinstance(error, TimeoutError) else error
-            logger.info("connection did not open: %s", str(reason) or type(error).__name__)
+            self._log.note(
+                logging.INFO, f"connection did not open: {str(reason) or type(error).__name__}", host
+            )
             client.close()
         except asyncio.CancelledError:  # the server stops
             client.close()
             raise
         finally:
             self._opening -= 1
+            for network in counted:
+                self._uncount(network)
+
+    async def _connection(self, client: socket.socket, host: str, counted: list[str]) -> Connection | None:
+        """The open connection, whose address is in ``counted`` then; None: refused."""
+        options, address = self._options, None
+        if await begins_proxy_header(client):
+            if not self._is_load_balancer(host):
+                self.refused_proxy_headers += 1
+                text = f"PROXY header from {host}, which is not in serve.proxy_from: connection closed"
+                self._log.note(logging.WARNING, text, host)
+                client.close()
+                return None
+            address = await take_proxy_header(client)
+        if not counted and not self._count(address.rpartition(":")[0] if address else host, counted):
+            client.close()
+            return None
+        is_tls = options.tls is not None and await begins_tls(client)
+        if options.tls_only and not is_tls:
+            client.close()
+            return None
+        tls = options.tls() if is_tls and options.tls is not None else None
+        context = self._context
+        _, connection = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: Connection(context, None if tls else client, address), client, ssl=tls
+        )
+        return connection
+
+    @staticmethod
+    def _network_of(host: str) -> str:
+        """What is counted as one address."""
+        plain = known_address(host.strip("[]"), 0).rpartition(":")[0].partition("%")[0]
+        return str(ip_network(f"{plain}/{IPV6_BITS}", strict=False)) if ":" in plain else plain
 
     def _is_load_balancer(self, host: str) -> bool:
-        """Whether PROXY headers from ``host`` are believed; a refusal is counted, and logged at most once a minute."""
-        found = ip_address(host)
-        mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-        if any((mapped or found) in network for network in self._options.proxy_from):
-            return True
-        self.refused_proxy_headers += 1
-        now_s = time.monotonic()
-        if now_s - self._refusal_logged_s >= REFUSALS_LOGGED_EVERY_S:
-            self._refusal_logged_s = now_s
-            logger.warning(
-                "PROXY header from %s, which is not in serve.proxy_from: connection closed",
-                host,
-                extra={"since_start": self.refused_proxy_headers},
+        """Whether PROXY headers from ``host`` are believed."""
+        if not self._options.proxy_from:
+            return False
+        found = ip_address(known_address(host, 0).rpartition(":")[0].partition("%")[0])
+        return any(found in network for network in self._options.proxy_from)
+
+    def _count(self, host: str, counted: list[str]) -> bool:
+        """Count a connection, and add what counts as its address to ``counted``; False: refused."""
+        network = self._network_of(host)
+        if self._by_address[network] >= self._address_max:
+            text = (
+                f"connection refused: {network} has {self._address_max} (serve.connections_per_address_max)"
             )
-        return False
+            self._log.note(logging.WARNING, text, host)
+            return False
+        self._by_address[network] += 1
+        counted.append(network)
+        return True
+
+    def _uncount(self, network: str) -> None:
+        self._by_address[network] -= 1
+        if not self._by_address[network]:
+            del self._by_address[network]
 
     def _opened(self, connection: Connection) -> None:
         self._connections.add(connection)
 
     def _closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        if (network := self._counted.pop(connection, None)) is not None:
+            self._uncount(network)
         if self._on_connection_close is not None:
             self._on_connection_close(connection)
 
@@ -203,6 +251,7 @@ class Listener:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()
+            self._log.tick()
             if self._options.authorizer is not None:
                 self._options.authorizer.tick(now_s)
             for connection in list(self._connections):
