@@ -98,7 +98,7 @@ def execute(options: argparse.Namespace) -> int:
             finish=index.write if index else lambda log: None,
         )
         report = restoring.run()
-    summary = _Summary(archive, request, report, is_newest=state.version == archive.state.version)
+    summary = _Summary(archive, request, report, is_newest=state.cursor == archive.state.cursor)
     if options.json:
         print_json(camel_names(summary.document()))
     else:

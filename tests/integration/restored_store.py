@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -19,11 +17,12 @@ from tests.end_to_end.ground_truth import GroundTruth, load_truth, read_jsonl
 from tests.end_to_end.offloading import FILTER
 from tests.servers.rocketmq import MQADMIN, RocketMq, recorded_settings
 from tiered.broker_store.commit_log import CommitLog
-from tiered.model.queue import LMQ_PREFIX
+from tiered.broker_store.store import open_broker_store
 from tiered.remoting.client import BrokerClient, RequestCode
 
 VERSIONS = {"B": "5.5.0", "D": "5.5.0", "E": "4.9.7"}
-QUERY_CONSUMER_OFFSET = 14
+QUERY_CONSUMER_OFFSET, QUERY_MESSAGE = 14, 12
+ALWAYS_MS = (1 << 63) - 1
 Queue = tuple[str, int]
 Line = tuple[int, int, int]
 """Queue offset, size and CRC-32 of a record."""
@@ -77,6 +76,30 @@ class Original:
             for queue, lines in self.truth.queues.items()
         }
 
+    def settings(self) -> dict[str, str]:
+        """Of its broker. Nothing is deleted for its age: the restored files are new."""
+        found = recorded_settings(self.directory / "broker.conf")
+        return {name: value for name, value in found.items() if name not in ("fileReservedTime", "brokerIP1")}
+
+    def queries(self) -> Iterator[tuple[str, str, list[int]]]:
+        """(topic, key, physical offsets) of queries by key without limits, and what a Java client found."""
+        for line in read_jsonl(self.directory / "truth" / "query_message.jsonl.zst"):
+            is_whole = (
+                line["begin"] == 0 and line["end"] == ALWAYS_MS and len(line["brokerPhys"]) < line["maxNum"]
+            )
+            if is_whole and line["clientPhys"] and FILTER.admits(line["topic"]):
+                yield line["topic"], line["key"], line["clientPhys"]
+
+    def group_offsets(self) -> dict[tuple[str, str, int], int]:
+        """Offset of each (group, topic, queue id) in the recorded queues."""
+        offsets = open_broker_store(self.directory / "store").state().consumer_offsets
+        return {
+            (name.partition("@")[2], name.partition("@")[0], queue_id): offset
+            for name, of_queues in offsets.items()
+            for queue_id, offset in of_queues.items()
+            if (name.partition("@")[0], queue_id) in self.truth.queues
+        }
+
     def backfill(self, url: str) -> None:
         """Archive it, in small objects."""
         settings = ("--set", "offload.batch_bytes=1MiB", "--set", "offload.split_bytes=256KiB")
@@ -99,16 +122,15 @@ class Pulled:
 
 
 class RestoredBroker:
-    """A broker on a restored store, with the settings of the original one."""
+    """A broker on a restored store in ``directory``, with the lines that the restore printed."""
 
-    def __init__(
-        self, original: Original, directory: Path, needed: Mapping[str, str], **settings: str
-    ) -> None:
-        self.original, self.directory = original, directory
-        config = recorded_settings(original.directory / "broker.conf") | dict(needed) | settings
-        for name in ("storePathRootDir", "storePathCommitLog", "fileReservedTime"):
-            config.pop(name, None)
-        self.server = RocketMq(original.version, directory, config)
+    def __init__(self, version: str, directory: Path, config: Mapping[str, str]) -> None:
+        self.directory = directory
+        kept = {name: value for name, value in config.items() if not name.startswith("storePath")}
+        self.server = RocketMq(version, directory, kept)
+        (directory / "conf" / "logback_tools.xml").write_text(
+            "<configuration/>"
+        )  # 4.9's does nothing without it
 
     def pull(self, queues: list[Queue]) -> Pulled:
         """Every message of ``queues``."""
@@ -153,6 +175,21 @@ class RestoredBroker:
         finally:
             client.close()
 
+    def query(self, topic: str, key: str) -> set[int]:
+        """Physical offsets that the broker finds by a key."""
+        client = BrokerClient(self.server.broker_address, 10)
+        fields = {
+            "topic": topic, "key": key, "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(ALWAYS_MS),
+        }  # fmt: skip
+        try:
+            body, at, found = client.call(QUERY_MESSAGE, fields).body, 0, set()
+        finally:
+            client.close()
+        while at < len(body):
+            found.add(int.from_bytes(body[at + 28 : at + 36], "big"))
+            at += int.from_bytes(body[at : at + 4], "big")
+        return found
+
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The next offset of a queue."""
         client = BrokerClient(self.server.broker_address, 10)
@@ -171,19 +208,19 @@ def restore(url: str, store: Path, *arguments: object) -> dict[str, Any]:
 
 @contextmanager
 def restored(
-    original: Original, url: str, directory: Path, *arguments: object, **settings: str
+    version: str, url: str, directory: Path, *arguments: object, settings: Mapping[str, str]
 ) -> Iterator[tuple[RestoredBroker, dict[str, Any]]]:
-    """A running broker on what `tiered restore` makes of ``url``."""
+    """A running broker on what `tiered restore` makes of ``url``; ``settings`` are those of the original one."""
     directory.mkdir(exist_ok=True)
     said = restore(url, directory / "store", *arguments)
-    broker = RestoredBroker(original, directory, said["brokerConf"], **settings)
+    broker = RestoredBroker(version, directory, {**settings, **said["brokerConf"]})
     begun_s = time.monotonic()
     broker.server.start()
     said["ready_s"] = time.monotonic() - begun_s
     try:
         yield broker, said
     finally:
-        broker.server.broker.kill()
+        broker.server.broker.kill()  # ends at once
         broker.server.stop()
 
 
@@ -199,14 +236,3 @@ def differences(original: Original, pulled: Pulled) -> list[str]:
             or expected[queue] != pulled.messages[queue]
         )
     ]
-
-
-def is_lmq(queue: Queue) -> bool:
-    return queue[0].startswith(LMQ_PREFIX)
-
-
-def fresh(directory: Path) -> Path:
-    """``directory`` without what was in it."""
-    shutil.rmtree(directory, ignore_errors=True)
-    os.makedirs(directory)
-    return directory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
@@ -14,11 +15,17 @@ Queue = tuple[str, int]
 
 
 def written(
-    path: Path, *, messages: int = 600, body_bytes: int = 100, gap_at: int | None = None
+    path: Path, *, messages: int = 600, body_bytes: int = 100, gap_at: int | None = None, begin_file: int = 0
 ) -> WrittenStore:
     """Messages of three topics by turns, and of a system topic at the end. ``gap_at``: an offset of the first queue
-    from which on ten are missing."""
-    store = WrittenStore(path)
+    from which on ten are missing. ``begin_file``: the first file of the log."""
+    store = WrittenStore(path, begin_file * FILE_BYTES)
+    (path / "config").mkdir()
+    topics = {
+        f"t{number}": {"topicName": f"t{number}", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
+        for number in range(3)
+    }
+    (path / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": topics}))
     for number in range(messages):
         queue = (f"t{number % 3}", number // 3 % 2)
         if (

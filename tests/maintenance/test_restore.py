@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,19 @@ from unittest import mock
 
 import pytest
 
+from rocketmq_tiered.cli import restore as restore_command
 from rocketmq_tiered.maintenance.restore.configuration import configuration
 from rocketmq_tiered.maintenance.restore.records import RecordWriter
 from rocketmq_tiered.maintenance.restore.selection import Selection, ShownQueue
+from tests.end_to_end.offloading import SMALL, backfill
+from tests.fetcher.broker_store_writer import WrittenStore
 from tests.maintenance.restored import FILE_BYTES, archived, expected, found, written
+from tiered.catalog.broker_facts import BrokerFacts
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.restored_check import RESTORED
 from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
 
 Run = Callable[..., tuple[int, str, str]]
 CONF = f"mappedFileSizeCommitLog={FILE_BYTES}\nmappedFileSizeConsumeQueue=1000\n"
@@ -190,6 +198,45 @@ def test_what_is_refused_in_one_line(place: Place) -> None:
     (place.store / "file").unlink()
     (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=30000\n")
     assert "crosses the end of a file of 30000 bytes" in place.restore(code=2)
+    (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=1g\n")
+    assert "mappedFileSizeCommitLog = 1g is no size in bytes" in place.restore(code=2)
+    (place.directory / "broker.conf").write_text(CONF)
+    assert "belongs to another restore" in place.restore(code=2)
+    shutil.rmtree(place.directory / "restored.restoring")
+    archive = FileStore(place.directory / "archive" / "FxCluster" / "fx-a")
+    writer = CatalogWriter(
+        archive, cluster="FxCluster", broker="fx-a", instance="i", kind="run", host="h", clock_ms=lambda: 1
+    )
+    writer.load()
+    writer.claim(take_over=True)
+    refusal = place.restore(code=2)
+    assert "i on h committed" in refusal and f"--at-version {load(archive).version}" in refusal
+
+
+def test_an_archive_without_sizes_of_files_requests_them(place: Place) -> None:
+    archived(written(place.directory / "store"), place.directory / "archive")
+    with mock.patch.object(restore_command, "recorded_facts", lambda state: BrokerFacts()):
+        code, _, error = place.run("restore", place.url, place.store)
+    assert code == 2 and "--broker-conf FILE" in error
+    code, out, _ = place.run("restore", place.url, place.store)
+    assert code == 0 and f"mappedFileSizeCommitLog={FILE_BYTES}" in out, "recorded by the archive"
+
+
+def test_an_earlier_version_is_an_older_copy(place: Place) -> None:
+    store = written(place.directory / "store")
+    archived(store, place.directory / "archive")
+    before = {queue: dict(records) for queue, records in expected(store).items()}
+    version = load(FileStore(place.directory / "archive" / "FxCluster" / "fx-a")).version
+    for number in range(50):
+        store.put("t1", 0, bytes(1_000), later_ms=1_000 + number)
+    archived(store, place.directory / "archive")
+    said = place.restore("--at-version", version, "--index")
+    assert not said["continuesArchive"]
+    assert {queue: end for queue, (_, end, _) in found(place.store).items()} == {
+        queue: max(records) + 1 for queue, records in before.items()
+    }
+    code, text = place.continued(place.store)
+    assert code == 2 and "older copy" in text
 
 
 def test_clamped_offsets_and_lmqs() -> None:
@@ -213,3 +260,52 @@ def test_clamped_offsets_and_lmqs() -> None:
     assert lmq["offsetTable"] == {"t@g": {"0": 10, "1": 0}, "t@h": {"0": 9}}
     assert made.documents["topics.json"]["topicConfigTable"] == {"t": {"topicName": "t", "attributes": {}}}
     assert (made.plain_topics, made.batch_topics) == (["t"], ["b"])
+
+
+def test_an_archive_after_a_diverged_log_compaction_and_expiry(place: Place) -> None:
+    store = written(place.directory / "store", messages=3_000, body_bytes=1_000, begin_file=2)
+    copy = place.directory / "copy"
+    shutil.copytree(store.path, copy)
+    diverged = WrittenStore(copy, store.phys)
+    diverged.records = {queue: dict(records) for queue, records in store.records.items()}
+    for which, count in ((store, 300), (diverged, 500)):
+        for number in range(count):
+            which.put(f"t{number % 3}", 0, bytes(200 + count), later_ms=4_000 + number)
+        archive = FileStore(place.directory / "archive")
+        backfill(which.path, archive, settings=SMALL, replace_log=True)
+    assert place.run("compact", place.url, "--apply", "--older-than", "0")[0] == 0
+    rules = place.directory / "rules.toml"
+    rules.write_text('[[topics.rules]]\npattern = "t1"\nttl = "1h"\n[retention]\nmin_archived = "1ms"\n')
+    code, out, err = place.run("expire", place.url, "--rules", rules, "--apply", "--yes")
+    assert code == 0, out + err
+    assert place.run("gc", place.url, "--apply", "--grace", "0", "--set", "gc.diverged_grace_ms=0")[0] == 0
+    place.restore()
+    assert found(place.store) == {
+        queue: (end, end, {}) if queue[0] == "t1" else (0, end, records)
+        for queue, records in expected(diverged).items()
+        for end in [max(records) + 1]
+    }
+    code, said = place.continued(place.store)
+    assert code == 0 and "nothing to do" in said
+    assert place.run("verify", place.url, "--full")[0] == 0
+
+
+def test_offsets_that_key_compaction_dropped_are_passed(place: Place) -> None:
+    store = written(place.directory / "store", begin_file=2)
+    for number in range(5_000):
+        store.put("state", 0, bytes(500), keys=f"k{number % 7}", later_ms=1_000 + number)
+    archived(store, place.directory / "archive")
+    rule = ("--set", 'topics.rules=[{"pattern": "state", "key_compaction": "on"}]')
+    code, out, err = place.run(
+        "compact-keys", place.url, "--apply", "--set", "key_compaction.min_age_ms=0", *rule
+    )
+    assert code == 0, out + err
+    said = place.restore()
+    kept = expected(store)
+    shown = found(place.store)
+    least, end, records = shown.pop(("state", 0))
+    assert end == 5_000 and 7 < len(records) < 3_000 and said["gapOffsets"] == end - least - len(records)
+    assert all(kept["state", 0][offset] == record for offset, record in records.items())
+    del kept["state", 0]
+    assert shown == {queue: (0, max(records) + 1, records) for queue, records in kept.items()}
+    assert place.continued(place.store)[0] == 0

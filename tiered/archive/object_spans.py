@@ -15,6 +15,7 @@ from tiered.archive.segment_reader import RANGE_BYTES_MAX
 from tiered.formats.run_part import RunPart
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES
+from tiered.model.tables import RunKind
 from tiered.object_store.interface import ObjectStore
 
 ROWS_MAX = 128 * 1024
@@ -80,7 +81,7 @@ class ObjectSpans:
 
     def records(self, part: RunPart) -> Iterator[SpanRecords]:
         """The records of ``part``, which is not of an LMQ, in order."""
-        first, position, base = 0, 0, part.base
+        first, position, base = 0, 0, self._index.spans_begin(part)
         while first < part.rows:
             span = self._index.block_span(part, first, part.rows, raw_bytes_max=SPAN_BYTES_MAX)
             rows = rows_of(self._index, part, first, span.end_row, base)
@@ -92,18 +93,20 @@ class ObjectSpans:
 
 
 def rows_of(index: SegmentIndex, part: RunPart, first: int, end: int, base: int) -> Rows:
-    """Rows [first, end) of ``part``, the first of which is at queue offset ``base``."""
+    """Rows [first, end) of ``part``; the offsets that the first of them spans begin at ``base``."""
     begin = int(index.first_row[part.ordinal]) + part.first_row
     columns = index.stored_columns(begin + first, begin + end)
     size, tags_code, stamp, phys, inner_num, parent, parent_offset = columns
     spans = inner_num.astype(np.int64)
     offsets = base + np.cumsum(spans) - spans
+    if int(index.runs["kind"][part.ordinal]) == RunKind.SPARSE:
+        offsets, inner_num = base + np.cumsum(spans) - 1, np.ones(len(spans), np.int32)
     return Rows(size, tags_code, stamp, phys, inner_num, parent, parent_offset, offsets)
 
 
 def all_rows(index: SegmentIndex, part: RunPart) -> Iterator[Rows]:
     """All rows of ``part``, some at a time."""
-    base = part.base
+    base = index.spans_begin(part)
     for first in range(0, part.rows, ROWS_MAX):
         rows = rows_of(index, part, first, min(first + ROWS_MAX, part.rows), base)
         base = int(rows.queue_offset[-1] + rows.inner_num[-1])

@@ -333,6 +333,11 @@ class SegmentIndex:
         base, first = int(self.runs["base_queue_offset"][run]), int(self.first_row[run])
         return base + (int(self._rows(first, first + row)[4].sum(dtype=np.int64)) if row else 0)
 
+    def spans_begin(self, part: RunPart) -> int:
+        """Where the offsets that the first row of ``part`` spans begin: of a sparse run with the hole before it."""
+        is_sparse = int(self.runs["kind"][part.ordinal]) == RunKind.SPARSE
+        return self._span_begin(part.ordinal, part.first_row) if is_sparse else part.base
+
     def stored_columns(self, first_row: int, end_row: int) -> tuple[NDArray[Any], ...]:
         """Columns of rows [first_row, end_row) of the object, across runs: size, tags code, store timestamp, physical
         offset, queue offsets spanned (of sparse runs: with the hole before), parent, parent's queue offset."""

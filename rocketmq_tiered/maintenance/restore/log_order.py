@@ -35,18 +35,19 @@ class OrderedRun(NamedTuple):
 
 class LogOrder:
     """``windows``: bounds [begin, end) of the runs' first physical offsets. ``oldest_phys``: of a record that is
-    certainly selected. Raises CorruptionError if a page of the
+    certainly selected. ``has_holes``: key compaction dropped rows inside runs. Raises CorruptionError if a page of the
     archive cannot be read, and what the store raises."""
 
     def __init__(self, store: ObjectStore, state: CatalogState, selection: Selection) -> None:
         self._runs = LivingRuns(store, state)
         self._version, self._selection = state.version, selection
         starts = [np.zeros(0, np.int64)]
-        self.total_bytes, self.oldest_phys = 0, _END
+        self.total_bytes, self.oldest_phys, self.has_holes = 0, _END, False
         for page in self._pages(0, _END):
             runs = page.chunk.runs
             starts.append(np.array(runs["min_phys"]))
             self.total_bytes += int(runs["byte_count"].sum())
+            self.has_holes |= bool((runs["kind"] == RunKind.SPARSE).any())
             whole = runs["min_phys"][selection.whole_runs(page)]
             self.oldest_phys = min(self.oldest_phys, int(whole.min(initial=_END)))
         first = np.sort(np.concatenate(starts))

@@ -122,14 +122,16 @@ class Restoring:
         order = LogOrder(self._store, state, selection)
         if not request.is_compact:  # what cannot be represented is refused before anything is written
             oldest = min(order.oldest_phys, max(0, state.cursor.phys - 1))
-            same_layout(oldest, state.cursor.phys, request.sizes.commitlog, self._needs(selection))
+            same_layout(oldest, state.cursor.phys, request.sizes.commitlog, self._needs(order, selection))
         tables = self._tables()
         with _only_here(request.building):
             log, layout, moved = self._written_log(order, selection)
             last_ms = log.seal(layout.begin_phys, layout.end_phys, self._clock_ms())
             units = self._write_queues(order, selection, layout, tables, moved)
             if units.gaps:
-                needs = self._needs(selection)._replace(gaps=True)  # also of LMQs whose messages are gone
+                needs = self._needs(order, selection)._replace(
+                    gaps=True
+                )  # also of LMQs whose messages are gone
                 same_layout(layout.begin_phys, layout.end_phys, layout.file_bytes, needs)
                 log.seal(layout.lead_phys, layout.begin_phys, last_ms)
             found = configuration(
@@ -150,7 +152,7 @@ class Restoring:
         log = RestoredLog(building / (SCATTERED if is_compact else "commitlog"), file_bytes)
         log.has_crc = notes.has_crc
         self._write_records(order, selection, log, notes)
-        needs = self._needs(selection)
+        needs = self._needs(order, selection)
         end_phys = self._state.cursor.phys
         if not is_compact:
             return (
@@ -163,9 +165,11 @@ class Restoring:
         target = RestoredLog(building / "commitlog", file_bytes)
         return target, layout, compact(log, target, layout.begin_phys)
 
-    def _needs(self, selection: Selection) -> Needs:
+    def _needs(self, order: LogOrder, selection: Selection) -> Needs:
         is_deleted = any(queue.min_offset or not queue.is_selected for queue in selection.queues.values())
-        return Needs(bool(self._request.since_ms) or is_deleted, has_gaps(self._state, selection))
+        return Needs(
+            bool(self._request.since_ms) or is_deleted, order.has_holes or has_gaps(self._state, selection)
+        )
 
     def _write_records(self, order: LogOrder, selection: Selection, log: RestoredLog, notes: _Notes) -> None:
         done_bytes, synced_s = 0, time.monotonic()
