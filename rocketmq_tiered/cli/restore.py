@@ -231,9 +231,15 @@ class _Summary:
         hidden = sum(bool(row["flags"] & QUEUE_HIDDEN) for _, row in state.queues())
         if hidden:
             yield f"{counted(hidden, 'hidden queue')}: deleted topics and earlier generations"
-        if report.configuration.batch_topics:
-            topics = ", ".join(report.configuration.batch_topics)
-            yield f"BatchCQ topics, which RocksDB does not have: {topics}"
+        if report.selection.absent_topics:
+            topics = ", ".join(report.selection.absent_topics)
+            in_rocksdb = self._request.queues is StoreKind.ROCKSDB
+            why = (
+                "BatchCQ is not in RocksDB"
+                if in_rocksdb
+                else "their names are none of a directory: use RocksDB"
+            )
+            yield f"{topics}: {why}"
         if report.configuration.plain_topics:
             topics = ", ".join(report.configuration.plain_topics)
             yield f"cleanup.policy=COMPACTION of {topics}: set it again, or use --consume-queue none"

@@ -259,7 +259,10 @@ def test_clamped_offsets_and_lmqs() -> None:
     assert lmq["lmqOffsetTable"] == {"%LMQ%a@g": 5}
     assert lmq["offsetTable"] == {"t@g": {"0": 10, "1": 0}, "t@h": {"0": 9}}
     assert made.documents["topics.json"]["topicConfigTable"] == {"t": {"topicName": "t", "attributes": {}}}
-    assert (made.plain_topics, made.batch_topics) == (["t"], ["b"])
+    assert made.plain_topics == ["t"]
+    without = configuration({}, Selection(queues), 1, keeps_compaction=False, may_batch=True)
+    table = without.documents["topics.json"]["topicConfigTable"]
+    assert table == {"t": {"topicName": "t", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}}
 
 
 def test_an_archive_after_a_diverged_log_compaction_and_expiry(place: Place) -> None:

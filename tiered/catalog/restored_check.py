@@ -17,6 +17,7 @@ from tiered.catalog.json_fields import fields, row
 from tiered.catalog.state import LogCheck
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.object_store.interface import ObjectStore
+from tiered.residency import open_failure
 
 RESTORED: Final = "tiered-restored.json"
 """In the store directory."""
@@ -43,13 +44,16 @@ NOT_RESTORED: Final = RestoredCheck(0, "", LogCheck(0, 0, 0), LogCheck(0, 0, 0))
 
 
 def restored_check(store_path: Path, archive: ObjectStore) -> RestoredCheck:
-    """The check of the store at ``store_path`` if it was restored from ``archive``. Raises CorruptionError."""
+    """The check of the store at ``store_path`` if it was restored from ``archive``. Raises CorruptionError, or what
+    reading raises."""
     path = store_path / RESTORED
     try:
         found = fields(json.loads(path.read_bytes()))
         check = row(RestoredCheck, [found[name] for name in RestoredCheck._fields])
     except FileNotFoundError:
         return NOT_RESTORED
+    except OSError as error:
+        raise open_failure(path, error) from error
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{path} does not parse: {error!r}", hint="remove it") from error
     try:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rocketmq_tiered.maintenance.restore.selection import Selection
-from tiered.model.queue import LMQ_PREFIX
+from tiered.model.queue import LMQ_PREFIX, SCHEDULE_TOPIC
 
 Tables = Mapping[str, Mapping[str, Any]]
 BATCH_QUEUE = "BatchCQ"
@@ -35,8 +35,6 @@ class Configuration(NamedTuple):
     clamped: list[ClampedOffset]
     plain_topics: list[str]
     """Compaction topics that become ordinary ones, as their consume queues are written."""
-    batch_topics: list[str]
-    """BatchCQ topics, which are not restored."""
 
 
 def configuration(
@@ -61,7 +59,7 @@ def configuration(
                 offsets.setdefault(name, {})[str(queue_id)] = min(offset, end)
     groups = tables.get("subscription_groups", {})
     documents: dict[str, Any] = {
-        "topics.json": {"dataVersion": version, "topicConfigTable": topics},
+        "topics.json": {"dataVersion": version, "topicConfigTable": topics or _topics_of(selection)},
         "subscriptionGroup.json": {
             "dataVersion": version, "subscriptionGroupTable": dict(groups), "forbiddenTable": {},
         },
@@ -70,13 +68,18 @@ def configuration(
             "dataVersion": version, "offsetTable": offsets, "lmqOffsetTable": lmq_offsets,
         },
     }  # fmt: skip
+    if any(key.topic == SCHEDULE_TOPIC for key in selection.queues):
+        delays = {
+            level: min(int(offset), ends.get((SCHEDULE_TOPIC, int(level) - 1), 0))
+            for level, offset in tables.get("delay_offsets", {}).items()
+        }
+        documents["delayOffset.json"] = {"dataVersion": version, "offsetTable": delays}
     if mappings := tables.get("topic_queue_mappings"):
         documents["topicQueueMapping.json"] = {
             "dataVersion": version,
             "topicQueueMappingInfoMap": dict(mappings),
         }
-    absent = [] if may_batch else sorted(batch_topics(tables.get("topics", {})))
-    return Configuration(documents, clamped, plain, absent)
+    return Configuration(documents, clamped, plain)
 
 
 def encoded(document: Any) -> bytes:
@@ -104,6 +107,18 @@ def _topics(
             plain.append(name)
         found[name] = topic
     return found, sorted(plain)
+
+
+def _topics_of(selection: Selection) -> dict[str, Any]:
+    """A table of the topics that have queues, for an archive without one."""
+    counts: dict[str, int] = {}
+    for key in selection.queues:
+        if not key.topic.startswith(LMQ_PREFIX):
+            counts[key.topic] = max(counts.get(key.topic, 0), key.queue_id + 1)
+    return {
+        topic: {"topicName": topic, "readQueueNums": count, "writeQueueNums": count, "perm": 6}
+        for topic, count in counts.items()
+    }
 
 
 def _attributes(topic: Any) -> Mapping[str, Any]:

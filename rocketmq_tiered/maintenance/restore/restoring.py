@@ -118,7 +118,7 @@ class Restoring:
         """All of it. Raises UsageError for what cannot be represented, and what reading and writing raise."""
         request, state = self._request, self._state
         _refuse_full(request.target)
-        selection = select(state, request.topics, request.since_ms, may_batch=self._may_batch)
+        selection = select(state, request.topics, request.since_ms, in_files=self._may_batch)
         order = LogOrder(self._store, state, selection)
         if not request.is_compact:  # what cannot be represented is refused before anything is written
             oldest = min(order.oldest_phys, max(0, state.cursor.phys - 1))

@@ -36,6 +36,8 @@ class Selection:
 
     queues: Mapping[QueueKey, ShownQueue]
     since_ms: int = 0
+    absent_topics: Sequence[str] = ()
+    """Topics that the consume queues of the store cannot have."""
 
     def runs(self, page: Page) -> NDArray[np.bool_]:
         """Which runs of ``page`` may have selected rows."""
@@ -70,22 +72,24 @@ class Selection:
         return kept
 
 
-def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, may_batch: bool) -> Selection:
-    """What ``state`` shows of topics that match a pattern of ``topics``. ``may_batch``: BatchCQ topics can be kept."""
+def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, in_files: bool) -> Selection:
+    """What ``state`` shows of topics that match a pattern of ``topics``. ``in_files``: consume queues are files, whose
+    directories are named by topics. Others are in RocksDB, which has no BatchCQ."""
     chosen = TopicFilter(include=topics, include_system=True)
-    found = {}
+    found, absent = {}, set[str]()
     for key, row in state.queues():
         flags = int(row["flags"])
         if flags & (QUEUE_HIDDEN | QUEUE_SUPERSEDED):
             continue
         is_batch = bool(flags & QUEUE_BATCH)
-        if is_batch and not may_batch:
+        if "/" in key.topic if in_files else is_batch:
+            absent.add(key.topic)
             continue
         found[key] = ShownQueue(
             int(row["min_queue_offset"]), int(row["end_queue_offset"]), is_batch, bool(flags & QUEUE_LMQ),
             chosen.admits(key.topic),
         )  # fmt: skip
-    return Selection(found, since_ms)
+    return Selection(found, since_ms, sorted(absent))
 
 
 def has_gaps(state: CatalogState, selection: Selection) -> bool:
