@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 from fetcher.access import ArchiveAccess, open_access
 from fetcher.io.waiting import run_sync
 from fetcher.iteration import Batches, Messages
+from fetcher.key_table import KEYS, KeyTable
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
@@ -25,6 +26,7 @@ from fetcher.rows.message import Message
 from fetcher.rows.tag_filter import MessageFilter
 from fetcher.span import Span, span_of
 from fetcher.walk import Walk
+from tiered.errors import NotFoundError
 from tiered.object_store.open_store import url_of
 from tiered.settings.sections import Settings
 from tiered.timestamps import TimePoint, milliseconds
@@ -32,6 +34,8 @@ from tiered.timestamps import TimePoint, milliseconds
 T = TypeVar("T")
 DEFAULT_LIMIT = 64
 """Messages that a search by key returns."""
+MORE = 16
+"""So many times more are searched for the latest message if none had exactly its key."""
 
 
 def open_archive(
@@ -129,6 +133,25 @@ class Archive:
         """Messages of ``topic`` with the id of its producer's client; several if a send was repeated."""
         find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, limit)
         return _answer(self.access, find)
+
+    def latest(self, topic: str, key: str) -> Message | None:
+        """The latest message of ``topic`` whose KEYS are ``key``; None if there is none, or it is a tombstone."""
+        limit, word = DEFAULT_LIMIT, next(iter(key.split()), key)
+        while True:
+            found = self.find_by_key(topic, word, limit=limit)
+            mine = [one for one in found if one.record.properties.get(KEYS) == key]
+            if mine or len(found) < limit:
+                break
+            limit *= MORE
+        newest = max(mine, key=lambda one: (one.store_timestamp, one.queue_offset), default=None)
+        return newest if newest is not None and newest.body else None
+
+    def table(self, topic: str) -> KeyTable:
+        """The latest message of each key of ``topic``, but tombstones. Raises NotFoundError."""
+        queues = self.queues(topic)
+        if not queues:
+            raise NotFoundError(f"{self.title} has no topic {topic}", hint="tiered ls lists the topics")
+        return KeyTable([self.queue(topic, one.queue_id) for one in queues])
 
     def find_by_id(self, offset_msg_id: str) -> Message | None:
         """The message with the broker's offsetMsgId, or None."""

@@ -30,7 +30,7 @@ from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.run_part import CatalogRun
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import LMQ_PREFIX, QueueKey
-from tiered.model.tables import RunKind
+from tiered.model.tables import QUEUE_SPARSE, RunKind
 
 logger = logging.getLogger(__name__)
 
@@ -243,12 +243,12 @@ def _rows_at(index: SegmentIndex, phys: int, named: tuple[CatalogRun, ...] | Non
 async def _is_living(
     source: QuerySource, state: CatalogState, candidate: _Candidate, at_row: tuple[int, int], entry: Entry
 ) -> bool:
-    """Whether the catalog still has this row, (run, row) of the object. Pages are read only after a log divergence:
-    otherwise every run inside a queue's bounds, in an object not pending deletion, is live."""
+    """Whether the catalog still has this row, (run, row) of the object. Pages are read only after a log divergence or
+    key compaction: otherwise every run inside a queue's bounds, in an object not pending deletion, is live."""
     row = state.queue(entry.queue)
     if row is None or not row["min_queue_offset"] <= entry.queue_offset < row["end_queue_offset"]:
         return False
-    if candidate.runs is not None or not state.log_histories:
+    if candidate.runs is not None or not (state.log_histories or int(row["flags"]) & QUEUE_SPARSE):
         return True
     chunk = await source.runs_at(state, entry.queue, entry.queue_offset, stored_ms=entry.store_timestamp)
     at = int(np.searchsorted(chunk.runs["base_queue_offset"], entry.queue_offset, side="right")) - 1

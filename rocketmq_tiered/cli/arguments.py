@@ -56,6 +56,7 @@ _KNOWN = {flag.key: flag.option for flag in _FLAGS} | {
     "process.state_dir": "--state-dir",
     "gc.grace_ms": "--grace",
     "compaction.min_age_ms": "--older-than",
+    "key_compaction.min_age_ms": "--older-than",
 }
 
 

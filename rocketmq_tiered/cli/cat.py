@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fetcher.archive import Archive, open_archive
 from fetcher.io.waiting import run_sync
+from fetcher.key_table import latest_offsets
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.rows.batch import MessageBatch
 from fetcher.rows.tag_filter import MessageFilter, tag_filter
@@ -20,6 +21,7 @@ from fetcher.walk import Walk
 from rocketmq_tiered.cli.arguments import add_archive, instant, settings_of
 from rocketmq_tiered.cli.rendering import BODY_FORMS, BodyForm, is_charset, jsonl_line
 from rocketmq_tiered.process.logs import log_plain
+from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.unreadable import UnreadableMessagesError, UnreadableRange
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
 from tiered.model.queue import QueueKey
@@ -73,6 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="messages of log history N that a truncated or replaced log took out (see tiered ls --histories)",
     )
+    parser.add_argument(
+        "--latest",
+        action="store_true",
+        help="only the latest message of each key, of those stored before --until, and no tombstones",
+    )
     parser.add_argument("--follow", action="store_true", help="continue as the archive grows, until Ctrl-C")
 
 
@@ -122,6 +129,8 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
         raise UsageError(
             "--history excludes --follow and --at-version", hint="an earlier log history does not grow"
         )
+    if options.latest and (options.follow or options.limit is not None):
+        raise UsageError("--latest excludes --follow and --limit", hint="a later message may replace each")
     if options.follow and options.until is not None:
         raise UsageError("--follow and --until exclude each other", hint="give one of them")
     if options.tag is not None and options.where is not None:
@@ -202,10 +211,22 @@ class _Printer:
     def print_queues(self, listings: list[QueueListing]) -> None:
         """Print the new messages of each queue that are readable."""
         for listing in listings:
+            kept = self._latest(listing) if self._options.latest else None
             walk = self._walks.get(listing.key) or self._begin(listing.key)
             while (batch := self._next_batch(walk)) is not None:
+                if kept is not None:
+                    is_old = batch.queue_offsets < kept.end
+                    batch = batch.select(kept.mask(batch.queue_offsets) & is_old)
                 for piece in self._pieces(batch, listing):
                     sys.stdout.buffer.write(piece)
+
+    def _latest(self, listing: QueueListing) -> KeptOffsets:
+        """Which messages of a queue are the latest of their keys."""
+        queue = self._archive.queue(listing.topic, listing.queue_id, generation=listing.generation)
+        span = Span(None, None, None, READ_ROWS, READ_BYTES, self._options.until)
+        walk = queue.walk(span)
+        batches = iter(lambda: self._next_batch(walk), None)
+        return latest_offsets(batches, queue.min_offset, queue.max_offset)
 
     def report_unreadable(self) -> int:
         """Log one line for each range of offsets that could not be read; the exit code."""

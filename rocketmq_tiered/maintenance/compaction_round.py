@@ -29,6 +29,7 @@ from tiered.archive.rewrite.plan import Candidates, RewritePlan
 from tiered.archive.rewrite.result import OutputIdentity, RewriteOptions, RewriteResult, output_keys
 from tiered.catalog.commit import CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import Reason
+from tiered.catalog.floors import rows_below
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
 from tiered.catalog.requirements import Floors, IndexBegins, Requirements, histories_of
@@ -258,7 +259,8 @@ def _dropped(
     if planned.plan.selection is None:
         return none
     moved = picked(candidates.runs, planned.plan.moved(len(candidates.runs)))
-    lost = np.bincount(moved["queue"], weights=moved["rows"], minlength=count)
+    alive = moved["rows"] - rows_below(moved, candidates.floors[moved["queue"]])
+    lost = np.bincount(moved["queue"], weights=alive, minlength=count)
     lost -= np.bincount(result.runs["queue"], weights=result.runs["rows"], minlength=count)
     numbers = np.flatnonzero(lost)
     queues = [candidates.queues[number] for number in numbers.tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rocketmq_tiered.maintenance.compaction_job import limits_of
@@ -93,6 +93,8 @@ class KeyCompaction:
         self.rounds = 0
         self._pass: KeyPass | None = None
         self._done: set[QueueKey] = set()
+        self._seen: dict[QueueKey, int] = {}
+        """Cuts up to which queues were read: where nothing was dropped, runs stay as they are."""
         self._before_version = self._changed = 0
 
     def plan(self, state: CatalogState) -> PlannedRound | None:
@@ -155,7 +157,8 @@ class KeyCompaction:
             RunIndex(self._store), state, self._rules(state),
             before_version=self._before_version, runs_max=limits.runs_max,
         )  # fmt: skip
-        due = [one for one in queues if one.queue not in self._done and self._is_due(one)]
+        queues = [replace(one, seen=self._seen.get(one.queue, 0)) for one in queues]
+        due = [one for one in queues if one.queue not in self._done and one.new_bytes and self._is_due(one)]
         self.backlog = KeyFigures(queues=len(due), bytes=sum(one.new_bytes for one in due))
         part = next(passes_of(due, own.memory_bytes // 4), None)
         if part is None:
@@ -163,8 +166,9 @@ class KeyCompaction:
         found = KeyPass(histories_of(state))
         for one in part:
             self._done.add(one.queue)
+            self._seen[one.queue] = one.cut
             read_queue(
-                self._store, one, found, self._options.spool_directory / "keys", own.memory_bytes // MAP_SHARE,
+                self._store, one, found, self._options.spool_directory, own.memory_bytes // MAP_SHARE,
                 keeps_keyless=own.keyless == "keep",
             )  # fmt: skip
         return found

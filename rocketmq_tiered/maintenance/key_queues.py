@@ -24,21 +24,26 @@ RUNS_MIN = 2
 
 @dataclass(frozen=True)
 class KeyedQueue:
-    """``chunk``: its runs below offset ``cut``, by offset, all of which may be replaced."""
+    """``chunk``: its runs below offset ``cut``, by offset, all of which may be replaced. ``floor``: its minimum offset.
+    ``seen``: a cut up to which they were read before, and all stayed that is plain."""
 
     queue: QueueKey
     chunk: RunChunk
     cut: int
+    floor: int = 0
+    seen: int = 0
 
     @property
     def begin(self) -> int:
-        """The first offset."""
-        return int(self.chunk.runs["base_queue_offset"][0])
+        """The first offset that counts."""
+        return max(self.floor, int(self.chunk.runs["base_queue_offset"][0]))
 
     @property
     def new_bytes(self) -> int:
         """Message bytes that were not compacted yet."""
-        return int(self.chunk.runs["byte_count"][self.chunk.runs["kind"] == RunKind.PLAIN].sum())
+        runs = self.chunk.runs
+        is_new = (runs["kind"] == RunKind.PLAIN) & (runs["base_queue_offset"] >= self.seen)
+        return int(runs["byte_count"][is_new].sum())
 
     @property
     def old_bytes(self) -> int:
@@ -126,4 +131,4 @@ def _keyed(state: CatalogState, queue: QueueKey, found: list[RunChunk], stays: i
     chunk = selected(chunk, order)
     if len(order) < RUNS_MIN or not (chunk.runs["kind"] == RunKind.PLAIN).any():
         return None
-    return KeyedQueue(queue, chunk, int(chunk.runs["end_queue_offset"][-1]))
+    return KeyedQueue(queue, chunk, int(chunk.runs["end_queue_offset"][-1]), int(row["min_queue_offset"]))

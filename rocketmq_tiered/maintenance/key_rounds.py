@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, sequences_of_runs
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, candidates_in
 from rocketmq_tiered.maintenance.key_queues import KeyedQueue, page_ranges
-from rocketmq_tiered.maintenance.key_selection import KeptOffsets, KeptRows
 from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
+from tiered.archive.kept_offsets import KeptOffsets, KeptRows
 from tiered.archive.offset_map import OffsetMap, key_entries
 from tiered.archive.rewrite.iterations import with_iterations
 from tiered.archive.rewrite.plan import Candidates, RewritePlan
@@ -93,7 +93,8 @@ def read_queue(
             last = one.begin
             for entries in key_entries(reader, CatalogRun.of(run)):
                 last = int(entries["offset"][-1])
-                entries = entries[entries["offset"] < one.cut]  # noqa: PLW2901
+                is_inside = (entries["offset"] >= one.begin) & (entries["offset"] < one.cut)
+                entries = picked(entries, is_inside)  # noqa: PLW2901
                 messages, size_bytes = (
                     messages + len(entries),
                     size_bytes + int(entries["size"].sum(dtype=np.int64)),
@@ -221,7 +222,7 @@ def _choose(
         begin, end, rows = int(run["base_queue_offset"]), int(run["end_queue_offset"]), int(run["rows"])
         above = max(0, end - max(begin, kept.end))  # they may be fewer where it is sparse
         left[at] = kept.count(begin, end) + above
-        is_inside = kept.begin <= begin < kept.end and not candidates.is_fixed[run["object"]]
+        is_inside = kept.begin < end and begin < kept.end and not candidates.is_fixed[run["object"]]
         replaced[at] = is_inside and not is_done and left[at] < rows
     groups = np.split(mine, np.flatnonzero(~_continue(candidates, mine)) + 1)
     for group in groups:

@@ -94,14 +94,18 @@ class Table:
         return run_gc(self.store, load(self.store), apply=True, grace_ms=0, clock=clock).delete
 
     def expire(self) -> None:
-        """The oldest run of the queue expires."""
-        state = load(self.store)
-        runs = RunIndex(self.store).runs_of(state, KEYED).runs
+        """The oldest run of the queue expires, or a part of a plain one."""
+        runs = RunIndex(self.store).runs_of(load(self.store), KEYED).runs
         if len(runs) < 2:
             return
+        begin, end = max(self.floor, int(runs["base_queue_offset"][0])), int(runs["end_queue_offset"][0])
         floor = np.zeros(1, FLOOR_DTYPE)
-        floor["min_queue_offset"], floor["rows"] = runs["end_queue_offset"][0], runs["rows"][0]
-        self.floor = int(floor["min_queue_offset"][0])
+        if runs["kind"][0] == RunKind.PLAIN:
+            end = self.random.randint(begin + 1, end)
+            floor["rows"] = end - begin
+        else:
+            floor["rows"] = runs["rows"][0]
+        self.floor = floor["min_queue_offset"] = end
         self.owner.writer.refresh()
         self.owner.writer.append(CommitDraft(CommitKind.MAINTENANCE, queues=[KEYED], floors=floor))
 

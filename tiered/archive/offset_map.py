@@ -7,6 +7,7 @@ to a spool, divided by digest, and each part is reduced on its own. As the broke
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -33,11 +34,12 @@ _SHIFT = np.uint64(56)
 
 
 class OffsetMap:
-    """Takes about ``memory_bytes``. Not thread-safe. ``close`` it: the spool is a file without a name."""
+    """Takes about ``memory_bytes``. Not thread-safe. ``close`` it: the spool is a file without a name in
+    ``directory``."""
 
-    def __init__(self, spool: Path, memory_bytes: int) -> None:
+    def __init__(self, directory: Path, memory_bytes: int) -> None:
         self._entries_max = max(1024, memory_bytes // (_WORK_FACTOR * ENTRY_DTYPE.itemsize))
-        self._path = spool
+        self._directory = directory
         self._file: Any = None
         self._places: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
         self._held: list[Table] = []
@@ -75,9 +77,8 @@ class OffsetMap:
 
     def _spill(self, entries: Table) -> None:
         if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w+b")
-            self._path.unlink()
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
         part = (entries["high"] >> _SHIFT).astype(np.int64)
         order = np.argsort(part, kind="stable")
         ends = np.cumsum(np.bincount(part, minlength=_PARTS)).tolist()
@@ -102,37 +103,34 @@ def _latest(entries: Table) -> Table:
 
 def key_entries(reader: SegmentReader, run: RunPart) -> Iterator[Table]:
     """An entry (ENTRY_DTYPE) for each message of ``run``, some megabytes at a time, in order. Raises as
-    SegmentReader.read_blocks."""
+    SegmentReader.read_blocks, and CorruptionError."""
     rows = reader.row_columns(run)
     whole = reader.index.block_span(run, 0, len(rows))
     for span in reader.index.split_span(run, whole, RANGE_BYTES_MAX):
         records = reader.read_blocks(run, span.first_row, span.end_row)
-        fields = record_fields(records.data, records.starts, records.sizes, properties=True)
-        if not fields[Number.VALID].all():
-            raise CorruptionError(f"{reader.index.key}: a record of run {run.ordinal} is malformed")
-        part = slice(span.first_row, span.end_row)
-        yield entries_of(records.data, fields[Number.KEYS_AT], fields[Number.KEYS_BYTES],
-                         fields[Number.BODY_BYTES], rows.queue_offset[part], records.sizes)  # fmt: skip
+        yield entries_of(*records, rows.queue_offset[span.first_row : span.end_row])
 
 
 def entries_of(
-    data: NDArray[np.uint8], keys_at: NDArray[Any], keys_bytes: NDArray[Any], body_bytes: NDArray[Any],
-    offsets: NDArray[Any], sizes: NDArray[Any],
-) -> Table:  # fmt: skip
-    """Entries of messages whose KEYS are bytes [keys_at, keys_at + keys_bytes) of ``data``."""
+    data: NDArray[np.uint8], starts: NDArray[Any], sizes: NDArray[Any], offsets: NDArray[Any]
+) -> Table:
+    """Entries of the records ``data[starts[i] : starts[i] + sizes[i]]`` at ``offsets``. Raises CorruptionError for a
+    malformed one."""
+    fields = record_fields(data, starts, sizes, properties=True)
+    if not fields[Number.VALID].all():
+        raise CorruptionError(f"the record at offset {offsets[fields[Number.VALID].argmin()]} is malformed")
+    keys_at, keys_bytes = fields[Number.KEYS_AT], fields[Number.KEYS_BYTES]
     found = np.zeros(len(offsets), ENTRY_DTYPE)
     view, md5 = data.data, hashlib.md5
-    keys = [
-        view[begin:end] for begin, end in zip(keys_at.tolist(), (keys_at + keys_bytes).tolist(), strict=True)
-    ]
+    ends = (keys_at + keys_bytes).tolist()
+    keys = [view[begin:end] for begin, end in zip(keys_at.tolist(), ends, strict=True)]
     digests = b"".join([md5(key, usedforsecurity=False).digest() for key in keys])
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2)
     found["high"], found["low"] = halves[:, 0], halves[:, 1]
-    found["offset"], found["size"], found["is_tombstone"] = offsets, sizes, body_bytes == 0
-    found["has_key"] = keys_bytes > 0
+    found["offset"], found["size"] = offsets, sizes
+    found["is_tombstone"], found["has_key"] = fields[Number.BODY_BYTES] == 0, keys_bytes > 0
     # A blank key is none: StringUtils.isNotBlank.
     blank = np.flatnonzero(found["has_key"])
-    blank = blank[data[keys_at[blank]] <= ord(" ")]
-    for row in blank.tolist():
+    for row in blank[data[keys_at[blank]] <= ord(" ")].tolist():
         found["has_key"][row] = bool(bytes(keys[row]).strip())
     return found

@@ -15,7 +15,7 @@ from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES
 from tiered.errors import CorruptionError
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec
-from tiered.model.tables import RunKind, Table
+from tiered.model.tables import RunKind, Table, copied
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def check_totals(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
     """Raises CorruptionError unless every queue has the same begin, end, offsets, rows and bytes in ``new`` as in the
     runs that the plan moves; with a selection, no more rows and bytes."""
     moved, queues = plan.moved(len(candidates.runs)), len(candidates.queues)
-    before, after = _totals(candidates.runs, moved, queues), _totals(new, np.ones(len(new), bool), queues)
+    old = copied(candidates.runs)
+    old["base_queue_offset"] = _begins(candidates, plan)
+    before, after = _totals(old, moved, queues), _totals(new, np.ones(len(new), bool), queues)
     differs = before != after
     if plan.selection is not None:
         differs[:, 3:] = after[:, 3:] > before[:, 3:]
@@ -123,6 +125,12 @@ def check_totals(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
         )
 
 
+def _begins(candidates: Candidates, plan: RewritePlan) -> NDArray[np.int64]:
+    """Where each run begins: a selection keeps nothing below a floor."""
+    base: NDArray[np.int64] = candidates.runs["base_queue_offset"]
+    return base if plan.selection is None else np.maximum(base, candidates.floors[candidates.runs["queue"]])
+
+
 def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
     """Let sparse runs of ``new`` cover, in place, all offsets of the runs that the plan moves: up to the next run, and
     the first one from the begin on."""
@@ -130,7 +138,7 @@ def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
         mine = np.flatnonzero(new["queue"] == queue)
         mine = mine[np.argsort(new["base_queue_offset"][mine])]
         is_moved = plan.moved(len(candidates.runs)) & (candidates.runs["queue"] == queue)
-        begin = np.sort(candidates.runs["base_queue_offset"][is_moved])
+        begin = np.sort(_begins(candidates, plan)[is_moved])
         end = np.sort(candidates.runs["end_queue_offset"][is_moved])
         is_head = np.append(True, begin[1:] != end[:-1])
         begin, end = begin[is_head], end[np.append(is_head[1:], True)]

@@ -12,7 +12,8 @@ from tiered.model.queue import QueueKey
 
 
 class KeptOffsets:
-    """Of offsets [begin, end) of a queue, those that stay. All from ``end``, the cut, on stay too."""
+    """Of offsets [begin, end) of a queue, those that stay. All from ``end``, the cut, on stay too, and none below
+    ``begin``, its floor."""
 
     def __init__(self, begin: int, end: int) -> None:
         self.begin, self.end = begin, end
@@ -30,7 +31,7 @@ class KeptOffsets:
 
     def mask(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of ``offsets`` stay."""
-        kept = np.ones(len(offsets), bool)
+        kept = offsets >= self.begin
         inside = np.flatnonzero((offsets >= self.begin) & (offsets < self.end))
         at = offsets[inside] - self.begin
         kept[inside] = (self._bits[at >> 3] >> (at & 7).astype(np.uint8)) & 1
