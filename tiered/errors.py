@@ -67,6 +67,10 @@ class NotFoundError(TieredError):
     exit_code = 3
 
 
+class MissingBrokerFileError(NotFoundError):
+    """A file or directory of the broker does not exist, as when its disk is not mounted."""
+
+
 class SnapshotExpiredError(NotFoundError):
     """An earlier version of the archive is no longer whole: garbage collection deleted objects that it names."""
 
@@ -75,6 +79,10 @@ class UnavailableError(TieredError):
     """Temporarily unavailable: the same call may succeed later."""
 
     exit_code = 4
+
+
+class EmptyCommitlogError(UnavailableError):
+    """A commitlog directory has no file though there were some, as when its disk is not mounted."""
 
 
 class UnreadableError(UnavailableError):

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UnreadableError
+from tiered.errors import AccessDeniedError, MissingBrokerFileError, UnavailableError, UnreadableError
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 NAME_DIGITS: Final = 20
@@ -227,10 +227,10 @@ class ColdReadFile:
                 raise
 
 
-def open_failure(path: Path, error: OSError) -> NotFoundError | AccessDeniedError | UnavailableError:
+def open_failure(path: Path, error: OSError) -> MissingBrokerFileError | AccessDeniedError | UnavailableError:
     """The typed error for a failed open or read of a broker's file."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-        return NotFoundError(f"{path} does not exist")
+        return MissingBrokerFileError(f"{path} does not exist")
     if error.errno in (errno.EACCES, errno.EPERM):
         return AccessDeniedError(
             f"{path} cannot be read: permission denied",

@@ -110,6 +110,7 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
     for task in report.tasks:
         if task.problem:
             about, what, step = TASKS.get(task.name, (task.name, f"{task.name} has not run", "see the log"))
+            step = "run tiered doctor ARCHIVE_URL; it is tried again every minute" if task.is_outage else step
             found.append(Finding(about, f"{what}: {task.problem}", step))
     if (
         not report.task(GARBAGE_COLLECTION).problem

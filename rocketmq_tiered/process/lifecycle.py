@@ -24,7 +24,6 @@ from rocketmq_tiered.process.run_state import (
     STARTING,
     TROUBLE,
     Condition,
-    RetryPlan,
     RunState,
     after_failure,
     while_running,
@@ -107,7 +106,7 @@ class Service:
         self._condition = Condition(RunState.STARTING, "reading settings")
         """In effect unless the uploader has claimed its archive."""
         self._is_running = False
-        self._has_owned = False
+        self._has_owned = self._has_stood_by = False
         self._standby_report: StatusReport | None = None
         self._logged = self._condition
         self._logged_s = monotonic_s()
@@ -273,9 +272,13 @@ class Service:
         self._failures += 1
         lasts, self._failed_why = str(error) == self._failed_why, str(error)
         plan = after_failure(
-            error, self._settings, self._failures, self._jitter(), has_owned=self._has_owned, lasts=lasts
-        )
-        self._log_failure(error, plan)
+            error, self._settings, self._failures, self._jitter(),
+            has_owned=self._has_owned, has_stood_by=self._has_stood_by, lasts=lasts,
+        )  # fmt: skip
+        self._has_stood_by = self._has_stood_by or plan.condition.state is RunState.STANDBY
+        if plan.exit_code is not None:  # failures that a retry may cure are logged as states
+            level = logging.ERROR if isinstance(error, TieredError) else logging.CRITICAL
+            logger.log(level, "the uploader stopped", exc_info=error, extra={"failures": self._failures})
         self._enter(plan.condition)
         if plan.exit_code is not None:
             return plan.exit_code
@@ -300,12 +303,6 @@ class Service:
         logging.getLogger().setLevel(settings.process.log_level.upper())
         self._settings = settings
         self._on_reload(settings)
-
-    def _log_failure(self, error: BaseException, plan: RetryPlan) -> None:
-        """Failures that a retry may cure are logged as states."""
-        if plan.exit_code is not None:
-            level = logging.ERROR if isinstance(error, TieredError) else logging.CRITICAL
-            logger.log(level, "the uploader stopped", exc_info=error, extra={"failures": self._failures})
 
     def _reload(self) -> None:
         try:

@@ -9,8 +9,10 @@ from typing import Final
 from rocketmq_tiered.process.report import StatusReport
 from tiered.errors import (
     AccessDeniedError,
+    EmptyCommitlogError,
     FencedError,
     LogDivergedError,
+    MissingBrokerFileError,
     NotFoundError,
     RefusedRequestError,
     StoreFullError,
@@ -32,6 +34,8 @@ BEHIND_S = 60.0
 """Lag of `behind`; four batches' age if that is longer."""
 OBJECT_STORE = "object store"
 LOCAL_DISK = "local disk"
+BROKER_STORE = "broker store"
+"""Its directory, commitlog or files are not there."""
 ARCHIVE = "archive"
 """Not usable as it is: empty though it has been archived to."""
 
@@ -64,6 +68,7 @@ _CHECK_DISK: Final = "free space, or let this user read and write there; it is t
 _NEXT: Final = {
     OBJECT_STORE: _CHECK_STORE,
     LOCAL_DISK: _CHECK_DISK,
+    BROKER_STORE: "mount its disk, or correct broker.store_path and restart; nothing is archived or hidden until then",
     ARCHIVE: "do what the cause says; it is tried again, and nothing is lost while the broker keeps its log",
 }
 _STEPS: Final = {
@@ -141,11 +146,12 @@ def after_failure(
     jitter: float,
     *,
     has_owned: bool = False,
+    has_stood_by: bool = False,
     lasts: bool = False,
 ) -> RetryPlan:
-    """The reaction to the ``failures``-th failure in a row (from 1); ``jitter`` in [0, 1). ``has_owned``: whether this
-    process has owned the archive: then what the object store refuses is retried, and clients are still served.
-    ``lasts``: whether the failure before had the same cause.
+    """The reaction to the ``failures``-th failure in a row (from 1); ``jitter`` in [0, 1). ``has_owned``,
+    ``has_stood_by``: whether this process has owned the archive, or been its standby: then what the object store refuses
+    is retried, and clients are still served. ``lasts``: whether the failure before had the same cause.
     """
     why = str(error)
     if isinstance(error, BrokerRestartedError):
@@ -157,9 +163,11 @@ def after_failure(
         return RetryPlan(Condition(state, why), settings.process.standby_retry_ms / 1000)
     if isinstance(error, LogDivergedError):  # the log may be put back
         return RetryPlan(Condition(RunState.DIVERGED, error.message, hint=error.hint), RETRY_DIVERGED_S)
-    if has_owned and isinstance(error, StoreLayoutError):  # its disk is not mounted
-        return RetryPlan(Condition(RunState.BLOCKED, why, LOCAL_DISK), RETRY_MAX_S)
-    if isinstance(error, UnavailableError) or (has_owned and isinstance(error, _STORE_ERRORS)):
+    has_worked = has_owned or has_stood_by
+    is_missing = has_worked and isinstance(error, MissingBrokerFileError | StoreLayoutError)
+    if is_missing or isinstance(error, EmptyCommitlogError):
+        return RetryPlan(Condition(RunState.BLOCKED, error.message, BROKER_STORE), RETRY_MAX_S)
+    if isinstance(error, UnavailableError) or (has_worked and isinstance(error, _STORE_ERRORS)):
         ceiling_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))
         return RetryPlan(_waiting_for(error, why, lasts=lasts), ceiling_s * (0.5 + jitter / 2))
     exit_code = error.exit_code if isinstance(error, TieredError) else EXIT_INTERNAL
@@ -168,8 +176,7 @@ def after_failure(
 
 def _waiting_for(error: BaseException, why: str, *, lasts: bool) -> Condition:
     if isinstance(error, (*_STORE_ERRORS, StoreFullError)):
-        is_local = why.startswith(("/", "commitlog directory"))
-        return Condition(RunState.BLOCKED, why, LOCAL_DISK if is_local else OBJECT_STORE)
+        return Condition(RunState.BLOCKED, why, LOCAL_DISK if why.startswith("/") else OBJECT_STORE)
     if isinstance(error, UnreadableError):
         return Condition(RunState.BLOCKED, why, LOCAL_DISK)
     if lasts:

@@ -38,7 +38,7 @@ from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.state import CatalogState
 from tiered.console import RECORD_ATTRIBUTES
-from tiered.errors import UsageError
+from tiered.errors import FencedError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.interface import ObjectStore
@@ -101,7 +101,7 @@ class Writer:
     new_archive: bool = False
     """Whether an archive may begin though this instance has archived to another one."""
     standby: StandbyWatch | None = None
-    """None: never takes over without ``take_over``."""
+    """None: no standby; never takes over without ``take_over``."""
     reads: Callable[[], int] = lambda: 0
     """Reads by clients of this process so far."""
 
@@ -132,7 +132,7 @@ class UploaderJob:
             name=conf.broker if conf is not None else "",
         )
         opened.callback(broker_offsets.close)
-        self._broker_offsets = broker_offsets
+        self._broker_offsets, self._standby = broker_offsets, writer.standby
         topic_filter = topic_filter_of(settings, conf, names.cluster, names.broker)
         archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
         opened.callback(archive.close)
@@ -207,7 +207,12 @@ class UploaderJob:
     def offload(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
         """Run the uploader, then close all stores. Raises what Offloader.run raises."""
         with self._opened:
-            return self.offloader.run(stop, follow=follow)
+            try:
+                return self.offloader.run(stop, follow=follow)
+            except FencedError as error:
+                if self._standby is None:
+                    raise
+                raise FencedError(error.message, hint=self._standby.plan) from error
 
     def _has_standby_lag(self, state: CatalogState, log_end_phys: int | None) -> bool:
         """Report the lag behind another writer's archive. Whether the master's log has messages that are not archived;
@@ -261,8 +266,10 @@ def _with_standby(
         return environment
 
     def may_take_over(state: CatalogState, log_end_phys: int | None) -> bool:
-        lags = has_lag(state, log_end_phys)
-        may = watch.lag_ms > 0 and watch.may_take_over(state, has_lag=lags, now_ms=time.monotonic() * 1000)
+        lags, was_silent = has_lag(state, log_end_phys), watch.is_silent
+        may = watch.may_take_over(state, has_lag=lags, now_ms=time.monotonic() * 1000)
+        if watch.is_silent and not was_silent:
+            logger.warning("standby: the archive does not advance: %s", watch.plan)
         if may:
             owner = state.owner
             logger.warning(

@@ -10,7 +10,7 @@ import pytest
 
 from tiered.archive.task import Due, StoppedError, TaskLoop
 from tiered.catalog.state import CatalogState
-from tiered.errors import UnavailableError
+from tiered.errors import AccessDeniedError, FencedError, UnavailableError
 
 OWNED = CatalogState()
 
@@ -66,7 +66,7 @@ def test_only_the_owner_works() -> None:
 
 
 def test_failures_are_reported_and_tried_again() -> None:
-    errors: list[Exception] = [UnavailableError("away"), RuntimeError("a defect")]
+    errors: list[Exception] = [AccessDeniedError("denied"), RuntimeError("a defect")]
     seen: list[str] = []
 
     def fail() -> None:
@@ -80,8 +80,35 @@ def test_failures_are_reported_and_tried_again() -> None:
     until(lambda: loop.status.last_ms is not None)
     loop.stop()
     thread.join(20)
-    assert seen[:3] == ["", "away", "internal error: RuntimeError('a defect')"]
+    assert seen[:3] == ["", "denied", "internal error: RuntimeError('a defect')"]
     assert (loop.status.failures, loop.status.problem) == (2, "")
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_an_outage_is_a_problem_only_if_it_lasts(lasts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiered.archive.task.OUTAGE_S", 0.0 if lasts else 600.0)
+    task = Counting(1, Due(every_s=3600), fail=lambda: unavailable())
+    loop = TaskLoop(task, lambda: OWNED)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    until(lambda: loop.status.failures == 1)
+    assert (loop.status.problem, loop.status.is_outage) == (("away", True) if lasts else ("", False))
+    loop.stop()
+    thread.join(20)
+
+
+def unavailable() -> None:
+    raise UnavailableError("away")
+
+
+def test_a_fenced_pass_is_no_failure() -> None:
+    def fail() -> None:
+        loop.stop()
+        raise FencedError("another writer took the archive over")
+
+    loop = TaskLoop(Counting(1, fail=fail), lambda: OWNED)
+    loop.run()
+    assert (loop.status.failures, loop.status.problem) == (0, "")
 
 
 @pytest.mark.parametrize("ends_itself", [False, True])

@@ -17,8 +17,10 @@ from tests.process.status_report import REPORT
 from tiered.errors import (
     AccessDeniedError,
     CorruptionError,
+    EmptyCommitlogError,
     FencedError,
     LogDivergedError,
+    MissingBrokerFileError,
     NotFoundError,
     RefusedRequestError,
     StoreLayoutError,
@@ -258,10 +260,11 @@ def test_a_log_that_does_not_continue_the_archive_is_a_state_of_its_own(
 def test_a_store_whose_disk_went_away_is_waited_for() -> None:
     error = StoreLayoutError("/store has no commitlog directory")
     assert after_failure(error, _loaded().settings, 1, 0.0).exit_code == 2
-    gone = NotFoundError("commitlog directory /store/commitlog of broker.conf does not exist")
-    for one in (error, gone):
+    gone = MissingBrokerFileError("commitlog directory /store/commitlog of broker.conf does not exist")
+    for one in (error, gone, EmptyCommitlogError("/store/commitlog contains no commitlog file")):
         plan = after_failure(one, _loaded().settings, 1, 0.0, has_owned=True)
-        assert plan.condition.text == "blocked: local disk" and plan.exit_code is None
+        assert plan.condition.text == "blocked: broker store" and plan.exit_code is None
+        assert "mount its disk" in plan.condition.step
 
 
 def test_an_uploader_is_not_ready_before_it_owns_its_archive() -> None:
@@ -301,6 +304,9 @@ def test_what_the_object_store_refuses_while_running_blocks_and_serving_continue
     harness = Harness(_raising(error, owned=True))
     harness.wait_for(lambda: harness.service.condition.text == "blocked: object store")
     assert harness.service.health()[0] and harness.stop() == 0
+    standby = Harness(_raising(FencedError("epoch 4 is owned by b")), _raising(error), standby_retry_ms=1)
+    standby.wait_for(lambda: standby.service.condition.text == "blocked: object store")
+    assert standby.service.health()[0] and standby.stop() == 0
 
 
 @pytest.mark.parametrize(

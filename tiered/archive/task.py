@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from tiered.catalog.state import CatalogState
-from tiered.errors import TieredError
+from tiered.errors import FencedError, TieredError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,9 @@ EXPIRY, GARBAGE_COLLECTION, COMPACTION, KEY_COMPACTION, INDEX_BUILDING = (
 """Names of tasks."""
 
 P = TypeVar("P")
+OUTAGE_S = 600.0
+"""Failures because something is unavailable are a problem only if they last longer: shorter ones pass."""
+OUTAGE_RETRY_S = 60.0
 StateOf = Callable[[], CatalogState | None]
 """The newest state, or None while this process does not own the archive."""
 
@@ -86,6 +89,8 @@ class TaskStatus:
     """Since a pass ended well, or since the start."""
     problem: str = ""
     """Why the last pass did not."""
+    is_outage: bool = False
+    """Whether ``problem`` is that something is unavailable."""
     failures: int = 0
 
 
@@ -120,6 +125,8 @@ class TaskLoop(Generic[P]):
         self._is_in_pass = False
         self._well_s = time.monotonic()
         """When a pass ended well, or the process did not own the archive, last; or the start."""
+        self._failing_s: float | None = None
+        """When the first of the present failures was; None after a pass that ended well."""
         self._status = TaskStatus(task.name, task.due.every_s or 0.0)
 
     @property
@@ -147,10 +154,17 @@ class TaskLoop(Generic[P]):
                 self.make_pass()
             except StoppedError:
                 return
+            except FencedError as error:
+                logger.info("%s ends here: %s", self.task.name, error.message)
             except TieredError as error:
-                self._failed(str(error))
-                logger.warning("%s has not run: %s", self.task.name, error)
+                is_outage = isinstance(error, UnavailableError)
+                is_repeated = is_outage and self._failing_s is not None
+                self._failed(str(error), is_outage=is_outage)
+                level = logging.DEBUG if is_repeated else logging.WARNING
+                logger.log(level, "%s has not run: %s", self.task.name, error)
                 wait_s = due.every_s if due.retry_s is None else due.retry_s
+                if is_outage and (wait_s is None or wait_s > OUTAGE_RETRY_S):
+                    wait_s = OUTAGE_RETRY_S
             except Exception as error:
                 logger.exception("%s has not run", self.task.name)
                 self._failed(f"internal error: {error!r}")
@@ -163,13 +177,20 @@ class TaskLoop(Generic[P]):
         finally:
             self._is_in_pass = False
         self._well_s = time.monotonic()
+        self._failing_s = None
         if is_owner:
-            self._status = replace(self._status, last_ms=self._clock_ms(), problem=self.task.problem)
+            self._status = replace(
+                self._status, last_ms=self._clock_ms(), problem=self.task.problem, is_outage=False
+            )
             if self.task.problem:
                 logger.error("%s: %s", self.task.name, self.task.problem)
 
-    def _failed(self, problem: str) -> None:
-        self._status = replace(self._status, problem=problem, failures=self._status.failures + 1)
+    def _failed(self, problem: str, *, is_outage: bool = False) -> None:
+        now_s = time.monotonic()
+        self._failing_s = now_s if self._failing_s is None else self._failing_s
+        self._status = replace(self._status, failures=self._status.failures + 1)
+        if not is_outage or now_s - self._failing_s >= OUTAGE_S:
+            self._status = replace(self._status, problem=problem, is_outage=is_outage)
 
     def _waited(self, wait_s: float | None) -> bool:
         """Whether a pass begins now; False: the loop ends."""

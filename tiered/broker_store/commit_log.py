@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from tiered.errors import NotFoundError, UnavailableError, UnreadableError
+from tiered.errors import EmptyCommitlogError, NotFoundError, UnavailableError, UnreadableError
 from tiered.model.lru import Lru
 from tiered.residency import NAME_DIGITS, PAGE_BYTES, ColdReadFile, open_failure
 
@@ -114,13 +114,13 @@ class CommitLog:
         return found
 
     def refuse_unmounted(self, *, is_short: bool = False) -> None:
-        """Raises UnavailableError when files are missing (``is_short``: at the end) and a directory is empty, as an
+        """Raises EmptyCommitlogError when files are missing (``is_short``: at the end) and a directory is empty, as an
         unmounted disk looks. Call it before missing files are taken for deleted."""
         has_own = any(not file.is_pinned for file in self._files)
         is_missing = is_short or not has_own
         is_missing = is_missing or any(gap.reason is LogGapReason.MISSING_FILE for gap in self.gaps)
         if self._empty_dirs and is_missing:
-            raise UnavailableError(
+            raise EmptyCommitlogError(
                 f"{self._empty_dirs[0]} contains no commitlog file",
                 hint="check that its disk is mounted; a new broker creates the first file with its first message",
             )

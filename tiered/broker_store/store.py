@@ -29,7 +29,7 @@ from tiered.consume_queue.file_queues import FileConsumeQueues
 from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.consume_queue.rocksdb_copy import is_rocksdb
 from tiered.consume_queue.rocksdb_queues import RocksdbConsumeQueues
-from tiered.errors import NotFoundError, StoreLayoutError
+from tiered.errors import MissingBrokerFileError, StoreLayoutError
 from tiered.residency import NAME_DIGITS, open_failure
 
 _DLEDGER_PREFIX: Final = "dledger-"
@@ -186,7 +186,7 @@ def open_broker_store(
     The commitlog directories are ``commitlog_dirs``, else those of ``conf``, else ``path``/commitlog. ``pinned`` names
     files that the broker deleted, ``time_zone`` is broker.time_zone.
 
-    Raises StoreLayoutError for DLedger or an unknown layout, NotFoundError,
+    Raises StoreLayoutError for DLedger or an unknown layout, MissingBrokerFileError,
     AccessDeniedError.
     """
     names = _list_names(path)
@@ -231,7 +231,7 @@ def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
     if not missing:
         return dirs
     if configured:
-        raise NotFoundError(
+        raise MissingBrokerFileError(
             f"commitlog directory {missing[0]} of broker.conf does not exist",
             hint="set broker.commitlog_paths (--set broker.commitlog_paths=DIRECTORY)",
         )
