@@ -88,13 +88,16 @@ class FileQueue:
         return int(last["phys"][0]), int(last["size"][0])
 
     def max_offset(self) -> int:
-        last = self.last()
-        if len(last):
-            return int(last["queue_offset"][0] + last["inner_num"][0])
-        return self.files.end() if self.kind is QueueKind.PLAIN else 0
+        end, last = self.files.tail()
+        if self.kind is QueueKind.PLAIN:
+            return end
+        return int(last["base_offset"][0] + last["count"][0]) if self.record_of(last) is not None else 0
 
     def min_offset(self, min_phys: int) -> int:
-        unit = self.read(self.files.lower_bound("phys", min_phys), 1)
+        index = self.files.lower_bound("phys", min_phys)
+        if self.kind is QueueKind.PLAIN:
+            return index
+        unit = self.read(index, 1)
         return int(unit["queue_offset"][0]) if len(unit) else self.max_offset()
 
     def index_of(self, queue_offset: int) -> int:
