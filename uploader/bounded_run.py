@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
+from tiered.errors import UnavailableError
 from uploader.offload import Offloader
 from uploader.offload_status import OffloadResult, OffloadStatus
 from uploader.outage_limit import OutageLimit
 
 POLL_S = 0.2
+END_S = 5.0
+"""How long an aborted uploader may take to end: its requests in flight."""
 
 
 def run_bounded(
@@ -27,8 +30,8 @@ def run_bounded(
 ) -> OffloadResult:
     """Run ``offload``, a run of ``offloader``, in a thread; ``observe`` sees its status several times a second.
 
-    Raises what ``offload`` raises, and UnavailableError at ``limit``: the thread continues until the process ends or
-    ``offloader`` is aborted.
+    Raises what ``offload`` raises, and UnavailableError at ``limit``, after ``offloader`` was aborted: it logs nothing
+    after this error.
     """
     outcome: Future[OffloadResult] = Future()
 
@@ -40,10 +43,13 @@ def run_bounded(
 
     threading.Thread(target=work, name="uploader", daemon=True).start()
     while not wait([outcome], POLL_S).done:
-        status = offloader.status()
-        limit.check(
-            status, is_stopping=stop.is_set(), now_s=time.monotonic(), retry_reason=offloader.retry_reason
-        )
+        status, now_s = offloader.status(), time.monotonic()
+        try:
+            limit.check(status, is_stopping=stop.is_set(), now_s=now_s, retry_reason=offloader.retry_reason)
+        except UnavailableError as error:
+            offloader.abort(error)
+            wait([outcome], END_S)
+            raise
         if status is not None:
             observe(status)
     return outcome.result()

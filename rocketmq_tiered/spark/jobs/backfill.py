@@ -175,6 +175,5 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
         try:
             result = run_bounded(lambda: offloader.run(stop, follow=False), offloader, limit, stop)
         except UnavailableError as error:
-            offloader.abort(error)
             return error
     return BackfillReport(path=store.path, cluster=store.cluster, broker=store.broker, **asdict(result))
