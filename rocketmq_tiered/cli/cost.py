@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fetcher.queries.queue_listing import list_queues
-from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_state_dir, settings_of
 from rocketmq_tiered.maintenance.archive_use import KINDS, OTHER, ArchiveUse, PartSizes, Use, measure
 from rocketmq_tiered.maintenance.compaction_job import dry_run
 from rocketmq_tiered.maintenance.cost import (
@@ -41,6 +41,7 @@ from tiered.console import (
 from tiered.settings.sections import Settings
 
 TOPICS_SHOWN = 20
+TOO_YOUNG = "rates and costs of the coming month: not known, because the archive is less than an hour old"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
     )
-    parser.add_argument(
-        "--state-dir",
-        dest="process.state_dir",
-        metavar="DIRECTORY",
-        help="state directory of the running instance, whose request counters are read",
-    )
+    add_state_dir(parser)
     add_json(parser)
 
 
@@ -114,20 +110,23 @@ def _document(
     settings: Settings,
 ) -> dict[str, Any]:
     month = month_cost(use, prices, counts)
-    document = {
-        "prices": asdict(prices),
-        "observed_days": use.observed_days,
-        "stored_objects": use.stored_objects,
-        "stored_bytes": use.stored_bytes,
+    rates = {
         "bytes_a_day": use.bytes_a_day,
         "puts_a_day": use.puts_a_day,
         "commits_a_day": use.commits_a_day,
-        "month": asdict(month) | {"total": month.total},
         "storage_month_in_a_year": storage_in_a_year(use, prices),
         "ttl": [{"days": one.value, "storage_month": one.month} for one in ttl_costs(use, prices)],
         "batch_age": [
             {"ms": one.value, "puts_month": one.month} for one in _batch_ages(use, prices, settings)
         ],
+    }
+    document = {
+        "prices": asdict(prices),
+        "observed_days": use.observed_days,
+        "stored_objects": use.stored_objects,
+        "stored_bytes": use.stored_bytes,
+        **(dict.fromkeys(rates) if use.is_young else rates),
+        "month": asdict(month) | {"total": month.total},
         "kinds": [
             {"kind": KINDS.get(kind, OTHER), **asdict(stored), "puts_a_day": _a_day(use, kind)}
             for kind, stored in sorted(use.stored.items())
@@ -142,7 +141,9 @@ def _document(
     return converted
 
 
-def _a_day(use: ArchiveUse, kind: str) -> float:
+def _a_day(use: ArchiveUse, kind: str) -> float | None:
+    if use.is_young:
+        return None
     return use.written.get(kind, Use()).puts / use.observed_days
 
 
@@ -159,7 +160,8 @@ def _print(
     print_table(
         ["kind", "objects", "bytes", "PUTs a day", "storage a month"],
         [
-            [KINDS.get(kind, OTHER), stored.objects, size_text(stored.bytes), round(_a_day(use, kind)),
+            [KINDS.get(kind, OTHER), stored.objects, size_text(stored.bytes),
+             "" if (puts := _a_day(use, kind)) is None else round(puts),
              _amount(prices.storage(stored.bytes))]
             for kind, stored in sorted(use.stored.items(), key=lambda item: -item[1].bytes)
         ],
@@ -187,7 +189,7 @@ def _print_counters(counts: RequestCounts | None) -> None:
     print_table(
         ["request", "since the start", "a day"],
         [
-            [name, round(count), round(count * DAY_S / max(counts.seconds, 1.0))]
+            [name, round(count), "" if counts.is_young else round(count * DAY_S / counts.seconds)]
             for name, count in sorted(counts.requests.items())
         ],
     )
@@ -198,6 +200,9 @@ def _print_counters(counts: RequestCounts | None) -> None:
 
 
 def _print_month(month: MonthCost, use: ArchiveUse) -> None:
+    if use.is_young:
+        print_lines("", f"{TOO_YOUNG}; storage of what it has now: {_amount(month.storage)} a month")
+        return
     span = duration_text(use.observed_days * DAY_S)
     rate = f"{size_text(use.bytes_a_day)} and {counted(use.commits_a_day, 'commit')} a day"
     print_lines("", f"the coming month, at the rate of the last {span} ({rate}):")
@@ -209,6 +214,8 @@ def _print_month(month: MonthCost, use: ArchiveUse) -> None:
 
 
 def _print_alternatives(use: ArchiveUse, prices: Prices, settings: Settings) -> None:
+    if use.is_young:
+        return
     if use.bytes_a_day:
         print_lines("", "storage a month at this rate, once the TTL has taken effect:")
         rows = [[f"TTL of {one.value} days", _amount(one.month)] for one in ttl_costs(use, prices)]

@@ -18,8 +18,8 @@ from tiered.object_store.interface import ObjectInfo
 
 DAY_MS = 86_400_000
 WINDOW_DAYS = 7.0
-OBSERVED_DAYS_MIN = 1 / 24
-"""A younger archive is measured as if it were this old, so that its first burst is not a rate."""
+YOUNG_DAYS = 1 / 24
+"""A younger archive has no rate: its first burst is none."""
 
 KINDS = {
     DATA_PREFIX: "data of one queue",
@@ -56,6 +56,11 @@ class ArchiveUse:
     written: dict[str, Use] = field(default_factory=dict)
     topics: dict[str, Use] = field(default_factory=dict)
     observed_days: float = WINDOW_DAYS
+
+    @property
+    def is_young(self) -> bool:
+        """Whether rates say nothing yet."""
+        return self.observed_days < YOUNG_DAYS
 
     @property
     def stored_bytes(self) -> int:
@@ -111,5 +116,5 @@ def measure(listing: Iterable[ObjectInfo], now_ms: int, parts: PartSizes) -> Arc
         if kind == DATA_PREFIX and (parsed := parse_data_key(info.key)) is not None:
             name = info.key.split("/")[2] if parsed.topic is None else parsed.topic
             use.topics.setdefault(name, Use()).add(info.size_bytes, puts)
-    use.observed_days = max(OBSERVED_DAYS_MIN, min(WINDOW_DAYS, (now_ms - oldest_ms) / DAY_MS))
+    use.observed_days = min(WINDOW_DAYS, max(1, now_ms - oldest_ms) / DAY_MS)
     return use

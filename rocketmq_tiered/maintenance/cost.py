@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rocketmq_tiered.maintenance.archive_use import ArchiveUse, Use
+from rocketmq_tiered.maintenance.archive_use import YOUNG_DAYS, ArchiveUse, Use
 from rocketmq_tiered.maintenance.prices import DAYS_A_MONTH, Prices
 from tiered.formats.keys import INDEX_PREFIX, SETS_PREFIX
 
@@ -25,6 +25,11 @@ class RequestCounts:
     downloaded_bytes: float
 
     @property
+    def is_young(self) -> bool:
+        """Whether the instance runs for less than an hour, which begins with more requests than usual."""
+        return self.seconds < YOUNG_DAYS * DAY_S
+
+    @property
     def gets(self) -> float:
         """Reads of objects and ranges."""
         return sum(count for name, count in self.requests.items() if name.startswith("get"))
@@ -41,10 +46,11 @@ class RequestCounts:
 
 @dataclass(frozen=True)
 class MonthCost:
-    """The coming month. ``gets``, ``lists`` and ``reads`` are None without a running instance."""
+    """The coming month. ``puts`` is None for a young archive, then ``storage`` is that of now; ``gets``, ``lists`` and
+    ``reads`` are None without an instance that has run for an hour."""
 
     storage: float
-    puts: float
+    puts: float | None
     gets: float | None
     lists: float | None
     reads: float | None
@@ -52,7 +58,7 @@ class MonthCost:
     @property
     def total(self) -> float:
         """The sum of the known parts."""
-        return self.storage + self.puts + (self.gets or 0) + (self.lists or 0) + (self.reads or 0)
+        return self.storage + (self.puts or 0) + (self.gets or 0) + (self.lists or 0) + (self.reads or 0)
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,12 @@ class Alternative:
 
 def month_cost(use: ArchiveUse, prices: Prices, counts: RequestCounts | None) -> MonthCost:
     """The coming month at present rates. Storage grows during the month, so the size in its middle counts."""
+    if use.is_young:
+        return MonthCost(prices.storage(use.stored_bytes), None, None, None, None)
     middle_bytes = use.stored_bytes + use.bytes_a_day * DAYS_A_MONTH / 2
     puts = prices.requests(puts=use.puts_a_day * DAYS_A_MONTH)
     storage = prices.storage(middle_bytes)
-    if counts is None:
+    if counts is None or counts.is_young:
         return MonthCost(storage, puts, None, None, None)
     return MonthCost(
         storage,

@@ -87,10 +87,16 @@ def test_objects_are_counted_by_kind_and_topic_and_by_age() -> None:
     assert use.stored[""].objects == 1
 
 
-def test_a_young_archive_is_measured_over_its_age_and_at_least_an_hour() -> None:
-    for age_ms, days in ((2 * DAY_MS, 2.0), (60_000, 1 / 24)):
-        use = measure([ObjectInfo(catalog_key(1), 10, NOW_MS - age_ms)], NOW_MS, PARTS)
-        assert use.observed_days == pytest.approx(days)
+def test_an_archive_is_measured_over_its_age_and_has_no_rate_in_its_first_hour() -> None:
+    counts = RequestCounts(7200, {"get": 60_000}, 0, GIB)
+    for age_ms, is_young in ((2 * DAY_MS, False), (3_700_000, False), (600_000, True)):
+        use = measure([ObjectInfo(catalog_key(1), GIB, NOW_MS - age_ms)], NOW_MS, PARTS)
+        assert use.observed_days == pytest.approx(age_ms / DAY_MS) and use.is_young is is_young
+        month = month_cost(use, PRICES, counts)
+        assert (month.puts is None, month.gets is None) == (is_young, is_young)
+        assert (month.total == pytest.approx(0.02)) is is_young
+        just_started = month_cost(use, PRICES, RequestCounts(60, {"get": 60_000}, 0, GIB))
+        assert just_started.gets is None and just_started.reads is None
     assert measure([], NOW_MS, PARTS).puts_a_day == 0
 
 

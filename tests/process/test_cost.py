@@ -92,7 +92,8 @@ def test_a_running_instance_has_its_counters_included(run: Run, url: str, tmp_pa
         server.close()
     document = json.loads(out)
     assert document["counters"]["requests"]["put"] == 3
-    assert document["month"]["gets"] == pytest.approx(24 * 30 * 0.0004 / 1000, rel=0.05)
+    assert document["commitsADay"] is None and document["month"]["gets"] is None
+    assert "less than an hour old" in text
     assert "3 " in text and "downloaded" in text
 
 
