@@ -87,18 +87,26 @@ def add_archive(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...
 
 def add_places(parser: argparse.ArgumentParser) -> None:
     """Store, archive and state directory of `tiered run`."""
-    parser.add_argument(
-        "--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store directory"
-    )
+    add_store(parser)
     parser.add_argument(
         "--url", dest="archive.url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix"
     )
+    add_state_dir(parser)
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """``--store``."""
     parser.add_argument(
-        "--state-dir",
-        dest="process.state_dir",
-        metavar="DIRECTORY",
-        help="directory of the instance's lock and identity",
+        "--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store directory"
     )
+
+
+def add_state_dir(parser: argparse.ArgumentParser) -> None:
+    """``--state-dir``."""
+    parser.add_argument(
+        "--state-dir", dest="process.state_dir", metavar="DIRECTORY",
+        help="state directory of tiered run: its lock, identity and admin address",
+    )  # fmt: skip
 
 
 def add_writer_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:

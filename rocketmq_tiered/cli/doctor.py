@@ -11,6 +11,8 @@ from rocketmq_tiered.cli.arguments import (
     STORE_FLAGS,
     add_json,
     add_setting_flags,
+    add_state_dir,
+    add_store,
     settings_of,
 )
 from rocketmq_tiered.doctor.check import Outcome, Result, exit_code
@@ -25,15 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "archive.url", metavar="ARCHIVE_URL", nargs="?", help="file:///directory or s3://bucket/prefix"
     )
-    parser.add_argument(
-        "--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store directory"
-    )
-    parser.add_argument(
-        "--state-dir",
-        dest="process.state_dir",
-        metavar="DIRECTORY",
-        help="state directory of tiered run",
-    )
+    add_store(parser)
+    add_state_dir(parser)
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS)
     add_json(parser)
 

@@ -19,6 +19,8 @@ from rocketmq_tiered.cli.arguments import (
     STORE_FLAGS,
     add_json,
     add_setting_flags,
+    add_state_dir,
+    add_store,
     settings_of,
 )
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
@@ -66,15 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="read the archive instead of the running instance",
     )
-    parser.add_argument(
-        "--store", dest="broker.store_path", metavar="DIRECTORY", help="also read the broker's store"
-    )
-    parser.add_argument(
-        "--state-dir",
-        dest="process.state_dir",
-        metavar="DIRECTORY",
-        help="state directory of the running instance",
-    )
+    add_store(parser)
+    add_state_dir(parser)
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS)
     parser.add_argument(
         "--watch", action="store_true", help=f"repeat every {WATCH_S:.0f} s until interrupted"
@@ -133,13 +128,10 @@ def _instance(settings: Settings) -> InstanceDescription:
             hint="give ARCHIVE_URL to read the archive, or --state-dir",
         )
     if len(found) > 1:
-        names = ", ".join(
-            f"{instance.cluster}/{instance.broker} of {instance.store_path}" for instance in found
-        )
-        raise UsageError(
-            f"several instances run here: {names}",
-            hint="choose one with --cluster and --broker, or --state-dir",
-        )
+        names = ", ".join(f"{one.cluster}/{one.broker} in {one.state_dir}" for one in found)
+        have_names = len({(one.cluster, one.broker) for one in found}) == len(found)
+        by_name = "--cluster and --broker, or " if have_names else ""
+        raise UsageError(f"several instances run here: {names}", hint=f"choose one with {by_name}--state-dir")
     return found[0]
 
 

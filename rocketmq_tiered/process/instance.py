@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -44,6 +44,8 @@ class InstanceDescription:
     broker: str
     store_path: str
     started_ms: int
+    state_dir: str = field(default="", compare=False)
+    """Where it was found; empty in the directory itself."""
 
 
 class StateDirectory:
@@ -147,7 +149,8 @@ def running_instance(path: Path) -> InstanceDescription:
         with (path / LOCK_FILE).open("rb") as lock:
             if _can_lock(lock.fileno()):
                 raise none_runs
-        return InstanceDescription(**orjson.loads((path / DESCRIPTION_FILE).read_bytes()))
+        description = InstanceDescription(**orjson.loads((path / DESCRIPTION_FILE).read_bytes()))
+        return replace(description, state_dir=str(path.resolve()))
     except (FileNotFoundError, NotADirectoryError):
         raise none_runs from None
     except PermissionError as error:

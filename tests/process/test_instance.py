@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,20 @@ def test_an_identity_survives_restarts_and_a_fresh_directory_has_a_new_one(tmp_p
         assert state.identity() == identity
     with StateDirectory(tmp_path / "b") as state:
         assert state.identity() != identity
+
+
+def test_status_names_the_state_directories_of_two_sidecars_of_one_broker(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    root = tmp_path / "xdg-state" / "rocketmq-tiered"
+    with StateDirectory(tmp_path / "one") as one, StateDirectory(tmp_path / "two") as two:
+        for state in (one, two):
+            state.describe(DESCRIPTION, root)
+        code, _, error = run("status")
+        assert code == 2 and all(f"C/b in {tmp_path}/{name}" in error for name in ("one", "two"))
+        assert error.rstrip().endswith("choose one with --state-dir")
+        two.describe(replace(DESCRIPTION, broker="c"), root)
+        assert "choose one with --cluster and --broker, or --state-dir" in run("status")[2]
 
 
 @pytest.mark.parametrize("left", [b"", bytes(16), b"\xff\xfe\x80", b"\n"])
