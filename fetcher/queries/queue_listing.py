@@ -94,7 +94,7 @@ def list_queues(
                 min_offset=low,
                 max_offset=high,
                 messages=high - low if is_batch else int(row["row_count"]),
-                bytes=int(row["end_byte"]) - _expired_bytes(state, key, row, index),
+                bytes=int(row["end_byte"]) - expired_bytes(state, number, index),
                 newest_ms=int(row["max_store_timestamp"]),
                 kind="lmq" if flags & QUEUE_LMQ else "batch" if is_batch else "plain",
                 hidden=bool(flags & QUEUE_HIDDEN),
@@ -104,8 +104,10 @@ def list_queues(
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id, queue.generation))
 
 
-def _expired_bytes(state: CatalogState, key: QueueKey, row: Table, index: RunIndex | None) -> int:
-    """Message bytes in front of the queue's first offset."""
+def expired_bytes(state: CatalogState, number: int, index: RunIndex | None) -> int:
+    """Message bytes in front of the first offset of the queue in row ``number``; 0 without ``index`` if only a part
+    expired."""
+    key, row = state.key_of(number), state.table[number]
     if not row["flags"] & QUEUE_EXPIRED:
         return 0
     low = int(row["min_queue_offset"])

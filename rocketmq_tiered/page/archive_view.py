@@ -6,6 +6,7 @@ the first time, with small caches.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -13,19 +14,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fetcher.access import ArchiveAccess, open_access
 from fetcher.io.waiting import run_sync
-from fetcher.queries.queue_listing import QueueListing
+from fetcher.queries.queue_listing import QueueListing, expired_bytes, list_queues
 from rocketmq_tiered.maintenance.archive_use import ArchiveUse, PartSizes, measure
 from rocketmq_tiered.maintenance.cost import MonthCost, RequestCounts, TopicCost, month_cost, topic_costs
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.page.topic_summary import TopicNumbers, TopicSummary, summarize
 from rocketmq_tiered.page.worker_value import Reading, WorkerValue
 from rocketmq_tiered.process.archive_rules import rules_in
+from tiered.catalog.hidden_history import HistoryListing, list_histories
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import ObjectTooLargeError, TieredError, UnavailableError
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_HIDDEN
+from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectInfo, ObjectStore
 from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import Settings
@@ -36,6 +42,7 @@ logger = logging.getLogger(__name__)
 CATALOG_KEPT_S = 5.0
 COST_KEPT_S, COST_KEPT_MAX_S = 60.0, 3600.0
 """How long a cost is kept: for each thousand objects (one request of a listing), and at most."""
+HISTORIES_KEPT_S = 60.0
 ADOPTED_S = 60.0
 """How long after a commit of this process the catalog is not read from the store."""
 FIRST_WAIT_S, NEWER_WAIT_S = 1.0, 0.3
@@ -44,6 +51,8 @@ SHORT_WAIT_S = 0.2
 OBJECTS_MAX = 1_000_000
 OLDEST_MAX = 50_000
 OLDEST_WAIT_S, OLDEST_WORK_S = 0.3, 5.0
+EXPIRED_WORK_S = 5.0
+"""How long a reading of the catalog looks for expired bytes; others count as stored until the next one."""
 SMALL_CACHE_BYTES = 8 << 20
 
 
@@ -87,12 +96,17 @@ class ArchiveView:
         self._adopted: tuple[float, CatalogState] | None = None
         self._numbers = TopicNumbers()
         self._last: Contents | None = None
+        self._is_expired_known = True
         self._oldest: dict[QueueKey, tuple[int, int | None]] = {}
         self._is_searching = threading.Lock()
         self._rules: tuple[object, Callable[[str], TopicRule]] | None = None
         self._is_closed = False
         self._contents = WorkerValue("catalog", self._read_contents, lambda _: CATALOG_KEPT_S)
         self._cost = WorkerValue("cost", self._measure_cost, _kept_s)
+        self._histories = WorkerValue("log histories", self._read_histories, lambda _: HISTORIES_KEPT_S)
+        self._index: RunIndex | None = None
+        self._expired: dict[QueueKey, tuple[int, int]] = {}
+        """Minimum offset, and expired bytes in front of it."""
 
     def adopt(self, state: CatalogState) -> None:
         """This process has committed ``state``."""
@@ -107,6 +121,10 @@ class ArchiveView:
     def cost(self, first_wait_s: float = FIRST_WAIT_S) -> Reading[Cost]:
         """What is stored and its cost, up to an hour old: it takes a listing of the archive."""
         return self._cost.get(first_wait_s)
+
+    def histories(self) -> Reading[list[HistoryListing]]:
+        """Log histories and what each hid, a minute old at most; an empty list with a single one."""
+        return self._histories.get(SHORT_WAIT_S)
 
     def access(self) -> ArchiveAccess:
         """The archive. Raises what opening it raises."""
@@ -128,7 +146,8 @@ class ArchiveView:
 
     def queues(self, topic: str) -> list[QueueListing]:
         """The shown queues of a topic, at the version read last."""
-        return self.access().queues(topic, hidden=False)
+        access = self.access()
+        return list_queues(access.state, hidden=False, topic=topic, index=self._run_index(access))
 
     def oldest_ms(self, contents: Contents, topics: Sequence[str]) -> dict[str, int | None]:
         """When the first message of each topic was stored, as far as it is known: others follow at later calls."""
@@ -166,9 +185,34 @@ class ArchiveView:
             run_sync(access.catalog.recent())
         state, last = access.state, self._last
         rules = self._rules_at(access.store, state)
-        if last is None or last.state is not state or last.rules is not rules:
-            last = self._last = Contents(state, summarize(state, self._numbers), rules)
+        if last is None or last.state is not state or last.rules is not rules or not self._is_expired_known:
+            expired = self._expired_bytes(access)
+            last = self._last = Contents(state, summarize(state, self._numbers, expired), rules)
         return last
+
+    def _run_index(self, access: ArchiveAccess) -> RunIndex:
+        if self._index is None:
+            self._index = RunIndex(access.store)
+        return self._index
+
+    def _expired_bytes(self, access: ArchiveAccess) -> NDArray[np.int64]:
+        """By row of the queue table."""
+        state, index, until_s = access.state, self._run_index(access), time.monotonic() + EXPIRED_WORK_S
+        table, self._is_expired_known = state.table, True
+        found = np.zeros(state.queue_count, np.int64)
+        for row in np.flatnonzero(table["flags"] & QUEUE_EXPIRED).tolist():
+            key, low = state.key_of(row), int(table["min_queue_offset"][row])
+            known = self._expired.get(key, (-1, 0))
+            if known[0] != low and time.monotonic() < until_s:
+                with contextlib.suppress(TieredError):
+                    known = self._expired[key] = low, expired_bytes(state, row, index)
+            self._is_expired_known = self._is_expired_known and known[0] == low
+            found[row] = known[1]
+        return found
+
+    def _read_histories(self) -> list[HistoryListing]:
+        access = self.access()
+        return list_histories(access.store, access.state) if access.state.log_histories else []
 
     def _rules_at(self, store: ObjectStore, state: CatalogState) -> Callable[[str], TopicRule]:
         """The rules of topics; the archived topic table is read again only if there is a new one."""
@@ -184,7 +228,7 @@ class ArchiveView:
         parts = PartSizes(settings.multipart_threshold_bytes, settings.multipart_part_bytes)
         use = measure(_listing(access.store), access.store.clock_ms(), parts)
         prices = Prices()
-        messages = summarize(access.state, TopicNumbers()).message_bytes()
+        messages = summarize(access.state, TopicNumbers(), self._expired_bytes(access)).message_bytes()
         topics = {cost.topic: cost for cost in topic_costs(use, messages, prices)}
         month, is_priced = month_cost(use, prices, self._counts()), not access.store.url.startswith("file:")
         return Cost(use, month, prices, topics, time.time(), is_priced)

@@ -17,6 +17,8 @@ class Html(str):
 
 Child: TypeAlias = Union[str, int, Sequence["Child"], None]  # noqa: UP007
 Attribute: TypeAlias = str | int | bool | None
+CELL_CHARS = 28
+"""Longer text in a table wraps."""
 _VOID = frozenset({"input", "link", "meta", "br"})
 
 
@@ -71,7 +73,7 @@ def table(
         tag(
             "tr",
             [
-                tag("td", cell, class_=_side(i, numeric)) if i else tag("th", cell, scope="row")
+                tag("td" if i else "th", _wrapped(cell), class_=_side(i, numeric), scope=None if i else "row")
                 for i, cell in enumerate(row)
             ],
         )
@@ -84,6 +86,12 @@ def table(
         tag("tbody", body),
     )
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def _wrapped(cell: Child) -> Child:
+    """Cells do not wrap, except long text."""
+    is_long = isinstance(cell, str) and not isinstance(cell, Html) and len(cell) > CELL_CHARS
+    return tag("span", cell, class_="name") if is_long else cell
 
 
 def _side(column: int, numeric: Sequence[int]) -> str | None:

@@ -17,26 +17,43 @@ from rocketmq_tiered.page.figures import (
     rate_text,
     seconds_text,
 )
-from rocketmq_tiered.page.html import Child, Html, facts, section, table, tag
+from rocketmq_tiered.page.html import CELL_CHARS, Child, Html, facts, section, table, tag
 from rocketmq_tiered.page.sparkline import Point, sparkline
 from rocketmq_tiered.page.worker_value import Reading
 from rocketmq_tiered.process.findings import Finding
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
+from tiered.catalog.deletions import Reason
+from tiered.catalog.hidden_history import HistoryListing
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, names_text
 
 QUEUES_SHOWN = 10
 QUIET_STATES = ("starting", "connecting", "standby", "stopping", "draining")
 """Not ready, but not in trouble either."""
+REASONS: dict[str, str] = {
+    Reason.ABANDONED: "of abandoned uploads", Reason.REPLACED: "replaced", Reason.COMPACTED: "joined to larger ones",
+    Reason.EXPIRED: "expired", Reason.DIVERGED: "of earlier log histories",
+    Reason.INTENT: "of a compaction that is not finished",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ShownHistory:
+    """A log history, and when gc deletes what it hid; None: never, or nothing is hidden."""
+
+    listing: HistoryListing
+    kept_until_ms: int | None
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What the page shows. ``points``: the history of a figure. ``report`` None: this process has no broker."""
+    """What the page shows. ``step``: the next step of a state that is a trouble. ``points``: the history of a figure.
+    ``report`` None: this process has no broker."""
 
     state: str
     why: str
+    step: str
     is_ready: bool
     report: StatusReport | None
     served: ArchiveStatus | None
@@ -44,6 +61,7 @@ class Overview:
     cost: Reading[Cost]
     findings: Sequence[Finding]
     points: Callable[[str], Sequence[Point]]
+    histories: Sequence[ShownHistory] = ()
     facts: Sequence[tuple[str, Child]] = field(default=())
 
 
@@ -54,7 +72,7 @@ def render_overview(shown: Overview) -> Html:
         parts += [_lag(shown.report, shown), _behind(shown.report)]
     if shown.served is not None:
         parts.append(_served(shown.served, shown))
-    parts.append(_archive(shown))
+    parts += [_archive(shown), _histories(shown.histories)]
     return tag("div", parts, class_="grid")
 
 
@@ -76,6 +94,7 @@ def _state(shown: Overview) -> Html:
         "section",
         tag("h2", "State", class_="hidden"),
         tag("div", badge, tag("p", shown.why, class_="why"), role="status", class_="headline"),
+        tag("p", "Next: ", shown.step, class_="next") if shown.step else None,
         facts([("Readiness", ready), *shown.facts]),
         id="state", class_=f"hero {level}", data_live=True,
     )  # fmt: skip
@@ -120,11 +139,11 @@ def _lag(report: StatusReport, shown: Overview) -> Html:
         _cards(
             card("Messages", count_text(report.lag_messages),
                  "not archived yet, an estimate" if report.is_lag_estimated else "not archived yet",
-                 sparkline("Lag in messages", points("lag_messages"), count_text)),
+                 sparkline("Lag in messages", points("lag_messages"), count_text, report.lag_messages)),
             card("Bytes", bytes_text(report.lag_bytes), f"archived to {count_text(report.committed_phys)} of {bound}",
-                 sparkline("Lag in bytes", points("lag_bytes"), bytes_text)),
+                 sparkline("Lag in bytes", points("lag_bytes"), bytes_text, report.lag_bytes)),
             card("Age", seconds_text(report.lag_seconds), "of the oldest message not archived",
-                 sparkline("Lag in seconds", points("lag_seconds"), seconds_text)),
+                 sparkline("Lag in seconds", points("lag_seconds"), seconds_text, report.lag_seconds)),
             card("Rate", rate_text(rates[-1][1] if rates else None), f"{count_text(report.messages)} since the start",
                  sparkline("Archived messages a second", rates, rate_text)),
         ),
@@ -154,8 +173,8 @@ def _behind(report: StatusReport) -> Html | None:
         return None
     worst = sorted(report.queues, key=lambda queue: -queue.lag_messages)[:QUEUES_SHOWN]
     rows = [
-        (tag("a", queue.topic, href=queues_path(queue.topic)), queue.queue_id, count_text(queue.lag_messages),
-         bytes_text(queue.lag_bytes), seconds_text(queue.lag_seconds))
+        (topic_link(queue.topic), queue.queue_id, count_text(queue.lag_messages), bytes_text(queue.lag_bytes),
+         seconds_text(queue.lag_seconds))
         for queue in worst
     ]  # fmt: skip
     more = len(report.queues) - len(worst)
@@ -173,7 +192,7 @@ def _served(served: ArchiveStatus, shown: Overview) -> Html:
         "clients", "Clients",
         _cards(
             card("Connections", count_text(served.connections), None,
-                 sparkline("Connections", shown.points("connections"), count_text)),
+                 sparkline("Connections", shown.points("connections"), count_text, served.connections)),
             card("Consumer groups", count_text(len(served.groups)), owner),
             card("Members", count_text(members)),
         ),
@@ -201,6 +220,7 @@ def _archive_parts(shown: Overview) -> list[Child]:
                  f"{bytes_text(int(topics.bytes.sum()))} before compression"),
             card("Topics", count_text(len(topics.names)), counted(int(topics.queues.sum()), "queue")),
             *_cost_cards(cost),
+            *_hidden_cards(topics.hidden, shown.histories),
             card("Gaps", count_text(len(state.gaps)), "ranges lost for good", level="bad" if len(state.gaps) else ""),
             card("Pending deletions", count_text(garbage), oldest),
             *_compaction_cards(shown.report),
@@ -214,6 +234,31 @@ def _archive_parts(shown: Overview) -> list[Child]:
             ("Times", "UTC"),
         ]),
     ]  # fmt: skip
+
+
+def _hidden_cards(deleted: int, histories: Sequence[ShownHistory]) -> list[Html]:
+    replaced = sum(one.listing.messages for one in histories)
+    if not deleted + replaced:
+        return []
+    parts = ["of deleted topics and earlier generations"] if deleted else []
+    parts += ["of earlier log histories"] if replaced else []
+    note = parts[0] if len(parts) == 1 else f"{deleted:,} {parts[0]}, {replaced:,} {parts[1]}"
+    return [card("Hidden messages", count_text(deleted + replaced), note)]
+
+
+def _histories(histories: Sequence[ShownHistory]) -> Html | None:
+    if not histories:
+        return None
+    header = ["History", "Begin", "End", "Hidden messages", "Bytes", "Hidden since", "Kept until"]
+    rows = [
+        (f"{one.listing.number} (current)" if one.listing.is_current else one.listing.number,
+         count_text(one.listing.begin_phys), count_text(one.listing.end_phys), count_text(one.listing.messages),
+         bytes_text(one.listing.bytes), date_text(one.listing.since_ms),
+         "retention" if one.listing.is_kept else date_text(one.kept_until_ms))
+        for one in histories
+    ]  # fmt: skip
+    how = "tiered cat --history N prints hidden messages; the broker's earlier log makes them visible again"
+    return section("histories", "Log histories", table("Log histories", header, rows, (1, 2, 3, 4)), note=how)
 
 
 def _excluded(report: StatusReport | None) -> list[tuple[str, Child]]:
@@ -231,7 +276,9 @@ def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str,
     counts = Counter(pending.reason for pending in state.pending_deletions.values())
     for listed in state.deletion_lists:
         counts[listed.reason] += listed.entries
-    reasons = ", ".join(f"{count:,} {reason or 'others'}" for reason, count in sorted(counts.items()))
+    reasons = ", ".join(
+        f"{count:,} {REASONS.get(reason, 'others')}" for reason, count in sorted(counts.items())
+    )
     keys = None if report is None else report.key_compaction
     if keys is not None and keys.rounds:
         kept = f"{count_text(keys.kept_messages)} of {counted(keys.read_messages, 'message')} kept since the start"
@@ -262,6 +309,8 @@ def _cost_cards(cost: Reading[Cost]) -> list[Html]:
     stored = card("Stored", bytes_text(found.use.stored_bytes), measured)
     if not found.is_priced:
         return [stored]
+    if found.use.is_young:
+        return [stored, card("Cost a month", "too young", "known an hour after the first commit")]
     prices = f"at list prices of {found.prices.name.partition(',')[0]}; tiered cost explains it"
     return [stored, card("Cost a month", money_text(found.month.total, found.prices.currency), prices)]
 
@@ -274,6 +323,11 @@ def unread(found: Reading[Contents]) -> Html | None:
     if found.value is not None:
         return None
     return tag("p", "The archive is being read …", class_="notice", data_pending=True)
+
+
+def topic_link(topic: str) -> Html:
+    """A topic's name, which leads to its queues."""
+    return tag("a", topic, href=queues_path(topic), class_="name" if len(topic) > CELL_CHARS else None)
 
 
 def queues_path(topic: str) -> str:

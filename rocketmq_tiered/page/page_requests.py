@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from fetcher.access import ArchiveAccess
 from fetcher.rows.message import Message
 from rocketmq_tiered.page.access_token import CHALLENGE, AccessToken, read_token
-from rocketmq_tiered.page.archive_view import SHORT_WAIT_S, ArchiveView
+from rocketmq_tiered.page.archive_view import SHORT_WAIT_S, ArchiveView, Contents
 from rocketmq_tiered.page.clients import ReadFigures, render_clients
 from rocketmq_tiered.page.current_settings import CurrentSettings
 from rocketmq_tiered.page.figures import date_text
@@ -29,7 +29,7 @@ from rocketmq_tiered.page.history import History, Measurement, Sampler
 from rocketmq_tiered.page.html import Child, Html
 from rocketmq_tiered.page.message_search import Search, find_messages, parse_search
 from rocketmq_tiered.page.messages import render_messages
-from rocketmq_tiered.page.overview import Overview, render_overview, unread
+from rocketmq_tiered.page.overview import Overview, ShownHistory, render_overview, unread
 from rocketmq_tiered.page.settings_table import render_settings
 from rocketmq_tiered.page.topics import (
     TOPICS_A_PAGE,
@@ -39,6 +39,7 @@ from rocketmq_tiered.page.topics import (
     render_queues,
     render_topics,
 )
+from rocketmq_tiered.page.worker_value import Reading
 from rocketmq_tiered.process.admin import TEXT, PageAnswer
 from rocketmq_tiered.process.findings import of_catalog, of_report
 from rocketmq_tiered.process.report import QueueReport, StatusReport
@@ -201,11 +202,21 @@ class AdminPages:
         facts: list[tuple[str, Child]] = [("Started", date_text(self._started_ms))]
         if report is not None:
             facts += [("Writer", report.writer or "none"), ("Epoch", f"{report.epoch:,}")]
+        cause, _, step = why.removeprefix(f"{state}: ").partition("\n")[0].partition(". Next: ")
         shown = Overview(
-            state, why.removeprefix(f"{state}: ").partition("\n")[0], is_alive and is_ready, report, served, contents,
-            cost, findings, self._history.points, facts,
+            state, cause, step, is_alive and is_ready, report, served, contents, cost, findings,
+            self._history.points, self._histories(contents), facts,
         )  # fmt: skip
         return _Page("Overview", render_overview(shown))
+
+    def _histories(self, contents: Reading[Contents]) -> list[ShownHistory]:
+        if contents.value is None or not contents.value.state.log_histories:
+            return []
+        grace_ms = self._settings.settings.gc.diverged_grace_ms
+        return [
+            ShownHistory(one, None if one.since_ms is None or one.is_kept else one.since_ms + grace_ms)
+            for one in self._archive.histories().value or ()
+        ]
 
     def _topics(self, fields: Mapping[str, str]) -> _Page:
         choice, found = parse_choice(fields), self._archive.contents()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from rocketmq_tiered.page.html import Child, Html, section, table, tag
+import orjson
+
+from rocketmq_tiered.page.html import CELL_CHARS, Child, Html, section, table, tag
+from tiered.console import counted
 from tiered.settings.declaration import SettingField
 from tiered.settings.load import FIELDS, LoadedSettings, value_of
 from tiered.settings.sections import SECTIONS
@@ -24,7 +28,7 @@ def render_settings(loaded: LoadedSettings) -> Html:
     ]  # fmt: skip
     groups = [
         tag(
-            "details", tag("summary", f"[{name}]", tag("small", f"{len(items)} settings")),
+            "details", tag("summary", f"[{name}]", tag("small", counted(len(items), "setting"))),
             _table(f"Settings of {name}", items, loaded),
         )
         for name in SECTIONS
@@ -38,13 +42,27 @@ def _table(caption: str, items: Sequence[SettingField], loaded: LoadedSettings) 
     rows = [
         (
             tag("code", item.key),
-            tag("code", _text(value_of(loaded.settings, item.key))),
+            _value(value_of(loaded.settings, item.key)),
             loaded.origins.get(item.key, "default"),
-            [item.rule.meaning, tag("small", "needs a restart") if item.rule.restart else None],
+            [
+                tag("span", _meaning(item.rule.meaning), class_="name"),
+                tag("small", "needs a restart") if item.rule.restart else None,
+            ],
         )
         for item in items
     ]
     return tag("div", table(caption, HEADER, rows), class_="settings")
+
+
+def _meaning(markdown: str) -> Html:
+    """Names in backticks as code, links as their text."""
+    parts = re.sub(r"\[([^][]*)\]\([^)]*\)", r"\1", markdown).split("`")
+    return tag("span", [tag("code", part) if n % 2 else part for n, part in enumerate(parts)], class_="name")
+
+
+def _value(value: Any) -> Html:
+    text = _text(value)
+    return tag("code", text, class_="name" if len(text) > CELL_CHARS else None)
 
 
 def _text(value: Any) -> str:
@@ -54,4 +72,4 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value) or "empty"
-    return str(value.to_json())
+    return orjson.dumps(value.to_json()).decode()

@@ -12,8 +12,12 @@ Point = tuple[float, float]
 """Age in seconds, and the value then."""
 
 
-def sparkline(name: str, points: Sequence[Point], text_of: Callable[[float], str]) -> Html:
-    """``points`` from old to new, from zero to their largest. The span is theirs, but at least SPAN_MIN_S."""
+def sparkline(
+    name: str, points: Sequence[Point], text_of: Callable[[float], str], present: float | None = None
+) -> Html:
+    """``points`` from old to new, then ``present``, from zero to their largest. The span is theirs, but at least
+    SPAN_MIN_S."""
+    points = points if present is None else [*points, (0.0, present)]
     if not points:
         return tag("p", "no measurement yet", class_="spark none")
     span_s = max(SPAN_MIN_S, points[0][0])

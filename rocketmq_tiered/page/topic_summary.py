@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import CatalogState
-from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN
+from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_SUPERSEDED
 
 ORDERS = ("topic", "queues", "messages", "bytes", "newest")
 
@@ -52,7 +52,8 @@ class TopicRow:
 
 @dataclass(frozen=True)
 class TopicSummary:
-    """Topics with at least one shown queue, each array with one entry a topic."""
+    """Topics with at least one shown queue, each array with one entry a topic. ``hidden``: messages of deleted topics
+    and earlier generations."""
 
     names: tuple[str, ...]
     queues: NDArray[np.int64]
@@ -60,6 +61,7 @@ class TopicSummary:
     bytes: NDArray[np.int64]
     newest_ms: NDArray[np.int64]
     gaps: NDArray[np.int64]
+    hidden: int
 
     def row(self, i: int) -> TopicRow:
         """The topic at ``i``."""
@@ -82,13 +84,19 @@ class TopicSummary:
         return {name: (int(self.messages[i]), int(self.bytes[i])) for i, name in enumerate(self.names)}
 
 
-def summarize(state: CatalogState, numbers: TopicNumbers) -> TopicSummary:
-    """The topics of ``state``, by name. Deleted ones and earlier generations are not included."""
+def summarize(
+    state: CatalogState, numbers: TopicNumbers, expired_bytes: NDArray[np.int64] | int = 0
+) -> TopicSummary:
+    """The topics of ``state``, by name. Deleted ones and earlier generations are not included. ``expired_bytes``: by
+    row of the table, message bytes that are not counted."""
     of_row, table = numbers.of_rows(state), state.table
+    is_batch = (table["flags"] & QUEUE_BATCH) != 0
+    offsets = table["end_queue_offset"] - table["min_queue_offset"]
+    messages = np.where(is_batch, offsets, table["row_count"])
+    living_bytes = table["end_byte"] - expired_bytes
+    is_deleted = table["flags"] & (QUEUE_HIDDEN | QUEUE_SUPERSEDED) == QUEUE_HIDDEN
     shown = np.flatnonzero((table["flags"] & QUEUE_HIDDEN) == 0)
     rows, topics = table[shown], of_row[shown]
-    is_batch = (rows["flags"] & QUEUE_BATCH) != 0
-    messages = np.where(is_batch, rows["end_queue_offset"] - rows["min_queue_offset"], rows["row_count"])
     count = len(numbers.names)
     newest = np.zeros(count, np.int64)
     np.maximum.at(newest, topics, rows["max_store_timestamp"])
@@ -102,10 +110,11 @@ def summarize(state: CatalogState, numbers: TopicNumbers) -> TopicSummary:
     return TopicSummary(
         tuple(numbers.names[number] for number in present),
         queues[order],
-        _sums(topics, messages, count)[order],
-        _sums(topics, rows["end_byte"], count)[order],
+        _sums(topics, messages[shown], count)[order],
+        _sums(topics, living_bytes[shown], count)[order],
         newest[order],
         gaps[order],
+        int(messages[is_deleted].sum()),
     )
 
 

@@ -10,7 +10,7 @@ from fetcher.queries.queue_listing import QueueListing
 from rocketmq_tiered.maintenance.cost import TopicCost
 from rocketmq_tiered.page.figures import UNKNOWN, bytes_text, count_text, date_text
 from rocketmq_tiered.page.html import Child, Html, section, table, tag
-from rocketmq_tiered.page.overview import queues_path
+from rocketmq_tiered.page.overview import queues_path, topic_link
 from rocketmq_tiered.page.topic_summary import ORDERS, TopicRow
 from rocketmq_tiered.process.report import QueueReport
 from tiered.console import counted
@@ -91,7 +91,7 @@ def render_topics(choice: TopicChoice, topics: Sequence[ShownTopic], total: int,
 def _topic_row(topic: ShownTopic) -> list[Child]:
     row, rule = topic.row, topic.rule
     return [
-        tag("a", row.topic, href=queues_path(row.topic)),
+        topic_link(row.topic),
         count_text(row.queues),
         count_text(row.messages),
         bytes_text(row.bytes),

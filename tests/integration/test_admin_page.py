@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_tiered.process.admin import AdminServer
+from tests.end_to_end.offloading import backfill
+from tests.fetcher.broker_store_writer import WrittenStore
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker
+from tests.process.page_scene import PageScene
+from tests.servers.chromium import Chromium
 from tests.servers.store_directory import StoreDirectory
+from tiered.object_store.file import FileStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
 
@@ -50,6 +56,55 @@ def test_the_page_beside_a_broker(tmp_path: Path) -> None:
         message = browser(tmp_path, f"{url}/messages?topic=live0&by=offset&queue=0&value=0", "--dump-dom")
         assert "offsetMsgId" in message and "UNIQ_KEY" in message
         assert sidecar.stop() == 0
+
+
+class Alive:
+    """An AdminSource without content."""
+
+    def health(self) -> tuple[bool, str]:
+        return True, "alive"
+
+    readiness = health
+
+    def status_json(self) -> bytes:
+        return b"{}"
+
+    metrics = status_json
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [420, 1280])
+def test_rows_stay_low_and_names_whole(tmp_path: Path, width: int) -> None:
+    store = WrittenStore(tmp_path / "store")
+    for topic in ("orders-of-the-region-eu-west", "%RETRY%" + 100 * "g"):
+        store.put(topic, 0, b"body", keys="k")
+    archive = FileStore(tmp_path / "archive")
+    backfill(tmp_path / "store", archive)
+    scene = PageScene(archive.url)
+    server = AdminServer("127.0.0.1", 0, Alive(), pages=scene.pages)
+    page = Chromium(tmp_path / "chromium")
+    try:
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+        )
+        for path, row_px in (("/topics", 145), ("/settings", 110), ("/", 0)):
+            page.open(f"{server.url}{path}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert (
+                page.evaluate(f"Math.max(0, ...[...document.querySelectorAll('{ROWS}')].map({HEIGHT}))")
+                <= row_px
+            )
+        page.open(f"{server.url}/settings")
+        assert page.evaluate(
+            "[...document.querySelectorAll('th code')].every(e => e.getClientRects().length < 2)"
+        )
+    finally:
+        page.close()
+        server.close()
+        scene.close()
+
+
+ROWS, HEIGHT = "section > div tbody tr", "row => row.offsetHeight"
 
 
 def shown(directory: Path, url: str, *texts: str) -> str:

@@ -93,6 +93,7 @@ def test_unreadable_messages_are_a_critical_finding() -> None:
 
 def test_the_archive_names_the_last_passes_and_what_is_to_be_deleted() -> None:
     pending = {"a": PendingDeletion(1, 5, Reason.EXPIRED), "b": PendingDeletion(1, 5, Reason.EXPIRED)}
+    pending |= {name: PendingDeletion(1, 5, Reason.INTENT) for name in "cde"}
     listed = DeletionList("k", Reason.COMPACTED, 1500, 1, 5, 5, 9)
     state = CatalogState(pending_deletions=pending, deletion_lists=(listed,))
     report = replace(REPORT, tasks=(
@@ -101,7 +102,7 @@ def test_the_archive_names_the_last_passes_and_what_is_to_be_deleted() -> None:
     assert dict(_upkeep(state, report)) == {
         "Last expiry": "1970-01-01 00:01:00, done",
         "Last garbage collection": "1970-01-01 00:02:00, denied",
-        "To be deleted": "1,500 compacted, 2 expired",
+        "To be deleted": "1,500 joined to larger ones, 2 expired, 3 of a compaction that is not finished",
     }
     assert _upkeep(CatalogState(), None) == []
 
