@@ -290,8 +290,8 @@ class ArchiveOwner:
 
 
 _PUT_BACK = (
-    "put the broker's log back, or name another archive with --broker; archive.replace_log (backfill: --replace-log) "
-    "hides these messages, and tiered ls --histories lists them"
+    "put the broker's log back, or give another broker a name of its own with --broker; if this log is right, set "
+    "archive.replace_log (backfill: --replace-log): tiered ls --histories lists what it hides"
 )
 
 
@@ -318,7 +318,7 @@ class Comparison:
                 f"recreated topics; else {hint}"
             )
         return LogDivergedError(
-            f"{subject}the broker's log {why}; to continue with it hides {hidden}", hint=hint
+            f"{subject}the broker's log {why}; continuing with it would hide {hidden}", hint=hint
         )
 
 

@@ -136,7 +136,10 @@ class MetadataCommits:
             self._log("archived topic table not readable this time", error=str(error))
             return False
         except TieredError as error:
-            self._log("archived topic table not readable: topics deleted before now stay", error=str(error))
+            self._log(
+                "archived topic table not readable: topics that were deleted before this start stay visible",
+                error=str(error),
+            )
         self._has_archived_topics = True
         return True
 
@@ -156,7 +159,8 @@ class MetadataCommits:
         verdict = self._deleted_topics.check(table, backup, with_queues, now_ms)
         if verdict.alarm:
             self._log(
-                "many topics are missing from the table of the broker: none is hidden", error=verdict.alarm
+                "too many topics are missing from the broker's table at once: none of them is hidden",
+                error=verdict.alarm,
             )
         gone = [key for key in state.visible_queues() if key.topic in verdict.deleted]
         self._hide += [key for key in gone if key not in self._hide]

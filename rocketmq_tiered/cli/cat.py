@@ -123,11 +123,12 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
         raise UsageError("--from and --since exclude each other", hint="give one of them")
     if options.follow and options.at_version is not None:
         raise UsageError(
-            "--follow and --at-version exclude each other", hint="an earlier version does not grow"
+            "--follow and --at-version exclude each other",
+            hint="give one: an earlier version gets no new messages",
         )
     if options.history is not None and (options.follow or options.at_version is not None):
         raise UsageError(
-            "--history excludes --follow and --at-version", hint="an earlier log history does not grow"
+            "--history cannot be combined with --follow or --at-version", hint="give one of them"
         )
     if options.latest and (options.follow or options.limit is not None):
         raise UsageError("--latest excludes --follow and --limit", hint="a later message may replace each")
@@ -136,7 +137,9 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
     if options.tag is not None and options.where is not None:
         raise UsageError("--tag and --where exclude each other", hint="write TAGS = 'a' AND … in --where")
     if options.format == "raw" and options.body is not None:
-        raise UsageError("--body requires --format jsonl", hint="raw records contain their bodies as stored")
+        raise UsageError(
+            "--body requires --format jsonl", hint="add it; raw records contain their bodies as stored"
+        )
     if options.charset is not None and (options.body != "text" or not is_charset(options.charset)):
         hint = "give --body text" if options.body != "text" else "use a name such as UTF-8, GBK or ISO-8859-1"
         raise UsageError(f"--charset {options.charset} cannot be used", hint=hint)

@@ -64,7 +64,9 @@ def execute(options: argparse.Namespace) -> int:
     if options.every is None:
         return _pass(options, settings, prices)
     if not options.apply:
-        raise UsageError("--every joins: it requires --apply", hint="add --apply, or remove --every")
+        raise UsageError(
+            "--every requires --apply, because it joins objects", hint="add --apply, or remove --every"
+        )
     return repeat(options.every, "compaction", lambda _: _pass(options, settings, prices))
 
 

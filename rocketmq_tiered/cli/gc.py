@@ -49,7 +49,9 @@ def execute(options: argparse.Namespace) -> int:
         with open_for_reading(options.url, settings) as archive:
             return _collect(archive, loaded, options)
     if not options.apply:
-        raise UsageError("--every deletes: it requires --apply", hint="add --apply, or remove --every")
+        raise UsageError(
+            "--every requires --apply, because it deletes objects", hint="add --apply, or remove --every"
+        )
 
     def collect(stopped: threading.Event) -> None:
         with open_for_reading(options.url, settings) as archive:

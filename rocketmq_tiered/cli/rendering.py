@@ -43,7 +43,7 @@ def warn_of_body(document: Mapping[str, Any]) -> None:
     """Log a warning if the body, or its inner batch, is null."""
     if document["bodyLen"] is None or document.get("inner", ()) is None:
         logger.warning(
-            "%s queue %d offset %d: body does not match its sysFlag %d, shown as null",
+            "%s queue %d offset %d: body cannot be decompressed as its sysFlag %d says; it is null",
             document["topic"], document["queueId"], document["queueOffset"], document["sysFlag"],
         )  # fmt: skip
 

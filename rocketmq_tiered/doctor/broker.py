@@ -79,7 +79,7 @@ def _broker(subject: BrokerSubject, reached: _Reached) -> Finding:
     name = reached.config.get("brokerName", "")
     if name and subject.name and name != subject.name:
         return failed(
-            f"{subject.address} ({subject.origin}) is broker {name}, but the store is broker {subject.name}'s",
+            f"the broker at {subject.address} ({subject.origin}) is {name}, but the store is that of {subject.name}",
             "set broker.address, or brokerIP1 and listenPort of broker.conf",
         )
     return ok(f"{name or 'answers'} at {subject.address} ({subject.origin})")

@@ -105,13 +105,14 @@ class CompactionReport:
             again = f"{size_text(rounds.read_bytes)} to read and write again"
             move = f"to move: {again}, {size_text(rounds.copied_bytes)} to copy"
         saving, price = rounds.saving(self.prices), rounds.price(self.prices, self.grace_days)
+        grace = duration_text(round(self.grace_days * DAY_MS))
         return [
             first,
             f"{move} inside the store",
             f"reading every queue once: {counted(rounds.reader_gets, 'GET')} before, {rounds.new_reader_gets:,} after, "
             f"{currency} {saving:.4f} saved each time",
             f"cost: {currency} {price:.4f}, for about {counted(rounds.gets, 'GET')}, {counted(rounds.puts, 'PUT')}, "
-            f"and {self.grace_days:g} days of {size_text(rounds.source_bytes)} that gc deletes then",
+            f"and {size_text(rounds.source_bytes)} for {grace}, until gc deletes it",
         ]
 
 
@@ -223,9 +224,7 @@ class CompactionRounds:
             return True
         self._changed = self._changed + 1 if result is None else 0
         if self._changed == CHANGED_MAX:
-            raise UnavailableError(
-                "the archive's pages change faster than objects are joined", hint="try later"
-            )
+            raise UnavailableError("the archive changes faster than its objects are joined", hint="try later")
         if result is not None:
             self.done += mine
             self.cost += result.cost

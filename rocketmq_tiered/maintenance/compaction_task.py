@@ -162,7 +162,7 @@ class CompactionTask:
         if self._void == VOID_MAX:
             self._void = 0
             raise UnavailableError(
-                "the archive's pages change faster than objects are joined", hint="the next pass tries again"
+                "the archive changes faster than its objects are joined", hint="the next pass tries again"
             )
         return True
 
@@ -217,7 +217,7 @@ class CompactionTask:
         )  # fmt: skip
         seconds = time.monotonic() - began_s
         if result is None:
-            logger.info("a round of compaction had no effect: the archive has changed since its plan")
+            logger.info("a round of compaction was dropped: the archive changed after it was planned")
             return None
         now, cost = self._figures, result.cost
         self._change(
@@ -254,7 +254,7 @@ class CompactionTask:
                 for left in self._spool.iterdir():
                     shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         except (OSError, TieredError) as error:
-            logger.warning("%s is not cleared: %s", self._spool, error)
+            logger.warning("temporary files of compaction in %s are not removed: %s", self._spool, error)
 
     def _prepare_spool(self, planned: PlannedRound) -> None:
         """Raises StoreFullError where the disk has less than the round needs."""
@@ -266,6 +266,6 @@ class CompactionTask:
             raise StoreFullError(f"cannot use {self._spool}: {error.strerror}") from None
         if needed > free:
             raise StoreFullError(
-                f"{self._spool} has {size_text(free)} free of {size_text(needed)} for objects in progress",
+                f"compaction needs {size_text(needed)} in {self._spool}, where {size_text(free)} are free",
                 hint="free space there, or set process.state_dir",
             )

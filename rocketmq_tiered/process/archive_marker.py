@@ -32,7 +32,10 @@ class ArchiveMarker:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 replace_whole(self.path, f"{self._url}\n".encode())
         except OSError as error:  # archiving does not wait for that
-            logger.warning("archive marker not written", extra={"problem": str(error)})
+            logger.warning(
+                "state directory not written: a later start does not know that this archive exists",
+                extra={"problem": str(error)},
+            )
 
     def refuse_empty(self) -> None:
         """The archive has no commits. Raises UnavailableError if this state directory marks it: its disk may come

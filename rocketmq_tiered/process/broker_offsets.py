@@ -107,7 +107,7 @@ class BrokerOffsetsClient:
         name = config.get("brokerName", "") if self._name else ""
         if name not in ("", self._name):
             raise UnavailableError(
-                f"{self.address} is broker {name}, but the store is broker {self._name}'s",
+                f"the broker at {self.address} is {name}, but the store is that of {self._name}",
                 hint="set broker.address, or brokerIP1 and listenPort of broker.conf",
             )
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocketmq_tiered.process.report import StatusReport
+from rocketmq_tiered.process.run_state import ARCHIVING, word_of
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
 from tiered.archive.task import COMPACTION, EXPIRY, GARBAGE_COLLECTION, INDEX_BUILDING
 from tiered.archive.unreadable import UnreadableRange
@@ -47,7 +48,9 @@ def of_report(report: StatusReport) -> list[Finding]:
     found = [*_of_the_broker(report), *_of_the_archive(report)]
     if report.pin_note:
         step = "set pins.directory, or free space"
-        found.append(Finding("pins", f"files are not pinned: {report.pin_note}", step))
+        found.append(
+            Finding("pins", f"commitlog files are not kept by hard links (pins): {report.pin_note}", step)
+        )
     if report.settings_problem:
         what = f"changed settings are not in effect: {report.settings_problem}"
         found.append(Finding("settings", what, "correct the settings, and send SIGHUP again"))
@@ -58,7 +61,8 @@ def of_report(report: StatusReport) -> list[Finding]:
 
 def _of_the_broker(report: StatusReport) -> list[Finding]:
     found = []
-    if report.bound_reason == BoundReason.DEAD.value:
+    is_archiving = not report.state or word_of(report.state) in {state.value for state in ARCHIVING}
+    if report.bound_reason == BoundReason.DEAD.value and is_archiving:
         step = "start the broker; its log is archived to the end, and archiving continues with it"
         found.append(Finding("broker-down", "the broker does not run", step))
     margin_s = report.retention_margin_seconds
@@ -79,11 +83,11 @@ TASKS = {
     ),
     GARBAGE_COLLECTION: (
         "garbage", "garbage is not deleted",
-        "allow deletes, or run tiered gc --every with an account that may delete and set gc.every_ms to 0",
+        "let this account delete, or run tiered gc --every with one that may and set gc.every_ms to 0",
     ),
     COMPACTION: (
         "compaction", "small objects are not joined",
-        "correct it, or set compaction.every_ms to 0; until then reading costs more requests",
+        "correct the cause, or set compaction.every_ms to 0; until then reads cost more requests",
     ),
     INDEX_BUILDING: (
         "index", "the message index is not updated",
@@ -110,7 +114,10 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
     for task in report.tasks:
         if task.problem:
             about, what, step = TASKS.get(task.name, (task.name, f"{task.name} has not run", "see the log"))
-            step = "run tiered doctor ARCHIVE_URL; it is tried again every minute" if task.is_outage else step
+            if task.is_outage:
+                step = "run tiered doctor ARCHIVE_URL; it is tried again every minute"
+            elif task.name == EXPIRY and "retention.max_share" not in task.problem:
+                step = "correct the cause; it is tried again at the next pass"
             found.append(Finding(about, f"{what}: {task.problem}", step))
     if (
         not report.task(GARBAGE_COLLECTION).problem
@@ -178,5 +185,5 @@ def of_relay(relay: RelayStatus) -> list[Finding]:
     if isinstance(relay, SlaveStatus) and not relay.is_master_available:
         why = f": {relay.master_failure}" if relay.master_failure else ""
         what = f"the master is not available{why}"
-        found.append(Finding("master", what, "check that the broker runs, and broker.address"))
+        found.append(Finding("master", what, "check that the broker runs, and that broker.address is right"))
     return found

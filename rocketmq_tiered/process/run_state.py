@@ -29,7 +29,8 @@ from uploader.follow_loop import BrokerRestartedError
 EXIT_INTERNAL = 70
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
-RETRY_DIVERGED_S = 10.0
+RETRY_LOG_S = 10.0
+"""The broker's store or log may be put back: a check of the local disk."""
 BEHIND_S = 60.0
 """Lag of `behind`; four batches' age if that is longer."""
 OBJECT_STORE = "object store"
@@ -75,6 +76,7 @@ _STEPS: Final = {
     RunState.FROZEN: "run tiered doctor; nothing is lost while the broker keeps its log",
     RunState.FENCED: "nothing after a fail-over; otherwise stop one of the two writers, or give it another archive.url",
 }
+_MISSING_STORE = (MissingBrokerFileError, StoreLayoutError)
 _STORE_ERRORS = (ThrottledError, UnansweredError, AccessDeniedError, RefusedRequestError, NotFoundError)
 
 
@@ -150,8 +152,8 @@ def after_failure(
     lasts: bool = False,
 ) -> RetryPlan:
     """The reaction to the ``failures``-th failure in a row (from 1); ``jitter`` in [0, 1). ``has_owned``,
-    ``has_stood_by``: whether this process has owned the archive, or been its standby: then what the object store refuses
-    is retried, and clients are still served. ``lasts``: whether the failure before had the same cause.
+    ``has_stood_by``: whether this process has owned the archive, or been its standby: then what the object store
+    refuses is retried, and clients are still served. ``lasts``: whether the failure before had the same cause.
     """
     why = str(error)
     if isinstance(error, BrokerRestartedError):
@@ -162,11 +164,10 @@ def after_failure(
         state = RunState.FENCED if has_owned else RunState.STANDBY
         return RetryPlan(Condition(state, why), settings.process.standby_retry_ms / 1000)
     if isinstance(error, LogDivergedError):  # the log may be put back
-        return RetryPlan(Condition(RunState.DIVERGED, error.message, hint=error.hint), RETRY_DIVERGED_S)
+        return RetryPlan(Condition(RunState.DIVERGED, error.message, hint=error.hint), RETRY_LOG_S)
     has_worked = has_owned or has_stood_by
-    is_missing = has_worked and isinstance(error, MissingBrokerFileError | StoreLayoutError)
-    if is_missing or isinstance(error, EmptyCommitlogError):
-        return RetryPlan(Condition(RunState.BLOCKED, error.message, BROKER_STORE), RETRY_MAX_S)
+    if isinstance(error, EmptyCommitlogError) or (has_worked and isinstance(error, _MISSING_STORE)):
+        return RetryPlan(Condition(RunState.BLOCKED, error.message, BROKER_STORE), RETRY_LOG_S)
     if isinstance(error, UnavailableError) or (has_worked and isinstance(error, _STORE_ERRORS)):
         ceiling_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))
         return RetryPlan(_waiting_for(error, why, lasts=lasts), ceiling_s * (0.5 + jitter / 2))

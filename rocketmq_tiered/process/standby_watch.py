@@ -55,13 +55,13 @@ class StandbyWatch:
     def plan(self) -> str:
         """When this process takes over, by what it saw last."""
         if not self.lag_ms:
-            return "takes over only with --take-over, because process.take_over_lag_ms is 0"
+            return "this one takes over only with --take-over, because process.take_over_lag_ms is 0"
         wait_ms = self._wait_ms or self.lag_ms
         if self._seen_ms is not None:
             left_ms = wait_ms - (self._seen_ms - self._since_ms)
-            return f"takes over in {duration_text(left_ms / 1000)} unless the archive advances"
+            return f"this one takes over in {duration_text(left_ms / 1000)} unless the archive advances"
         return (
-            "takes over once the broker here is the master and its log has had messages to archive for "
+            "this one takes over once its broker is the master and has had messages to archive for "
             f"{duration_text(wait_ms / 1000)} without any progress of the archive"
         )
 

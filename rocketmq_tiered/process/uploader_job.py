@@ -319,13 +319,16 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
     owner = f"{broker} in {os.path.realpath(store)}"
     keeper = PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner, former=former)
     if keeper.problem:
-        logger.warning("continuing without the pins of an earlier process", extra={"problem": keeper.problem})
+        logger.warning(
+            "commitlog files that an earlier process kept (pins) are not kept any longer",
+            extra={"problem": keeper.problem},
+        )
     if settings.pins.enabled:
         return keeper
     try:
         keeper.release_all()
     except OSError as error:
-        logger.warning("pins not released", extra={"problem": str(error)})
+        logger.warning("hard links of an earlier process not removed (pins)", extra={"problem": str(error)})
     return None
 
 

@@ -268,7 +268,7 @@ def test_a_higher_epoch_is_fencing(memory: MemoryStore) -> None:
     first.append(append_draft(first.state, {A: 2}))
     stale = append_draft(first.state, {A: 1})
     second = writer(memory, instance="w2")
-    with pytest.raises(FencedError, match="belongs to run w1 on h"):
+    with pytest.raises(FencedError, match=r"belongs to tiered run \(w1\) on h"):
         second.claim()
     second.claim(take_over=True)
     with pytest.raises(FencedError, match="epoch 1 is fenced by epoch 2 of run w2"):

@@ -176,4 +176,4 @@ def test_a_state_directory_that_is_full_keeps_nothing_from_being_archived(
     (tmp_path / "state").touch()
     marker = ArchiveMarker(tmp_path / "state", "s3://bucket/c/b")
     marker.create()
-    assert "archive marker not written" in caplog.text
+    assert "state directory not written" in caplog.text

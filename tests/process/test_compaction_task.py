@@ -203,7 +203,7 @@ def test_a_full_disk_refuses_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyP
     version = beside.scene.state.version
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(1000))
-    with pytest.raises(StoreFullError, match=r"1000 B free of .* for objects in progress"):
+    with pytest.raises(StoreFullError, match=r"compaction needs .*, where 1000 B are free"):
         beside.compact()
     assert beside.scene.state.version == version, "nothing was announced"
 

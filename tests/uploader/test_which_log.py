@@ -98,7 +98,7 @@ def test_an_emptied_store_with_one_message_stops_and_the_store_put_back_continue
     keys = uploaded(memory)
     empty = SmallBroker(tmp_path / "empty", store_ms=broker.store_ms)
     empty.send(1)
-    refuse(empty.path, memory, r"shares nothing with the archive.* hides 200 archived messages")
+    refuse(empty.path, memory, r"shares nothing with the archive.* hide 200 archived messages")
     with pytest.raises(LogDivergedError):
         follow(empty.path, memory, LogLimits(truncate_max_bytes=1))
     backfill(broker.path, memory)
@@ -123,10 +123,10 @@ def test_an_older_copy_is_refused_by_a_backfill_and_bounded_in_a_run(
     older = broker.copy(tmp_path / "older")
     broker.send(300)
     backfill(broker.path, memory)
-    with pytest.raises(LogDivergedError, match=r"older copy.* hides 300 archived messages"):
+    with pytest.raises(LogDivergedError, match=r"older copy.* hide 300 archived messages"):
         backfill(older.path, memory)
     with pytest.raises(
-        LogDivergedError, match=r"truncated by .*truncate_max_bytes.* hides 300 archived messages"
+        LogDivergedError, match=r"truncated by .*truncate_max_bytes.* hide 300 archived messages"
     ):
         follow(older.path, memory, LogLimits(truncate_max_bytes=100))
     assert shown(memory) == {"orders": 500}

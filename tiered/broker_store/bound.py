@@ -22,8 +22,8 @@ class BoundReason(Enum):
     BROKER = "broker offsets"
     CONSUME_QUEUE = "consume queues"
     LOG_END = "end of the log files"
-    FROZEN = "frozen: broker runs but does not answer"
-    DEAD = "broker is dead: its recovery scan"
+    FROZEN = "as before: the broker runs and does not answer"
+    DEAD = "end of the log: the broker does not run"
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,10 @@ def refusal(state: CatalogState, claimant: Owner, *, take_over: bool, now_ms: in
     # A clock ahead by days would block claims until then; one ahead by seconds proves nothing.
     was_ahead = take_over and age_ms <= -ADVANCING_MS
     is_advancing = age_ms < ADVANCING_MS and not was_ahead
-    holder = (
-        f"epoch {state.epoch} belongs to {owner.kind} {owner.instance} on {owner.host or 'an unknown host'}"
-    )
+    writer = f"tiered {owner.kind} ({owner.instance}) on {owner.host or 'an unknown host'}"
+    holder = f"the archive belongs to {writer}, epoch {state.epoch}"
     if claimant.kind == BACKFILL and is_advancing:
-        return f"{holder}, which is advancing"
+        return f"{holder}, which is archiving now"
     if take_over or (owner.kind == BACKFILL and not is_advancing):
         return ""
     return f"{holder}, which has not released it"
