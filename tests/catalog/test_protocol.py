@@ -358,8 +358,8 @@ def test_backfill_refuses_while_a_writer_advances() -> None:
     state = CatalogState(epoch=4, owner=owner("w1", "run"), advanced_ms=NOW_MS)
     late = NOW_MS + ADVANCING_MS
     filler = owner("w2", "backfill")
-    assert "advancing" in refusal(state, filler, take_over=False, now_ms=late - 1)
-    assert "advancing" in refusal(state, filler, take_over=True, now_ms=late - 1)
+    assert "is archiving now" in refusal(state, filler, take_over=False, now_ms=late - 1)
+    assert "is archiving now" in refusal(state, filler, take_over=True, now_ms=late - 1)
     assert "not released" in refusal(state, filler, take_over=False, now_ms=late)
     assert not refusal(state, filler, take_over=True, now_ms=late)
 
@@ -373,7 +373,7 @@ def test_a_dead_writer_whose_clock_was_ahead_bars_no_take_over() -> None:
                 assert refusal(state, claimant, take_over=False, now_ms=NOW_MS - ahead_ms)
                 assert not refusal(state, claimant, take_over=True, now_ms=NOW_MS - ahead_ms)
         late = NOW_MS - ADVANCING_MS + 1
-        assert "advancing" in refusal(state, owner("w2", "backfill"), take_over=True, now_ms=late)
+        assert "is archiving now" in refusal(state, owner("w2", "backfill"), take_over=True, now_ms=late)
 
 
 def test_an_idle_writer_is_not_taken_for_dead() -> None:

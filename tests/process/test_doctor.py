@@ -315,7 +315,7 @@ def test_an_unknown_address_of_a_running_broker_is_a_failure() -> None:
 
 def test_another_broker_at_the_address_is_a_failure() -> None:
     results = broker_results("10.0.0.1:10911", Answers(), name="c")
-    assert "is broker b, but the store is broker c's" in results["broker"].finding.detail
+    assert "is b, but the store is that of c" in results["broker"].finding.detail
 
 
 def test_a_broker_that_is_not_registered_is_a_failure() -> None:
