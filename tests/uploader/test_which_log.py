@@ -198,7 +198,7 @@ def test_the_same_brokers_log_that_does_not_fit_continues_when_asked(
     broker.send(150, "orders")
     broker.send(40, "audit")
     broker.expire(archived_files)
-    refuse(broker.path, memory, r"no bytes in common with the archive.* hides 230 archived messages")
+    refuse(broker.path, memory, r"no bytes in common with the archive.* hide 230 archived messages")
     with pytest.raises(LogDivergedError) as caught:
         backfill(broker.path, memory)
     assert "--same-broker) continues, and hides 200 of recreated topics" in caught.value.hint
@@ -364,7 +364,7 @@ def test_a_standby_whose_log_diverged_does_not_take_over_by_lag(
     with pytest.raises(FencedError):
         follow(former.path, memory, instance="standby", environment=lags)
     former.send(80, text="other")
-    why = r"another writer owns .* diverged .* hides 50 archived messages"
+    why = r"another writer owns .* diverged .* hide 50 archived messages"
     with pytest.raises(LogDivergedError, match=why) as caught:
         follow(former.path, memory, instance="standby", environment=lags)
     assert "--take-over" in caught.value.hint
