@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
+from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
 from rocketmq_tiered.process.metrics import (
     PREFIX,
     DecodingCollector,
@@ -36,6 +37,7 @@ FULL: StatusReport = replace(
     queues=(QueueReport("t", 0, 1, 1, 1.0),),
     tasks=(TaskStatus(EXPIRY, last_ms=1), TaskStatus(GARBAGE_COLLECTION, last_ms=1)),
     compaction=CompactionStatus(last_ms=1),
+    key_compaction=KeyCompactionStatus(last_ms=1),
 )
 """A report in which nothing is unknown."""
 
