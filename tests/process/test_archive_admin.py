@@ -4,47 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from rocketmq_tiered.process.archive_admin import STALLED_S, ArchiveAdminSource
-from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
-from tiered.archive.unreadable import UnreadableRange, UnreadableRanges
+from rocketmq_tiered.process.archive_admin import STALLED_S
+from tests.process.archive_admin_scene import Scene
+from tiered.archive.unreadable import UnreadableRange
 from tiered.formats.memory_bound import SHORTAGES
 from tiered.model.queue import QueueKey
-
-PREFIX = "rocketmq_tiered_store_"
-
-
-class Scene:
-    """A source over a service that owns its groups, on a clock of its own."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-        self.problem = ""
-        self.offsets = SimpleNamespace(holds_lease=True)
-        self.audited = {"refused": 3, "reset": 1}
-        service: Any = SimpleNamespace(
-            status=lambda: ArchiveStatus(5, [("a", 2), ("b", 1)], self.offsets.holds_lease),
-            offsets=self.offsets, audited=self.audited, refused_proxy_headers=7,
-        )  # fmt: skip
-        self.unreadable = UnreadableRanges()
-        access: Any = SimpleNamespace(
-            title="c/b in file:///a", state=SimpleNamespace(version=9),
-            fetcher=SimpleNamespace(unreadable=self.unreadable),
-        )  # fmt: skip
-        self.source = ArchiveAdminSource(access, service, lambda: self.problem, lambda: self.now_s)
-
-    def metrics(self) -> dict[tuple[str, ...], float]:
-        families = text_string_to_metric_families(self.source.metrics().decode())
-        return {
-            (sample.name.removeprefix(PREFIX), *sorted(sample.labels.values())): sample.value
-            for family in families
-            for sample in family.samples
-        }
 
 
 def test_it_is_ready_while_it_serves_and_owns_the_groups() -> None:

@@ -25,8 +25,8 @@ from rocketmq_tiered.process.serving_metrics import ServingCollector
 from rocketmq_tiered.server.proxy.proxy_service import ProxyCounters, ProxyService
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
 from rocketmq_tiered.server.slave.slave_service import SlaveCounters, SlaveService
+from tests.process.archive_admin_scene import Scene
 from tests.process.status_report import REPORT
-from tests.process.test_archive_admin import Scene
 from tiered.archive.task import EXPIRY, GARBAGE_COLLECTION, TaskStatus
 from tiered.object_store.request_metrics import StoreMetrics
 
