@@ -23,6 +23,7 @@ EXTENDED = {
     "fetcher/test_sql92_java.py": r".*\[5\.5",
     "integration/test_access.py": r".*\[(4|archive 1)",
     "integration/test_admin_page.py": ALL,
+    "integration/test_broker_copies.py": r".*\[5\.5",
     "integration/test_bucket_policies.py": r"test_(an_action_taken_away|no_role|plain_http)",
     "integration/test_compaction.py": r"test_rows_of_real_stores.*\[[ACDE]",
     "integration/test_compaction_live.py": ALL,

@@ -295,6 +295,33 @@ def test_proxy_mode_beside_access_control(guarded: Guarded) -> None:
         assert is_refusal(reply) or code in NO_EFFECT | OF_NAME_SERVERS, f"{code}: {reply}"
 
 
+def test_a_retry_beside_access_control_needs_a_pull_of_the_messages_own_topic(guarded: Guarded) -> None:
+    """The sidecar asks the broker for the message, with the signature of the client's own request."""
+    phys = {}
+    for topic in ("live0", "live1"):
+        reply = owner.ask(guarded.broker.broker_address, RequestCode.PULL_MESSAGE, pull_of(0, topic))
+        assert reply is not None and reply.code == 0
+        phys[topic] = decode_record(reply.body[: int.from_bytes(reply.body[:4], "big")]).physical_offset
+        by_id = second.ask(
+            guarded.broker.broker_address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(phys[topic])}
+        )
+        assert by_id is not None and by_id.code == 0, (
+            "brokers of both versions judge no message without a topic"
+        )
+    client = BrokerClient(guarded.address, 5, OWNER)
+    try:
+        assert client.call(RequestCode.PULL_MESSAGE, pull_of(0, "live0")).code == 0
+        for topic, code in (("live1", 1), ("live0", 0)):
+            fields = {
+                "group": GROUP, "offset": str(phys[topic]), "delayLevel": "0", "originTopic": "live0",
+                "originMsgId": "X", "maxReconsumeTimes": "16", "unitMode": "false", "bname": BROKER,
+            }  # fmt: skip
+            found = client.call(RequestCode.CONSUMER_SEND_MSG_BACK, fields)
+            assert found.code == code, found
+    finally:
+        client.close()
+
+
 def test_an_orderly_consumer_reads_everything_in_order_and_others_lock_no_queue(guarded: Guarded) -> None:
     """ACL 1.0 judges no queue locks: they count once the broker has accepted the account for the group."""
     if not guarded.broker.version.startswith("4"):

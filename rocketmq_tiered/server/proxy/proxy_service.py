@@ -224,7 +224,8 @@ class ProxyService(RelayService[ProxyClient]):
         data = await stored_record(request.command, client.upstream, field)
         record = record_at(data, phys)
         if record is None:
-            return _no_message(phys)
+            is_left = not (data or has_rules) and request.code == RequestCode.END_TRANSACTION
+            return None if is_left else _no_message(phys)
         if has_rules:
             return self._authorizer.refusal_of_record(request, data, phys)
         assert accepted is not None
