@@ -104,7 +104,10 @@ def test_no_other_spelling_makes_a_member(ruled: ProxyScene) -> None:
             for group in (VICTIM, GROUP):
                 reply = ask(ruled.address, READER, Code.HEART_BEAT, {}, heartbeat(name, group))
                 assert reply.code == 1 and "unknown name" in (reply.remark or "")
-        assert taken, "the broker itself takes at least one of them"
+        is_fastjson_1 = ruled.broker.version.startswith("4")
+        assert bool(taken) is is_fastjson_1, (
+            "the broker itself takes at least one of them, fastjson 2 of 5.5 none"
+        )
         for group in (VICTIM, GROUP):
             assert member.call(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}).code == 1
     finally:

@@ -7,8 +7,11 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from rocketmq_tiered.server.backend.pull_handlers import pull_response
 from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
@@ -17,12 +20,15 @@ from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream
 from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
 from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
 from rocketmq_tiered.server.slave.slave_service import MEMBERS_COMPLETE_S, SlaveOptions, SlaveService
+from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.request import Request, Response
 from tests.server.slave.master_double import VERSION, MasterDouble
 from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDouble
 from tests.server.slave.until import until
+from tests.server.spelled_bodies import ACL_1, ACL_5, SECRET, respelled
 from tiered.errors import UnansweredError
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import signature_of
 from tiered.settings.sections import ServeSettings
 
 ADVERTISED = "127.0.0.1:10931"
@@ -75,14 +81,14 @@ class Stage:
 
 @asynccontextmanager
 async def on_stage(
-    master: MasterDouble, file: dict[str, str] | None, *, is_open: bool
+    master: MasterDouble, file: dict[str, str] | None, *, is_open: bool, acl_file: str = ""
 ) -> AsyncIterator[Stage]:
     name_server = NameServerDouble()
     await master.start()
     await name_server.start()
     place = SlaveConfig(BROKER, master.address, (name_server.address,), ADVERTISED, 7)
     at = [1000.0]
-    side = SlaveOptions(place, CLUSTER, ServeSettings(bind="127.0.0.1:0"), 0.05, file)
+    side = SlaveOptions(place, CLUSTER, ServeSettings(bind="127.0.0.1:0", acl_file=acl_file), 0.05, file)
     service = SlaveService(side, lambda: at[0])
     host, port = await service.start()
     if is_open:
@@ -101,10 +107,10 @@ async def on_stage(
 
 def story(
     tell: Callable[[Stage], Awaitable[None]], master: MasterDouble | None = None,
-    file: dict[str, str] | None = None, *, is_open: bool = True,
+    file: dict[str, str] | None = None, *, is_open: bool = True, acl_file: str = "",
 ) -> None:  # fmt: skip
     async def whole() -> None:
-        async with on_stage(master or MasterDouble(), file, is_open=is_open) as stage:
+        async with on_stage(master or MasterDouble(), file, is_open=is_open, acl_file=acl_file) as stage:
             async with asyncio.timeout(20):
                 await tell(stage)
 
@@ -325,3 +331,35 @@ def test_an_unforeseen_error_does_not_end_the_watch() -> None:
         await until(lambda: watch.is_available)
 
     story(tell)
+
+
+@pytest.mark.parametrize("rules", [ACL_1, ACL_5], ids=["ACL 1.0", "ACL 5.x"])
+def test_the_master_gets_no_body_that_it_reads_otherwise_and_copies_nothing_by_offset(
+    tmp_path: Path, rules: dict[str, Any]
+) -> None:
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump(rules))
+    path.chmod(0o600)
+
+    async def tell(stage: Stage) -> None:
+        link = stage.client().link
+
+        async def signed(code: int, body: bytes = b"", **fields: str) -> RemotingCommand:
+            found = {"AccessKey": "reader1", **fields}
+            found["Signature"] = signature_of(found, body, SECRET)
+            return await link.call(RemotingCommand(code, 0, ext_fields=found, body=body), 5)
+
+        for code in (RequestCode.CHECK_CLIENT_CONFIG, RequestCode.HEART_BEAT):
+            for body in list(respelled(code))[::25]:
+                reply = await signed(code, body)
+                assert reply.code == 1 and "unknown name" in (reply.remark or "")
+        assert not list(stage.service.clients.groups())
+        back = {"group": "own", "offset": "777", "delayLevel": "1", "commitLogOffset": "777"}
+        for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION):
+            assert (await signed(code, **back)).code == 16
+        assert not {34, 36, 37, 46} & set(stage.master.codes())
+        known = b'{"group":"own","clientId":"c","subscriptionData":{"topic":"own","subString":"*"}}'
+        await signed(RequestCode.CHECK_CLIENT_CONFIG, b" " + known)
+        assert [one.body for one in stage.master.seen if one.code == 46] == [known]
+
+    story(tell, acl_file=str(path))
