@@ -38,16 +38,16 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import Settings
 
-KEYED, OTHER = QueueKey("keyed", 0, 0), QueueKey("other", 0, 0)
+KEYED, OTHER, LIGHT = QueueKey("keyed", 0, 0), QueueKey("other", 0, 0), QueueKey("%LMQ%light", 0, 0)
 NO_LIMIT = 1 << 40
 LIMITS_OF_CATALOG = CatalogLimits(
     root_every=4, spill_runs=12, page_runs_max=9, merge_sequences=6, merge_spills=6
 )
 
 
-def pull(fetcher: TieredMessageFetcher, offset: int, count: int = 32) -> PullResult:
-    """One pull of the keyed queue, in this thread."""
-    return run_sync(fetcher.pull(PullRequest(KEYED.topic, KEYED.queue_id, offset, count, NO_LIMIT)))
+def pull(fetcher: TieredMessageFetcher, offset: int, count: int = 32, queue: QueueKey = KEYED) -> PullResult:
+    """One pull, in this thread."""
+    return run_sync(fetcher.pull(PullRequest(queue.topic, queue.queue_id, offset, count, NO_LIMIT)))
 
 
 class Table:
@@ -62,6 +62,8 @@ class Table:
         own = replace(Settings().key_compaction, min_age_ms=-(10**15))
         self.settings = replace(Settings(), key_compaction=own)
         self.sent: list[tuple[str, bytes]] = []
+        self.ends: list[tuple[int, int]] = []
+        """Versions, and where the log ends there, to which it may be cut."""
 
     def write(self, cycles: int, *, keys: int = 12, tombstones: float = 0.2) -> None:
         self.owner.writer.refresh()
@@ -71,14 +73,29 @@ class Table:
                 queue = self.random.choice([KEYED, KEYED, OTHER])
                 key = f"k{self.random.randrange(keys)}" if self.random.random() > 0.03 else ""
                 body = b"" if self.random.random() < tombstones else self.random.randbytes(60)
-                cycle.append(Sent(queue, body, keys=[key] if key else []))
+                lmq = [LIGHT] if queue == KEYED and self.random.random() < 0.3 else []
+                cycle.append(Sent(queue, body, keys=[key] if key else [], lmq=lmq))
                 if queue == KEYED:
                     self.sent.append((key, body))
-            self.owner.commit(cycle, as_set=self.random.random() < 0.5)
+            state = self.owner.commit(cycle, as_set=self.random.random() < 0.5)
+            self.ends.append((state.version, state.cursor.phys))
+
+    def cut_log(self) -> None:
+        """The broker's log loses its end, above what key compaction saw."""
+        if len(self.ends) < 2:
+            return
+        at = self.random.randrange(len(self.ends) - 1)
+        version, phys = self.ends[at]
+        self.owner.writer.refresh()
+        self.owner.writer.append_history(common_version=version, phys=phys)
+        self.owner.forget_above(phys)
+        del self.ends[at + 1 :]
+        del self.sent[self.owner.truth[KEYED].end :]
 
     def compact(self, store: ObjectStore | None = None, *, apply: bool = True) -> KeyCompactionReport:
         options = RewriteOptions(self.spool, 10**8, BlockCodec(block_bytes=600), wait=lambda _: None)
         archive = store or self.store
+        self.ends = self.ends[-1:] if apply else self.ends
         return compact_keys(
             archive, load(archive), self.settings, options, lambda topic: topic == KEYED.topic, apply=apply
         )
@@ -124,13 +141,13 @@ class Table:
             offset = batch.next_offset
         return found
 
-    def pulled(self, begin: int = 0) -> dict[int, bytes]:
+    def pulled(self, begin: int = 0, queue: QueueKey = KEYED) -> dict[int, bytes]:
         """The same by pulls of a consumer."""
         fetcher = plain_fetcher(self.store)
         found: dict[int, bytes] = {}
         offset = begin
         while True:
-            result = pull(fetcher, offset, count=self.random.randint(1, 40))
+            result = pull(fetcher, offset, self.random.randint(1, 40), queue)
             if result.next_offset <= offset:
                 return found
             for at, record in zip(result.batch.queue_offsets.tolist(), result.batch.records(), strict=True):
@@ -156,6 +173,9 @@ class Table:
         assert {key: body for key, body in state.items() if key and body} == wanted
         row = load(self.store).queue(KEYED)
         assert row is not None and int(row["row_count"]) == len(found)
+        light = self.owner.truth[LIGHT].rows
+        alive = {row.offset: row.record for row in light if decode_record(row.record).queue_offset in found}
+        assert self.pulled(0, LIGHT) == alive, "rows of an LMQ live as long as their messages"
         begin = self.random.randrange(len(self.sent))
         expected = {offset: record for offset, record in found.items() if offset >= begin}
         assert self.pulled(begin) == self.rows(begin) == expected
@@ -211,7 +231,7 @@ def test_a_queue_of_deleted_keys_keeps_a_row(tmp_path: Path) -> None:
 @settings(max_examples=examples(15), deadline=None)
 @given(
     st.integers(0, 10**6),
-    st.lists(st.sampled_from(["write", "compact", "join", "collect", "expire"]), max_size=12),
+    st.lists(st.sampled_from(["write", "compact", "join", "collect", "expire", "cut_log"]), max_size=12),
 )
 def test_any_interleaving_gives_the_dict(
     tmp_path_factory: pytest.TempPathFactory, seed: int, acts: list[str]
