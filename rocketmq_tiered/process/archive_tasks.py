@@ -6,6 +6,7 @@ With gc.every_ms 0 another process collects; messages expire here all the same.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -86,6 +87,7 @@ class ArchiveTasks:
         self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], Rewrite]
     ) -> None:
         """As ``add_compaction``."""
+        shutil.rmtree(spool, ignore_errors=True)  # what a killed process left
         own, settings = self._settings.compaction, self._settings
         throttled = YieldingStore(
             store, bytes_per_s=own.bytes_per_s, requests_per_s=own.requests_per_s, share=self._keys_share,
