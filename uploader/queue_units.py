@@ -1,12 +1,13 @@
 """Consume queue units of a whole commitlog, from its records alone, as a broker dispatches them.
 
 Half and rolled back transactions have none, scheduled messages have the deliver time as tags code, a record has one
-more in each of its LMQs. A queue whose offsets go back belongs to a topic that was deleted and created again.
+more in each of its LMQs. A queue whose offsets go back belongs to a topic that was deleted and created again. Offsets
+whose records are damaged or not in the log get units that name no record: a queue would end there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from tiered.broker_store.damage import record_size, stored_size
 from tiered.broker_store.store import BrokerStore
 from tiered.consume_queue.index import UNIT_DTYPE
 from tiered.consume_queue.store import StoreKind
+from tiered.errors import CorruptionError
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.model.queue import LMQ_PREFIX, TopicFilter
@@ -27,6 +29,8 @@ from uploader.log_batch import DamagedRange, LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
 from uploader.queue_tails import UNKNOWN
 
+GAP_BYTES: Final = 2
+GAP_UNITS_MAX: Final = 10_000_000
 WINDOW_BYTES: Final = 32 * 1024 * 1024
 _Key = tuple[str, int]
 
@@ -52,10 +56,18 @@ class LogPart(NamedTuple):
 class LogUnits:
     """Reads the commitlog of ``store``, whose broker does not run, for queues of ``kind``.
 
-    ``ends``: queue -> one past its last offset, to continue after an interruption.
+    ``ends``: queue -> one past its last offset, to continue after an interruption. ``fills_gap``: whether a topic gets
+    units at offsets without a record.
     """
 
-    def __init__(self, store: BrokerStore, kind: StoreKind, ends: dict[_Key, int] | None = None) -> None:
+    def __init__(
+        self,
+        store: BrokerStore,
+        kind: StoreKind,
+        *,
+        ends: dict[_Key, int] | None = None,
+        fills_gap: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._log = store.commit_log
         self._table = QueueTable()
         self._scratch = SplitScratch()
@@ -70,6 +82,7 @@ class LogUnits:
         )
         self._lmqs = LmqDispatch(self._table, lambda: None, lambda: _lmq_rules(store.conf, kind))
         self._ends = dict(ends or {})
+        self._fills_gap = fills_gap
         self.end_phys = self._log.max_file_end
 
     def parts(self, begin_phys: int) -> Iterator[LogPart]:
@@ -114,9 +127,31 @@ class LogUnits:
         before = np.concatenate([[self._ends.get(key, 0)], ends[:-1]])
         restarts = np.flatnonzero(units["queue_offset"] < before)
         if len(restarts):
-            units = units[restarts[-1] :]
+            units, before = units[restarts[-1] :], before[restarts[-1] :]
+        if len(restarts) or key not in self._ends:
+            before[0] = units["queue_offset"][0]  # a queue may begin anywhere
         self._ends[key] = int(ends[-1])
+        is_hole = units["queue_offset"] > before
+        if is_hole.any() and self._fills_gap(key[0]):
+            units = self._without_holes(key, units, before, np.flatnonzero(is_hole).tolist())
         return QueueUnits(*key, units, len(restarts) > 0)
+
+    def _without_holes(self, key: _Key, units: Table, before: NDArray[np.int64], holes: list[int]) -> Table:
+        """``units`` with units of gaps before those at ``holes``. They name the last byte of the oldest file, where no
+        record begins: pulls skip them."""
+        parts, begin = list[Table](), 0
+        for row in holes:
+            count = int(units["queue_offset"][row] - before[row])
+            if count > GAP_UNITS_MAX:
+                raise CorruptionError(
+                    f"queue offsets of {key[0]}/{key[1]} jump by {count:,} at {before[row]:,}"
+                )
+            gap = np.zeros(count, UNIT_DTYPE)
+            gap["phys"], gap["size"], gap["inner_num"] = self._log.files[0].end_phys - 1, GAP_BYTES, 1
+            gap["queue_offset"] = before[row] + np.arange(count)
+            parts += [units[begin:row], gap]
+            begin = row
+        return np.concatenate([*parts, units[begin:]])
 
     def _next_offsets(self, ordinals: NDArray[np.int32]) -> NDArray[np.int64]:
         table = self._table

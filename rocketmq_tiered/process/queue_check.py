@@ -105,8 +105,13 @@ class _Check:
             self._found[topic, queue_id] = found
         last = units[-1]
         found.end = int(last["queue_offset"] + last["inner_num"])
-        stored = self._index.units(topic, queue_id, int(units["queue_offset"][0]), len(units))
-        stored = stored[stored["queue_offset"] <= last["queue_offset"]]
+        first, places = (
+            int(units["queue_offset"][0]),
+            int(last["queue_offset"] - units["queue_offset"][0]) + 1,
+        )
+        stored = self._index.units(topic, queue_id, first, places)
+        is_of_record = (stored["queue_offset"] <= last["queue_offset"]) & (stored["size"] >= RECORD_BYTES_MIN)
+        stored = stored[is_of_record]
         at = np.searchsorted(stored["queue_offset"], units["queue_offset"])
         is_there = at < len(stored)
         is_there[is_there] = stored["queue_offset"][at[is_there]] == units["queue_offset"][is_there]

@@ -28,6 +28,7 @@ from tiered.consume_queue.index import ConsumeQueueIndex, QueueKind
 from tiered.consume_queue.open_store import open_for_writing
 from tiered.consume_queue.store import ConsumeQueueStore, StoreKind, copy_queue
 from tiered.errors import TieredError, UsageError
+from tiered.model.queue import LMQ_PREFIX
 from tiered.whole_file import file_error, replace_whole
 from uploader.queue_units import LogUnits, is_living_topic
 
@@ -148,7 +149,7 @@ class _Rewrite:
             begin = self._done.phys
             target.truncate(begin)
             ends = {key[:2]: target.max_offset(*key[:2]) for key in target.queues()}
-        log = LogUnits(self._store, self._plan.kind, ends)
+        log = LogUnits(self._store, self._plan.kind, ends=ends, fills_gap=self._fills_gap)
         total = self._store.commit_log.data_end_phys() - begin
         for part in log.parts(begin):
             for queue in part.queues:
@@ -196,6 +197,11 @@ class _Rewrite:
                 hint="write the queues from the commitlog: tiered consumequeue build",
             )
 
+    def _fills_gap(self, topic: str) -> bool:
+        """BatchCQ units say their offsets; an LMQ in RocksDB may have holes."""
+        is_lmq_in_rocksdb = self._plan.kind is StoreKind.ROCKSDB and topic.startswith(LMQ_PREFIX)
+        return topic not in self._batch_topics and not is_lmq_in_rocksdb
+
     def _is_wanted(self, topic: str, queue_id: int) -> bool:
         if self._plan.kind is StoreKind.ROCKSDB and topic in self._batch_topics:
             name = f"{topic}/{queue_id}"
@@ -231,6 +237,11 @@ class _Rewrite:
 def _ends(source: ConsumeQueueIndex | None) -> Iterator[tuple[str, int, int]]:
     for queue in source.queues() if source is not None else ():
         yield queue.topic, queue.queue_id, source.max_offset(queue.topic, queue.queue_id) if source else 0
+
+
+def has_compaction_logs(store: Path) -> bool:
+    """Whether a broker compacted topics of the store."""
+    return next((store / "compaction" / "compactionLog").glob("*/*/*"), None) is not None
 
 
 def _replace(store: Path, work: Path, replaces: list[str]) -> None:

@@ -33,11 +33,11 @@ def record(
     return head + middle + body + bytes([len(name)]) + name + struct.pack(">h", 0)
 
 
-def records(phys: int, bodies: Sequence[bytes]) -> bytes:
-    """Consecutive records from ``phys`` on."""
+def records(phys: int, bodies: Sequence[bytes], *, topic: str = "t") -> bytes:
+    """Consecutive records of one queue from ``phys`` on."""
     data = b""
     for number, body in enumerate(bodies):
-        data += record(phys + len(data), body, queue_offset=number)
+        data += record(phys + len(data), body, topic=topic, queue_offset=number)
     return data
 
 

@@ -32,8 +32,8 @@ CASES = [
     ("4.9.7", "E", (build, StoreKind.FILE)),
 ]
 SENT = ("t_one", 0, 5)
-_GROWING = ("rmq_sys_", "RMQ_SYS_", "TRANS_CHECK_MAX_TIME_TOPIC")
-"""Topics into which a broker that starts again writes."""
+_GROWING = ("rmq_sys_", "RMQ_SYS_", "TRANS_CHECK_MAX_TIME_TOPIC", "t_delay", "t_timer", "%RETRY%")
+"""Topics into which a broker that starts again writes: it delivers what it had delivered since its last checkpoint."""
 
 
 @dataclass
@@ -47,7 +47,10 @@ class Case:
 
     def expected(self) -> tuple[dict[tuple[str, int], tuple[int, int]], set[tuple[str, int, int, int]]]:
         """Minimum and maximum by queue; (topic, queue id, offset, physical offset) of the messages."""
-        skipped = compaction_topics(self.truth) | ({"t_bcq"} if self.kind is StoreKind.ROCKSDB else set())
+        skipped = compaction_topics(self.truth) | {
+            "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+        }  # in no topic table at first
+        skipped |= {"t_bcq"} if self.kind is StoreKind.ROCKSDB else set()
         queues = {
             (line["topic"], line["queueId"]): (line["minOffset"], line["maxOffset"])
             for line in read_lines(self.truth / "queues.jsonl.zst")
@@ -89,7 +92,7 @@ class Case:
         out = self.broker.run_java(
             "Queues", self.broker.name_server_address, "send", "fx-a", topic, str(queue_id), str(count)
         )
-        return [int(line) for line in out.split()]
+        return [int(line) for line in out.splitlines() if line.isdecimal()]  # others are of logback
 
 
 @pytest.fixture(
@@ -100,6 +103,7 @@ def case(request: pytest.FixtureRequest, real_store: Callable[[str], Path], tmp_
     original = real_store(name)
     settings = recorded_settings(original / "broker.conf")
     settings["storeType"] = "defaultRocksDB" if kind is StoreKind.ROCKSDB else "default"
+    settings["enableCompaction"] = str(kind is StoreKind.FILE).lower()  # else 5.5.0 does not start
     try:
         broker = RocketMq(version, tmp_path, settings)
     except NotInstallableError as error:

@@ -220,7 +220,7 @@ def test_verify_names_missing_wrong_and_extra_units(run: Run, tmp_path: Path) ->
     assert run("consumequeue", "verify", str(store))[:2] == (0, good)
     path = store / "consumequeue" / "t" / "0" / f"{0:020d}"
     data = bytearray(path.read_bytes())
-    data[8:12] = b"\0\0\0\x07"  # the first size
+    data[8:12] = b"\0\0\0\xff"  # the first size
     data[100:120] = bytes(20)  # no unit
     data[600:640] = data[560:600]  # two more
     path.write_bytes(data)
@@ -247,10 +247,19 @@ def test_damage_of_the_log_is_reported_and_the_rest_is_written(run: Run, tmp_pat
     code, out, _ = run("consumequeue", "build", str(store), "--to", "rocksdb", "--json")
     assert code == 1
     assert json.loads(out)["damaged"] == [[5 * size, 6 * size]]
-    with open_broker_store(store) as again:
-        index = again.consume_queues()
-        assert index is not None
-        assert index.max_offset("t", 0) == 1  # created again in the second file
+    # The second file creates the topic again. Without it there is a gap.
+    (store / "commitlog" / f"{1 << 16:020d}").unlink()
+    log_file(store / "commitlog", 1 << 16, records(1 << 16, [b"more"], topic="u"), 1 << 16)
+    for kind in ("rocksdb", "file"):
+        assert run("consumequeue", "build", str(store), "--to", kind)[0] == 1
+        with open_broker_store(store) as again:
+            index = again.consume_queues()
+            assert index is not None
+            assert index.max_offset("t", 0) == 30
+            assert index.units("t", 0, 5, 1)[["phys", "size"]].tolist() == [((1 << 16) - 1, 2)]
+        code, out, _ = run("consumequeue", "verify", str(store))
+        assert (code, out.count("damaged")) == (1, 1)
+        assert "2 consume queues as in the commitlog, 30 units" in out
 
 
 def test_a_queue_without_a_message_in_the_log_continues_at_its_end(run: Run, tmp_path: Path) -> None:

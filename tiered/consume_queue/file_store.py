@@ -112,6 +112,10 @@ class FileQueueStore:
         if queue.kind is QueueKind.BATCH:
             self._write(queue, queue.files.lower_bound("base_offset", int(units["queue_offset"][0])), stored)
             return
+        first, last = units["queue_offset"][[0, -1]].tolist()
+        if last - first == len(units) - 1:
+            self._write(queue, first, stored)
+            return
         behind_holes = np.flatnonzero(np.diff(units["queue_offset"]) != 1) + 1
         for row, run in zip([0, *behind_holes], np.split(stored, behind_holes), strict=True):
             self._write(queue, int(units["queue_offset"][row]), run)
@@ -212,9 +216,6 @@ class FileQueueStore:
         unit_bytes = units.dtype.itemsize
         file_bytes = self._sizes.units(queue.kind) * unit_bytes
         path = queue.files.directory / f"{begin * unit_bytes:0{NAME_DIGITS}d}"
-        if not queue.files.directory.is_dir():
-            with _errors_of(path):
-                path.parent.mkdir(parents=True)
         with _opened(path, os.O_RDWR | os.O_CREAT) as fd:
             size_bytes = os.fstat(fd).st_size
             if size_bytes not in (0, file_bytes):
@@ -278,7 +279,13 @@ def _subdirectories(directory: Path) -> list[Path]:
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
     with _errors_of(path):
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
+            path.parent.mkdir(parents=True)
+            fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
         try:
             yield fd
         finally:

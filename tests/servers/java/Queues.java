@@ -8,13 +8,19 @@ import org.apache.rocketmq.common.message.*;
 /**
  * args: namesrv read broker input output: everything of each queue of input (a line "topic queueId").
  *       output: a line "queue topic queueId min max", then one a message: "topic queueId offset commitLogOffset storeTimestamp".
- * or:   namesrv send broker topic queueId count: prints the queue offset of each message.
+ * or:   namesrv send broker topic queueId count: prints the queue offset of each message, one a line.
  */
 public class Queues {
     public static void main(String[] a) throws Exception {
-        if (a[1].equals("send")) send(a);
-        else read(a);
-        System.exit(0);
+        int code = 0;
+        try {
+            if (a[1].equals("send")) send(a);
+            else read(a);
+        } catch (Throwable e) {
+            e.printStackTrace();
+            code = 1;
+        }
+        System.exit(code); // the client's threads would stay
     }
 
     static void send(String[] a) throws Exception {
