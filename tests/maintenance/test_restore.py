@@ -312,3 +312,17 @@ def test_offsets_that_key_compaction_dropped_are_passed(place: Place) -> None:
     del kept["state", 0]
     assert shown == {queue: (0, max(records) + 1, records) for queue, records in kept.items()}
     assert place.continued(place.store)[0] == 0
+
+
+def test_files_of_the_usual_size_are_sparse(place: Place) -> None:
+    store = written(place.directory / "store", gap_at=20)
+    archived(store, place.directory / "archive")
+    (place.directory / "broker.conf").write_text("")
+    place.restore("--layout", "compact")
+    files = sorted((place.store / "commitlog").iterdir())
+    assert [path.stat().st_size for path in files] == [1 << 30, 1 << 30]
+    assert sum(path.stat().st_blocks for path in files) * 512 < 1 << 21
+    shown = found(place.store)
+    assert {queue: sorted(records) for queue, (_, _, records) in shown.items()} == {
+        queue: sorted(records) for queue, records in expected(store).items()
+    }

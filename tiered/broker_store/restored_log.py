@@ -12,7 +12,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,10 +119,19 @@ class RestoredLog:
             self._sync(begin)
         sync_directory(self.directory)
 
-    def seal(self, begin_phys: int, end_phys: int, empty_ms: int) -> int:
+    def seal(
+        self,
+        begin_phys: int,
+        end_phys: int,
+        empty_ms: int,
+        sealed: Callable[[int], object] = lambda phys: None,
+    ) -> int:
         """Fill what has no record in [``begin_phys``, ``end_phys``), which begins with a file, and sync everything.
-        ``empty_ms``: the time of fillers if there is no record. Returns the last record's store timestamp. Raises
-        CorruptionError for a place too small for a filler, and StoreFullError."""
+
+        ``empty_ms``: the time of fillers if there is no record. ``sealed`` is called with the end of each file. Returns
+        the last record's store timestamp. Raises CorruptionError for a place too small for a filler, and
+        StoreFullError.
+        """
         stored_ms = next(
             (found.first_ms for begin in self.begins() for found in self.extents(begin)), empty_ms
         )
@@ -131,6 +140,7 @@ class RestoredLog:
             for begin in range(begin_phys, end_phys, self.file_bytes):
                 stored_ms = self._seal_file(begin, end_phys, stored_ms)
                 syncs.append(pool.submit(self._sync, begin))
+                sealed(begin + self.file_bytes)
             for sync in syncs:
                 sync.result()
         sync_directory(self.directory)

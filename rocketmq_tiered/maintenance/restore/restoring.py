@@ -126,7 +126,11 @@ class Restoring:
         tables = self._tables()
         with _only_here(request.building):
             log, layout, moved = self._written_log(order, selection)
-            last_ms = log.seal(layout.begin_phys, layout.end_phys, self._clock_ms())
+            done, total = order.total_bytes, self._total(order)
+            last_ms = log.seal(
+                layout.begin_phys, layout.end_phys, self._clock_ms(),
+                lambda phys: self._progress(min(done + phys - layout.begin_phys, total), total),
+            )  # fmt: skip
             units = self._write_queues(order, selection, layout, tables, moved)
             if units.gaps:
                 needs = self._needs(order, selection)._replace(
@@ -172,18 +176,22 @@ class Restoring:
         )
 
     def _write_records(self, order: LogOrder, selection: Selection, log: RestoredLog, notes: _Notes) -> None:
-        done_bytes, synced_s = 0, time.monotonic()
+        done_bytes, synced_s, total = 0, time.monotonic(), self._total(order)
 
         def written(objects: int, copied_bytes: int) -> None:
             nonlocal done_bytes, synced_s
             done_bytes += copied_bytes
-            self._progress(done_bytes, order.total_bytes)
+            self._progress(done_bytes, total)
             if time.monotonic() - synced_s > SYNC_INTERVAL_S and objects > notes.objects:
                 log.sync()
                 notes.update(objects, has_crc=log.has_crc)
                 synced_s = time.monotonic()
 
         RecordWriter(self._store, selection, log).write(order, notes.objects, written)
+
+    def _total(self, order: LogOrder) -> int:
+        """Bytes of records to write, and of the log to read again."""
+        return order.total_bytes + max(0, self._state.cursor.phys - order.oldest_phys)
 
     def _write_queues(
         self, order: LogOrder, selection: Selection, layout: LogLayout, tables: dict[str, Any], moved: Moved
