@@ -1,7 +1,7 @@
 """The architecture as a test: dependencies point one way, and each foreign library stays in its corner.
 
     rocketmq_tiered -> {uploader, fetcher} -> tiered
-    inside rocketmq_tiered: cli -> doctor -> page -> process -> server -> maintenance; spark -> maintenance
+    inside rocketmq_tiered: cli -> doctor -> page -> process -> sending -> server -> maintenance; spark -> maintenance
 
 Reads the sources by `ast`; nothing is imported, so a module that does not load is checked all the same.
 """
@@ -59,7 +59,7 @@ FOLDER_ORDER = {
     ),
     "fetcher": ("io", "blocks", "rows", "prefetch", "pulls", "policy", "queries", "sql92"),
     "rocketmq_tiered": (
-        "lazy_names", "maintenance", "server", "process", "page", "doctor", "cli", "spark",
+        "lazy_names", "maintenance", "server", "sending", "process", "page", "doctor", "cli", "spark",
     ),
     "rocketmq_tiered/spark": ("options", "plan", "scan", "batches", "source", "jobs", "cli"),
     "rocketmq_tiered/server": (

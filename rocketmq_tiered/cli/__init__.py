@@ -44,6 +44,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "reset-offset": ("rocketmq_tiered.cli.reset_offset", "reset a consumer group's offsets"),
     "verify": ("rocketmq_tiered.cli.verify", "check an archive for damage"),
     "restore": ("rocketmq_tiered.cli.restore", "make a broker's store directory from an archive"),
+    "republish": (
+        "rocketmq_tiered.cli.republish",
+        "send archived messages to another broker or topic",
+    ),
     "expire": (
         "rocketmq_tiered.cli.expire",
         "expire messages by their time to live, or erase a topic (dry run by default)",

@@ -17,14 +17,15 @@ LINE_INTERVAL_S = 10.0
 
 
 class Progress:
-    """Progress in bytes towards a total that may grow."""
+    """Progress in bytes, or in what ``unit`` names, towards a total that may grow."""
 
     def __init__(
         self,
         label: str,
-        total_bytes: int,
+        total: int,
         *,
         quiet: bool = False,
+        unit: str = "",
         is_terminal: bool | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -32,12 +33,14 @@ class Progress:
         self._quiet = quiet
         self._monotonic_s = monotonic_s
         self._started_s = self._line_s = monotonic_s()
-        self._done_bytes = 0
-        self._total_bytes = total_bytes
+        self._done = 0
+        self._total = total
+        self._unit = unit
         terminal = sys.stderr.isatty() if is_terminal is None else is_terminal
         self._bar: tqdm[Never] | None = None
         if terminal and not quiet:
-            self._bar = tqdm(desc=label, total=total_bytes, unit="B", unit_scale=True, unit_divisor=1024)
+            divisor = 1000 if unit else 1024
+            self._bar = tqdm(desc=label, total=total, unit=unit or "B", unit_scale=True, unit_divisor=divisor)
 
     def __enter__(self) -> Progress:
         return self
@@ -48,26 +51,29 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def update(self, done_bytes: int, total_bytes: int) -> None:
-        """Set the progress to ``done_bytes`` of ``total_bytes``."""
-        advanced = done_bytes - self._done_bytes
-        self._done_bytes, self._total_bytes = done_bytes, total_bytes
+    def update(self, done: int, total: int) -> None:
+        """Set the progress to ``done`` of ``total``."""
+        advanced = done - self._done
+        self._done, self._total = done, total
         if self._bar is not None:
-            self._bar.total = total_bytes
+            self._bar.total = total
             self._bar.update(advanced)
         elif not self._quiet and self._monotonic_s() - self._line_s >= LINE_INTERVAL_S:
             self._line_s = self._monotonic_s()
             logger.info("%s", self.line())
 
     def line(self) -> str:
-        """``label 40% 12.0 of 30.0 MiB, 6.0 MiB/s, 3 s left``."""
+        """``label 40% 12.0 of 30.0 MiB, 6.0 MiB/s, 3 s left``, or ``label 40% 1,200 of 3,000 messages, 600/s, 3 s
+        left``."""
         elapsed_s = self._monotonic_s() - self._started_s
-        rate = self._done_bytes / elapsed_s if elapsed_s > 0 else 0.0
-        left = (self._total_bytes - self._done_bytes) / rate if rate > 0 else float("inf")
-        share = self._done_bytes / self._total_bytes if self._total_bytes else 1.0
-        mib = 1024 * 1024
+        rate = self._done / elapsed_s if elapsed_s > 0 else 0.0
+        left = (self._total - self._done) / rate if rate > 0 else float("inf")
+        share = self._done / self._total if self._total else 1.0
         eta = f"{left:.0f} s left" if left != float("inf") else "time left unknown"
+        if self._unit:
+            return f"{self._label} {share:.0%} {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s, {eta}"
+        mib = 1024 * 1024
         return (
-            f"{self._label} {share:.0%} {self._done_bytes / mib:.1f} of {self._total_bytes / mib:.1f} MiB, "
+            f"{self._label} {share:.0%} {self._done / mib:.1f} of {self._total / mib:.1f} MiB, "
             f"{rate / mib:.1f} MiB/s, {eta}"
         )

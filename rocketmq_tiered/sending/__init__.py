@@ -1,0 +1,1 @@
+"""Sending messages to brokers: the sender, its targets, and archived messages sent again."""

@@ -1,0 +1,293 @@
+"""Sends archived messages to another broker or topic: which queues go where, and the run, which continues.
+
+A queue's messages are sent one after another, each when the one before is stored, so that their order stays; up to
+QUEUES_MAX queues are sent at once. Owns no connection (sender.py), no file (position.py), no reading (fetcher).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from fetcher.access import ArchiveAccess
+from fetcher.io.waiting import run_async
+from fetcher.queries.queue_listing import QueueListing
+from fetcher.queries.time_search import Boundary
+from fetcher.rows.message import Message
+from fetcher.span import Span
+from fetcher.walk import Walk, messages_of
+from rocketmq_tiered.sending.outgoing import outgoing_messages
+from rocketmq_tiered.sending.position import REPEATS_MAX, Position, Sending
+from rocketmq_tiered.sending.sender import RefusedMessageError, Sender
+from rocketmq_tiered.sending.target import Target, TargetQueue
+from tiered.archive.unreadable import UnreadableMessagesError
+from tiered.console import counted
+from tiered.errors import CorruptionError, NotFoundError, UsageError
+from tiered.model.queue import LMQ_PREFIX, QueueKey, TopicFilter
+
+logger = logging.getLogger(__name__)
+
+QUEUES_MAX = 32
+BATCH_MESSAGES, BATCH_BYTES = 512, 1024 * 1024
+SAVE_EVERY_S = 1.0
+STOP_S = 3.0
+"""Time for what is in flight when the run ends early."""
+_NAMED_ONLY = ("%RETRY%", "%DLQ%", LMQ_PREFIX)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which messages: of topics by name or pattern, ``names`` maps topics to other ones; stored in [since, until)."""
+
+    topics: Sequence[str] = ("*",)
+    names: Mapping[str, str] = field(default_factory=dict)
+    since_ms: int | None = None
+    until_ms: int | None = None
+    skip_refused: bool = False
+
+
+@dataclass
+class Job:
+    """One queue to send. ``messages``: an estimate of what is left, from offset ``start`` on."""
+
+    sending: Sending
+    to: TargetQueue
+    start: int = 0
+    messages: int = 0
+
+
+@dataclass
+class Report:
+    """What a run did; ``sent`` by target topic."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    unreadable: int = 0
+    unanswered: int = 0
+    elapsed_s: float = 0.0
+    is_complete: bool = False
+
+    @property
+    def count(self) -> int:
+        """Messages sent."""
+        return sum(self.sent.values())
+
+
+def chosen_queues(access: ArchiveAccess, selection: Selection) -> list[QueueListing]:
+    """The queues to send. System topics, retry topics, dead letters and LMQs only if named. Raises NotFoundError and
+    UsageError."""
+    names = TopicFilter(cluster=access.cluster, broker=access.broker)
+    listed = access.queues(None, hidden=False)
+    archived = {queue.topic for queue in listed}
+
+    def is_chosen(topic: str) -> bool:
+        if topic in selection.topics:
+            return True
+        is_ordinary = not names.is_system(topic) and not topic.startswith(_NAMED_ONLY)
+        return is_ordinary and any(fnmatch.fnmatchcase(topic, pattern) for pattern in selection.topics)
+
+    chosen = {topic for topic in archived if is_chosen(topic)}
+    for pattern in selection.topics:
+        if pattern not in archived and not any(fnmatch.fnmatchcase(topic, pattern) for topic in chosen):
+            raise NotFoundError(f"{access.title} has no topic {pattern}", hint="tiered ls lists the topics")
+    for name in selection.names:
+        if name not in chosen:
+            raise UsageError(f"--topic-map {name}=…: --topics does not choose {name}")
+    return [queue for queue in listed if queue.topic in chosen]
+
+
+def jobs_for(
+    access: ArchiveAccess, queues: Sequence[QueueListing], names: Mapping[str, str], target: Target
+) -> list[Job]:
+    """Where each queue goes: queue n of a topic to the (n modulo their number)th queue of its target topic. Raises
+    NotFoundError and UsageError for a topic that cannot take them."""
+    counts: Counter[str] = Counter()
+    for queue in queues:
+        counts[queue.topic] = max(counts[queue.topic], queue.queue_id + 1)
+    places: dict[str, list[TargetQueue]] = {}
+    for topic, count in counts.items():
+        to = names.get(topic, topic)
+        own = [one for one in target.brokers if (one.cluster, one.name) == (access.cluster, access.broker)]
+        if own and to == topic:
+            raise UsageError(
+                f"{topic} would be sent to the broker that it was archived from, {own[0].address}",
+                hint=f"name another topic: --topic-map {topic}=NEW",
+            )
+        places[topic] = target.queues(to, count)
+    return [
+        Job(
+            Sending(queue.key, names.get(queue.topic, queue.topic)),
+            places[queue.topic][queue.queue_id % len(places[queue.topic])],
+        )
+        for queue in queues
+    ]
+
+
+class Republish:
+    """A run over ``jobs``, whose queues continue at ``position``."""
+
+    def __init__(
+        self,
+        access: ArchiveAccess,
+        position: Position,
+        selection: Selection,
+        progress: Callable[[int, int], object] = lambda _done, _total: None,
+    ) -> None:
+        self._access, self._position, self._selection = access, position, selection
+        self._progress = progress
+        self._total = 0
+        self._left: list[Job] = []
+        self._stop, self._due = asyncio.Event(), asyncio.Event()
+        self._saved = asyncio.Condition()
+        self._is_over = False
+        self.report = Report()
+
+    async def prepare(self, jobs: Sequence[Job], listed: Mapping[QueueKey, QueueListing]) -> None:
+        """Find where each queue starts, and about how many messages are left. Raises what reading raises."""
+        for job in jobs:
+            queue, until_ms = job.sending.queue, self._selection.until_ms
+            walk = await self._walk(queue)
+            first, end = self._access.bounds(queue)
+            if until_ms is not None:
+                end = await run_async(self._access.offset_by_time(queue, until_ms, Boundary.LOWER))
+            job.start = self._position.begin(job.sending, walk.offset)
+            job.messages = max(0, end - job.start)
+            if listed[queue].messages < listed[queue].max_offset - first:  # gaps, compacted keys
+                job.messages = min(job.messages, listed[queue].messages)
+        self._total = sum(job.messages for job in jobs)
+        self._left = list(reversed(jobs))
+
+    async def run(self, sender: Sender) -> Report:
+        """Send until all is sent or ``stop``. Raises what sending and reading raise, with the position written."""
+        begun_s = time.monotonic()
+        await self._save()
+        saving = asyncio.create_task(self._keep_saving())
+        workers = [asyncio.create_task(self._work(sender)) for _ in range(min(QUEUES_MAX, len(self._left)))]
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await self._first_end(workers, saving, stopped)
+        finally:
+            self._stop.set()
+            if workers:
+                await asyncio.wait(workers, timeout=STOP_S)
+            interrupted = [worker for worker in workers if worker.cancel()]
+            self._is_over = True
+            self._due.set()
+            # The write in progress is not cancelled: its thread would go on beside the last one.
+            ended = await asyncio.gather(*workers, saving, stopped, return_exceptions=True)
+            await self._save(is_exact=not interrupted)
+            self.report.unanswered, self.report.elapsed_s = sender.unanswered, time.monotonic() - begun_s
+        for failure in ended:
+            if isinstance(failure, Exception):
+                raise failure
+        return self.report
+
+    def stop(self) -> None:
+        """End the run soon; what was sent is in the position."""
+        self._stop.set()
+
+    async def _first_end(
+        self, workers: list[asyncio.Task[None]], saving: asyncio.Task[None], stopped: asyncio.Task[bool]
+    ) -> None:
+        """Until all workers have ended, or anything failed or stopped the run."""
+        pending: set[asyncio.Task[None]] = set(workers)
+        while pending:
+            done, _ = await asyncio.wait({*pending, saving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if saving in done or stopped in done or any(task.exception() for task in done & pending):
+                return
+            pending -= done
+        self.report.is_complete = True
+
+    async def _work(self, sender: Sender) -> None:
+        while self._left and not self._stop.is_set():
+            await self._send_queue(self._left.pop(), sender)
+
+    async def _send_queue(self, job: Job, sender: Sender) -> None:
+        walk = await self._walk(job.sending.queue)
+        walk.offset = max(walk.offset, job.start)
+        is_batch = self._access.is_batch(job.sending.queue)
+        while True:
+            try:
+                batch = await run_async(walk.next_batch())
+            except UnreadableMessagesError as error:
+                walk.offset = error.range.end
+                self.report.unreadable += error.range.end - error.range.begin
+                logger.error("%s", error.range.text)
+                continue
+            if batch is None:
+                return
+            for message in messages_of(batch, job.sending.queue, is_batch=is_batch):
+                await self._send(message, job, sender)
+                if self._stop.is_set():
+                    return
+
+    async def _walk(self, queue: QueueKey) -> Walk:
+        chosen = self._selection
+        span = Span(None, chosen.since_ms, None, BATCH_MESSAGES, BATCH_BYTES, chosen.until_ms)
+        return await run_async(self._access.walk(queue, span, None))
+
+    async def _send(self, message: Message, job: Job, sender: Sender) -> None:
+        try:
+            found = list(outgoing_messages(message, job.sending.to))
+        except CorruptionError as error:
+            self.report.unreadable += 1
+            logger.error("%s offset %d: %s", job.sending.queue, message.queue_offset, error)
+            return
+        for offset, outgoing in found:
+            if offset < job.start:  # sent before, of a batch that was cut
+                continue
+            await self._room(job)
+            try:
+                await sender.send(job.to, outgoing)
+            except RefusedMessageError as error:
+                said = f"{job.sending.queue} offset {offset} is refused: {error.message}"
+                if not self._selection.skip_refused:
+                    raise RefusedMessageError(
+                        said, hint=error.hint or "--skip-refused goes on without such messages"
+                    ) from error
+                logger.error("%s", said)
+                self.report.refused += 1
+            else:
+                self.report.sent[job.sending.to] += 1
+            if self._position.sent(job.sending, offset + 1) >= REPEATS_MAX // 2:
+                self._due.set()
+            if self._stop.is_set():
+                return
+
+    async def _room(self, job: Job) -> None:
+        """Until the position covers all but a bounded number of this queue's messages."""
+        if self._position.unsaved(job.sending) >= REPEATS_MAX - 1:
+            async with self._saved:
+                await self._saved.wait_for(lambda: self._position.unsaved(job.sending) < REPEATS_MAX - 1)
+
+    async def _keep_saving(self) -> None:
+        while not self._is_over:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_EVERY_S):
+                    await self._due.wait()
+            self._due.clear()
+            await self._save()
+            self._progress(self.report.count, max(self._total, self.report.count))
+
+    async def _save(self, *, is_exact: bool = False) -> None:
+        snapshot, document = self._position.snapshot(), self._position.document(is_exact=is_exact)
+        await asyncio.to_thread(self._position.write, document)
+        self._position.written(snapshot)
+        async with self._saved:
+            self._saved.notify_all()
+
+
+def repeats_text(position: Position) -> str:
+    """What a run that continues at ``position`` may send again."""
+    if position.is_exact:
+        return f"continues at {position.path}: nothing is sent twice"
+    return (
+        f"continues at {position.path} after an interruption: of each queue up to {counted(REPEATS_MAX, 'message')} "
+        "behind the position may be sent again, with the same UNIQ_KEY"
+    )

@@ -1,0 +1,189 @@
+"""Sends messages to brokers at a bounded rate, and does not give up while a broker is away.
+
+Many messages may be in flight, over one connection a broker. Whoever needs their order waits for one before it sends
+the next: a broker stores what is in flight together in any order. Sources: SendMessageProcessor, ResponseCode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from rocketmq_tiered.sending.outgoing import OutgoingMessage
+from rocketmq_tiered.sending.target import TargetBroker, TargetQueue
+from rocketmq_tiered.server.wire.codes import ResponseCode
+from tiered.errors import (
+    NotFoundError,
+    ThrottledError,
+    UnansweredError,
+    UnavailableError,
+    UsageError,
+)
+from tiered.remoting.client import is_refusal
+from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import Credentials
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
+FAILED_S = 60.0
+"""A broker that fails for so long (SYSTEM_ERROR) with one message does not recover by waiting."""
+LOG_EVERY_S = 60.0
+BURST_S = 0.05
+PROPERTIES_MAX = 32_767
+"""Characters; what a record and a request hold."""
+_STORED = {ResponseCode.SUCCESS, 10, 11, 12}
+"""FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT: stored, not yet on disk or at a slave."""
+_SERVICE_NOT_AVAILABLE = 14
+_MESSAGE_ILLEGAL = 13
+
+
+class RefusedMessageError(UsageError):
+    """The broker will never take this message."""
+
+
+class BrokerFailedError(UnavailableError):
+    """The broker failed with this message (SYSTEM_ERROR), which it has not stored."""
+
+
+class Connection(Protocol):
+    """One connection to a broker: RemotingUpstream."""
+
+    async def call(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """The response. Raises UnansweredError, ThrottledError."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+class Sender:
+    """Sends for a producer ``group``. Belongs to one event loop. ``connect``: a connection to an address;
+    ``rate``: messages a second, 0 for any."""
+
+    def __init__(
+        self,
+        connect: Callable[[str], Connection],
+        credentials: Credentials | None = None,
+        *,
+        group: str,
+        rate: float = 0,
+    ) -> None:
+        self._connect, self._credentials, self._group = connect, credentials, group
+        self._interval_s = 1 / rate if rate else 0.0
+        self._next_s = 0.0
+        self._connections: dict[str, Connection] = {}
+        self._problem_s: float | None = None
+        self._logged_s = -LOG_EVERY_S
+        self.unanswered = 0
+        """Sends without an answer, which were repeated: these messages may be stored twice."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections.values():
+            connection.close()
+
+    async def send(self, queue: TargetQueue, message: OutgoingMessage) -> None:
+        """Returns once the broker has stored it: waits for its turn, and for a broker that is away or busy.
+
+        Raises RefusedMessageError for a message, NotFoundError and UsageError for a topic, that the broker does not
+        take, and BrokerFailedError."""
+        request = self._request(queue, message)
+        if self._interval_s:
+            await self._turn()
+        try:
+            await self._attempt(queue.broker, request)
+        except UnavailableError:
+            await self._again(queue.broker, request)
+        if self._problem_s is not None:
+            logger.info("sending continues after %.0f s", time.monotonic() - self._problem_s)
+            self._problem_s, self._logged_s = None, -LOG_EVERY_S
+
+    def _request(self, queue: TargetQueue, message: OutgoingMessage) -> RemotingCommand:
+        request, broker = message.request(self._group, queue.queue_id), queue.broker
+        if len(message.body) > broker.max_body_bytes:
+            raise RefusedMessageError(
+                f"its body has {len(message.body):,} bytes, and broker {broker.name} takes {broker.max_body_bytes:,}",
+                hint="raise maxMessageSize in its broker.conf",
+            )
+        if len(request.ext_fields["i"]) > PROPERTIES_MAX:
+            raise RefusedMessageError(f"its properties have more than {PROPERTIES_MAX:,} characters")
+        if self._credentials is not None:
+            return replace(request, ext_fields=self._credentials.signed(request.ext_fields, request.body))
+        return request
+
+    async def _turn(self) -> None:
+        now_s = time.monotonic()
+        self._next_s = max(self._next_s, now_s - BURST_S) + self._interval_s
+        if self._next_s > now_s:
+            await asyncio.sleep(self._next_s - now_s)
+
+    async def _attempt(self, broker: TargetBroker, request: RemotingCommand) -> None:
+        connection = self._connections.get(broker.address)
+        if connection is None:
+            connection = self._connections[broker.address] = self._connect(broker.address)
+        try:
+            answer = await connection.call(request, TIMEOUT_S)
+        except UnansweredError:
+            self.unanswered += 1
+            raise
+        except ValueError as error:  # it does not fit a frame
+            raise RefusedMessageError(str(error)) from error
+        if answer.code not in _STORED:
+            raise _error(answer, broker, request.ext_fields["b"])
+
+    async def _again(self, broker: TargetBroker, request: RemotingCommand) -> None:
+        from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+
+        retrying = AsyncRetrying(
+            wait=wait_random_exponential(multiplier=BACKOFF_FIRST_S, max=BACKOFF_MAX_S),
+            retry=retry_if_exception_type(UnavailableError),
+            stop=_Patience(),
+            before_sleep=self._waiting,
+            reraise=True,
+        )
+        await retrying(self._attempt, broker, request)
+
+    def _waiting(self, state: RetryCallState) -> None:
+        now_s = time.monotonic()
+        self._problem_s = self._problem_s or now_s
+        if now_s - self._logged_s >= LOG_EVERY_S and state.outcome is not None:
+            self._logged_s = now_s
+            logger.warning("%s; sending waits", state.outcome.exception())
+
+
+class _Patience:
+    """Ends the attempts of a message with which the broker fails for FAILED_S."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def __call__(self, state: RetryCallState) -> bool:
+        if state.outcome is None or not isinstance(state.outcome.exception(), BrokerFailedError):
+            self._since_s = None
+            return False
+        self._since_s = self._since_s or time.monotonic()
+        return time.monotonic() - self._since_s >= FAILED_S
+
+
+def _error(answer: RemotingCommand, broker: TargetBroker, topic: str) -> Exception:
+    """The error of a response that is not success."""
+    said = f"broker {broker.name} ({broker.address}): {answer.remark or f'code {answer.code}'}"
+    if answer.code in (ResponseCode.SYSTEM_BUSY, _SERVICE_NOT_AVAILABLE):
+        return ThrottledError(said)
+    if is_refusal(answer):
+        return UsageError(said, hint=f"the account in broker.credentials_file needs PUB on {topic}")
+    if answer.code == ResponseCode.SYSTEM_ERROR:
+        return BrokerFailedError(said)
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        return NotFoundError(said, hint=f"create {topic} with mqadmin updateTopic")
+    return RefusedMessageError(said) if answer.code == _MESSAGE_ILLEGAL else UsageError(said)

@@ -1,0 +1,145 @@
+"""Where messages are sent: the master brokers behind an address, their topics and queues.
+
+Sources: DefaultRequestProcessor of the name server, TopicConfig, PermName.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
+from tiered.formats import fastjson
+from tiered.model.address import host_and_port
+from tiered.remoting.client import BrokerClient, is_refusal
+from tiered.remoting.command import RemotingCommand
+
+PERM_WRITE = 2
+_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+Connect = Callable[[str], BrokerClient]
+
+
+@dataclass(frozen=True)
+class TargetBroker:
+    """A master broker. ``topics``: name -> its configuration, without topics that the broker may not write."""
+
+    cluster: str
+    name: str
+    address: str
+    max_body_bytes: int = _MAX_MESSAGE_BYTES
+    topics: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    may_write: bool = True
+
+    def queue_count(self, topic: str) -> int:
+        """Queues of ``topic`` that take messages."""
+        found = self.topics.get(topic) or {}
+        can_write = self.may_write and int(found.get("perm", 0)) & PERM_WRITE
+        return int(found.get("writeQueueNums", 0)) if can_write else 0
+
+
+@dataclass(frozen=True)
+class TargetQueue:
+    """One queue of a topic at a broker."""
+
+    broker: TargetBroker
+    queue_id: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """The brokers behind ``address``, by name: one, or all of a name server."""
+
+    address: str
+    brokers: tuple[TargetBroker, ...]
+
+    @property
+    def names(self) -> str:
+        """Clusters and names of its brokers: what stays when addresses change."""
+        return ", ".join(f"{broker.cluster}/{broker.name}" for broker in self.brokers)
+
+    def queues(self, topic: str, wanted_count: int) -> list[TargetQueue]:
+        """The queues of ``topic``, by broker name and number. Raises NotFoundError and UsageError that say how to get
+        ``wanted_count``."""
+        queues = [
+            TargetQueue(broker, queue_id)
+            for broker in self.brokers
+            for queue_id in range(broker.queue_count(topic))
+        ]
+        if queues:
+            return queues
+        place = f"-b {self.brokers[0].address}" if len(self.brokers) == 1 else "-c CLUSTER"
+        create = f"mqadmin updateTopic {place} -t {topic} -r {wanted_count} -w {wanted_count}"
+        if not any(topic in broker.topics for broker in self.brokers):
+            raise NotFoundError(f"topic {topic} does not exist at {self.names}", hint=f"create it: {create}")
+        raise UsageError(f"topic {topic} at {self.names} is not writable", hint=f"allow it: {create} -p 6")
+
+
+def find_target(address: str, connect: Connect) -> Target:
+    """The broker at ``address``, or all of the name server there. Raises UsageError and UnavailableError."""
+    if host_and_port(address) is None:
+        raise UsageError(
+            f"--to {address} is not an address",
+            hint="give host:port of a broker or name server, such as 127.0.0.1:9876",
+        )
+    client = connect(address)
+    try:
+        answer = client.call(RequestCode.GET_ALL_TOPIC_CONFIG)
+        if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return Target(address, (_broker(client, address, answer),))
+        addresses = _masters(client)
+    finally:
+        client.close()
+    if not addresses:
+        raise UnavailableError(
+            f"name server {address} has no master broker", hint="retry once one is registered"
+        )
+    return Target(address, tuple(_connected(addresses[name], connect) for name in sorted(addresses)))
+
+
+def _connected(address: str, connect: Connect) -> TargetBroker:
+    client = connect(address)
+    try:
+        return _broker(client, address, client.call(RequestCode.GET_ALL_TOPIC_CONFIG))
+    finally:
+        client.close()
+
+
+def _broker(client: BrokerClient, address: str, topics: RemotingCommand) -> TargetBroker:
+    config = client.broker_config() or {}
+    if topics.code != ResponseCode.SUCCESS or "brokerName" not in config:
+        hint = "set broker.credentials_file to an account of that broker" if is_refusal(topics) else ""
+        raise UnavailableError(
+            f"broker {address} does not list its topics: {topics.remark or topics.code}", hint=hint
+        )
+    return TargetBroker(
+        config.get("brokerClusterName", ""),
+        config["brokerName"],
+        address,
+        int(config.get("maxMessageSize") or _MAX_MESSAGE_BYTES),
+        _document(topics).get("topicConfigTable") or {},
+        bool(int(config.get("brokerPermission") or PERM_WRITE) & PERM_WRITE),
+    )
+
+
+def _masters(name_server: BrokerClient) -> dict[str, str]:
+    """Broker name -> address of its master."""
+    answer = name_server.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+    if answer.code != ResponseCode.SUCCESS:
+        raise UnavailableError(f"the name server does not list its brokers: {answer.remark or answer.code}")
+    table = _document(answer).get("brokerAddrTable") or {}
+    return {
+        str(name): str(data["brokerAddrs"]["0"])
+        for name, data in table.items()
+        if "0" in (data.get("brokerAddrs") or {})
+    }
+
+
+def _document(answer: RemotingCommand) -> dict[str, Any]:
+    try:
+        found = fastjson.loads(answer.body)
+    except (CorruptionError, RecursionError) as error:
+        raise UnavailableError(f"malformed response of the broker: {error}") from error
+    return found if isinstance(found, dict) else {}
