@@ -177,7 +177,7 @@ def test_a_message_that_the_broker_refuses_ends_the_run_or_is_skipped(run: Run, 
         assert code == 2 and "is refused: its body has" in error and "maxMessageSize" in error
         code, said, _ = run(*command, "--skip-refused")
         assert code == 1 and "2 messages refused by the broker, and skipped" in said
-    assert len(all_keys(target)) == len(sizes) - 2
+    assert sum(map(len, target.stored.values())) == len(sizes) - 2
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_is(run: Run, archive: str) -> None:
@@ -195,7 +195,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is(run: Run, archive: st
         assert run(*place, "--topic-map", "t_four")[0] == 2
         assert run(*place, "--rate", "-1")[0] == 2
     assert not target.sends
-    assert run("republish", archive, "--to", target.address, "--topics", "t_one")[0] == 4
+    assert run("republish", archive, "--to", "127.0.0.1:1", "--topics", "t_one")[0] == 4
 
 
 def test_a_name_server_names_the_brokers(run: Run, archive: str) -> None:
