@@ -62,9 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--position", type=Path, metavar="FILE",
         help="how far each queue was sent (default: a file in the state directory, for each archive and target)",
     )  # fmt: skip
-    parser.add_argument(
-        "--skip-refused", action="store_true", help="go on after a message that the broker refuses"
-    )
+    parser.add_argument("--skip-refused", action="store_true", help="skip messages that the broker refuses")
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     add_json(parser)
 

@@ -179,7 +179,7 @@ class Republish:
             interrupted = [worker for worker in workers if worker.cancel()]
             self._is_over = True
             self._due.set()
-            # The write in progress is not cancelled: its thread would go on beside the last one.
+            # The write in progress is not cancelled: its thread would run beside the last one.
             ended = await asyncio.gather(*workers, saving, stopped, return_exceptions=True)
             await self._save(is_exact=not interrupted)
             self.report.unanswered, self.report.elapsed_s = sender.unanswered, time.monotonic() - begun_s
@@ -249,7 +249,7 @@ class Republish:
                 said = f"{job.sending.queue} offset {offset} is refused: {error.message}"
                 if not self._selection.skip_refused:
                     raise RefusedMessageError(
-                        said, hint=error.hint or "--skip-refused goes on without such messages"
+                        said, hint=error.hint or "--skip-refused skips such messages"
                     ) from error
                 logger.error("%s", said)
                 self.report.refused += 1

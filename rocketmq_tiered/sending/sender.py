@@ -1,7 +1,7 @@
-"""Sends messages to brokers at a bounded rate, and does not give up while a broker is away.
+"""Sends messages to brokers at a bounded rate, and waits while a broker is away.
 
-Many messages may be in flight, over one connection a broker. Whoever needs their order waits for one before it sends
-the next: a broker stores what is in flight together in any order. Sources: SendMessageProcessor, ResponseCode.
+Many messages may be in flight, over one connection a broker. A broker stores what is in flight together in any order:
+callers that keep an order wait for one message before they send the next. Sources: SendMessageProcessor, ResponseCode.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Sender:
         retrying = AsyncRetrying(
             wait=wait_random_exponential(multiplier=BACKOFF_FIRST_S, max=BACKOFF_MAX_S),
             retry=retry_if_exception_type(UnavailableError),
-            stop=_Patience(),
+            stop=_FailedTooLong(),
             before_sleep=self._waiting,
             reraise=True,
         )
@@ -161,7 +161,7 @@ class Sender:
             logger.warning("%s; sending waits", state.outcome.exception())
 
 
-class _Patience:
+class _FailedTooLong:
     """Ends the attempts of a message with which the broker fails for FAILED_S."""
 
     def __init__(self) -> None:

@@ -24,7 +24,8 @@ LIBRARIES_OF = {
     "run": frozenset({"prometheus_client", "yaml"}), "serve": frozenset({"prometheus_client", "yaml"}),
     "cost": frozenset({"prometheus_client"}),
     "backfill": frozenset({"tqdm"}), "verify": frozenset({"tqdm"}), "index": frozenset({"tqdm"}),
-    "compact": frozenset({"tqdm"}), "consumequeue": frozenset({"tqdm"}),
+    "compact": frozenset({"tqdm"}), "consumequeue": frozenset({"tqdm"}), "republish": frozenset({"tqdm"}),
+    "restore": frozenset({"tqdm"}),
 }  # fmt: skip
 
 
