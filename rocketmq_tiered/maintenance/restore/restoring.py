@@ -43,7 +43,7 @@ from tiered.catalog.state import CatalogState, LogCheck
 from tiered.consume_queue.file_store import FileSizes
 from tiered.consume_queue.open_store import open_for_writing
 from tiered.consume_queue.store import LogView, StoreKind
-from tiered.errors import UnavailableError, UsageError
+from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
@@ -118,6 +118,8 @@ class Restoring:
         """All of it. Raises UsageError for what cannot be represented, and what reading and writing raise."""
         request, state = self._request, self._state
         _refuse_full(request.target)
+        if not state.cursor.phys:
+            raise NotFoundError("the archive holds no messages yet")
         selection = select(state, request.topics, request.since_ms, in_files=self._may_batch)
         order = LogOrder(self._store, state, selection)
         if not request.is_compact:  # what cannot be represented is refused before anything is written
@@ -133,9 +135,8 @@ class Restoring:
             )  # fmt: skip
             units = self._write_queues(order, selection, layout, tables, moved)
             if units.gaps:
-                needs = self._needs(order, selection)._replace(
-                    gaps=True
-                )  # also of LMQs whose messages are gone
+                # Also of LMQs whose messages are gone.
+                needs = self._needs(order, selection)._replace(gaps=True)
                 same_layout(layout.begin_phys, layout.end_phys, layout.file_bytes, needs)
                 log.seal(layout.lead_phys, layout.begin_phys, last_ms)
             found = configuration(
@@ -260,6 +261,8 @@ class _Notes:
         ]  # fmt: skip
         self.objects, self.has_crc = 0, False
         if not self._path.exists():
+            if any(self._path.parent.iterdir()):
+                raise UsageError(f"{self._path.parent} is not of a restore", hint="remove it")
             self.update(0, has_crc=False)
             return
         found = json.loads(self._path.read_bytes())
@@ -317,9 +320,9 @@ def _only_here(building: Path) -> Iterator[None]:
 
 def _move(building: Path, target: Path) -> None:
     try:
-        (building / NOTES).unlink()
         sync_directory(building)
         building.rename(target)
         sync_directory(target.parent)
+        (target / NOTES).unlink()
     except OSError as error:
         raise file_error(error, target) from error
