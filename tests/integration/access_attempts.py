@@ -93,15 +93,14 @@ class Target:
         lock = {"consumerGroup": self.group, "clientId": "second", "mqSet": [queue]}
         ack = {"c": self.group, "t": self.topic, "r": "0", "q": 0, "rq": 0, "so": 0, "st": 0, "pt": 1, "it": 1000,
                "b": base64.b64encode(b"\1").decode()}  # fmt: skip
-        assignment = {
-            "topic": self.topic, "consumerGroup": self.group, "clientId": "second", "strategyName": "AVG",
-            "messageModel": "CLUSTERING", "mode": "POP", "popShareQueueNum": 0,
-        }  # fmt: skip
+        named = {"topic": self.topic, "consumerGroup": self.group}
+        assignment = {**named, "clientId": "second", "strategyName": "AVG", "messageModel": "CLUSTERING"}
+        mode = {**named, "mode": "POP", "popShareQueueNum": 0}
         documents: Mapping[int, object] = {
             RequestCode.HEART_BEAT: {"clientID": "second", "consumerDataSet": [consumer]},
             RequestCode.LOCK_BATCH_MQ: lock, RequestCode.UNLOCK_BATCH_MQ: lock,
             RequestCode.CHECK_CLIENT_CONFIG: {"clientId": "s", "group": self.group, "subscriptionData": subscription},
-            RequestCode.QUERY_ASSIGNMENT: assignment, RequestCode.SET_MESSAGE_REQUEST_MODE: assignment,
+            RequestCode.QUERY_ASSIGNMENT: assignment, RequestCode.SET_MESSAGE_REQUEST_MODE: mode,
             RequestCode.BATCH_ACK_MESSAGE: {"brokerName": self.broker, "acks": [ack]},
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": self.group, "consumeEnable": False},
         }  # fmt: skip

@@ -299,7 +299,7 @@ def test_a_retry_beside_access_control_needs_a_pull_of_the_messages_own_topic(gu
     """The sidecar asks the broker for the message, with the signature of the client's own request."""
     phys = {}
     for topic in ("live0", "live1"):
-        reply = owner.ask(guarded.broker.broker_address, RequestCode.PULL_MESSAGE, pull_of(0, topic))
+        reply = owner.ask(guarded.broker.broker_address, RequestCode.PULL_MESSAGE, pull_of(5, topic))
         assert reply is not None and reply.code == 0
         phys[topic] = decode_record(reply.body[: int.from_bytes(reply.body[:4], "big")]).physical_offset
         by_id = second.ask(
@@ -311,7 +311,7 @@ def test_a_retry_beside_access_control_needs_a_pull_of_the_messages_own_topic(gu
     client = BrokerClient(guarded.address, 5, OWNER)
     try:
         assert client.call(RequestCode.PULL_MESSAGE, pull_of(0, "live0")).code == 0
-        for topic, code in (("live1", 1), ("live0", 0)):
+        for topic, code in (("live1", 16), ("live0", 0)):
             fields = {
                 "group": GROUP, "offset": str(phys[topic]), "delayLevel": "0", "originTopic": "live0",
                 "originMsgId": "X", "maxReconsumeTimes": "16", "unitMode": "false", "bname": BROKER,

@@ -433,3 +433,15 @@ def test_the_audit_log_sums_pulls(caplog: pytest.LogCaptureFixture) -> None:
     }  # fmt: skip
     authorizer.close()
     assert len(caplog.records) == 1
+
+
+def test_a_request_has_the_account_that_was_verified_and_no_other(tmp_path: Path) -> None:
+    """Limits are per account: a name that a client only claims would be another one's."""
+    pull = {"topic": "t_a", "consumerGroup": "g"}
+    known = asked(11, "RocketMQ", SECRET, **pull)
+    assert authorizer_of(tmp_path, PLAIN).refusal(known) is None and known.account == "RocketMQ"
+    for forged in (asked(11, "RocketMQ", "wrong", **pull), asked(11, "RocketMQ", "", "10.10.1.1:5", **pull)):
+        authorizer_of(tmp_path, PLAIN).refusal(forged)
+        assert not forged.account
+    without_rules = asked(11, "RocketMQ", SECRET, **pull)
+    assert RulesAuthorizer(None, 60.0).refusal(without_rules) is None and not without_rules.account

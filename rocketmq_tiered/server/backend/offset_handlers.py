@@ -15,7 +15,6 @@ from rocketmq_tiered.server.groups.queue_locks import MessageQueue
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import FencedError
-from tiered.remoting.credentials import ACCESS_KEY
 
 
 class OffsetHandlers:
@@ -55,7 +54,6 @@ class OffsetHandlers:
         if offset < 0:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
         place = request.name("consumerGroup"), request.name("topic"), request.number("queueId")
-        account = request.command.ext_fields.get(ACCESS_KEY, "")
         for refusal in (self._routes.group_refusal(place[0]), self._routes.queue_refusal(*place[1:])):
             if refusal is not None:
                 return refusal
@@ -64,10 +62,10 @@ class OffsetHandlers:
             return Response()
         if request.command.is_oneway:
             # No reply, so no wait: without the object store such requests would fill their connection.
-            self._offsets.note(*place, offset, account)
+            self._offsets.note(*place, offset, request.account)
             return Response()
         try:
-            await self._offsets.commit(*place, offset, account)
+            await self._offsets.commit(*place, offset, request.account)
         except FencedError as error:
             return Response(ResponseCode.NO_PERMISSION, remark=str(error))
         return Response()
@@ -152,7 +150,6 @@ class OffsetHandlers:
         queues = [queue_id] if queue_id >= 0 else list(range(config.read_queues))
         if queue_id >= 0 and (refusal := self._routes.queue_refusal(topic, queue_id)) is not None:
             return refusal
-        account = request.command.ext_fields.get(ACCESS_KEY, "")
 
         async def new_offset(number: int) -> int:
             return await self._reset_offset(request, group, topic, number)
@@ -164,7 +161,8 @@ class OffsetHandlers:
             for number, offset in zip(queues, found, strict=True)
         }
         commits = (
-            self._offsets.commit(group, topic, queue.queue_id, moved[queue], account) for queue in moved
+            self._offsets.commit(group, topic, queue.queue_id, moved[queue], request.account)
+            for queue in moved
         )
         for error in await asyncio.gather(*commits, return_exceptions=True):
             if isinstance(error, FencedError):

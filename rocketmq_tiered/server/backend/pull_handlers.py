@@ -26,7 +26,6 @@ from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import SUCCESS, Buffer, HandlerTable, Request, Response
 from tiered.errors import UsageError
-from tiered.remoting.credentials import ACCESS_KEY
 
 PLAIN_CACHED, PLAIN_CHARS_MAX = 1024, 1024
 DIGITS_MAX = 18
@@ -112,7 +111,7 @@ class PullService:
         if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
             place = group, topic, queue_id
             if not self._offsets.is_earlier_generation(*place, committed, result.max_offset):
-                self._offsets.note(*place, committed, request.command.ext_fields.get(ACCESS_KEY, ""))
+                self._offsets.note(*place, committed, request.account)
         return pull_response(
             SUCCESS, result.next_offset, result.min_offset, result.max_offset, _FOUND_NAME, result.body
         )
@@ -131,7 +130,7 @@ class PullService:
         if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
             bounds = self._archive.bounds(*place[1:]) if was_new else None
             if bounds is None or not self._offsets.is_earlier_generation(*place, committed, bounds.maximum):
-                self._offsets.note(*place, committed, request.command.ext_fields.get(ACCESS_KEY, ""))
+                self._offsets.note(*place, committed, request.account)
         is_pull_api = bool(flags & SUBSCRIPTION)
         try:
             result = await self._archive.pull(pull)

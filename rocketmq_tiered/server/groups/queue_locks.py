@@ -22,7 +22,6 @@ from rocketmq_tiered.server.wire.request import (
     Response,
     json_response,
 )
-from tiered.remoting.credentials import ACCESS_KEY
 
 LOCK_S = 60.0
 BYTES_MAX = 16 * 1024 * 1024
@@ -141,8 +140,7 @@ def register_lock_handlers(
             remark = "this server does not own the consumer groups of this archive"
             return Response(ResponseCode.NO_PERMISSION, remark=remark)
         group, client_id, queues = _wanted(request)
-        account = request.command.ext_fields.get(ACCESS_KEY, "")
-        held = locks.lock(group, client_id, list(filter(has_queue, queues)), account)
+        held = locks.lock(group, client_id, list(filter(has_queue, queues)), request.account)
         return json_response({"lockOKMQSet": [queue.document() for queue in held]})
 
     @table.register(RequestCode.UNLOCK_BATCH_MQ)

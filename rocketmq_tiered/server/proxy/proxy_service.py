@@ -232,13 +232,20 @@ class ProxyService(RelayService[ProxyClient]):
         real = record.properties.get(REAL_TOPIC, "")
         if request.code == RequestCode.END_TRANSACTION:
             # The broker judges the topic that is named, if it judges any.
-            return None if request.text("topic", real) == real else _no_message(phys)
+            return None if request.text("topic", real) == real else _OTHER_TOPIC
         topics, group = {record.topic, real or record.topic}, request.text("group", "")
         fields = request.command.ext_fields
         is_read = all(accepted.accepts(fields, client.upstream, group, topic) for topic in topics)
-        return None if is_read else _no_message(phys)
+        return None if is_read else _OTHER_TOPIC
+
+
+_OTHER_TOPIC = Response(
+    ResponseCode.NO_PERMISSION,
+    remark="the message is not of a topic that the broker has accepted this client for",
+)
+"""A consumer then sends the message itself, and the broker judges that."""
 
 
 def _no_message(phys: int) -> Response:
-    """As of a broker without the message: a consumer then sends the message itself, and the broker judges that."""
+    """As of a broker without the message: a consumer then sends the message itself."""
     return Response(ResponseCode.SYSTEM_ERROR, remark=f"look message by offset failed, {phys}")

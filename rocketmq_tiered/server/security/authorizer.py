@@ -88,6 +88,7 @@ class RulesAuthorizer:
             body = encoded_body(request)
             if not self._keeps_bodies:
                 request.command = replace(command, body=body)
+        request.account = account.name
         return why
 
     def refusal_of_record(self, request: Request, data: bytes, phys: int) -> Response | None:

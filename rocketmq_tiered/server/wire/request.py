@@ -57,6 +57,8 @@ class Request:
 
     command: RemotingCommand
     peer: Peer
+    account: str = ""
+    """Whose signature was verified; empty without access rules."""
 
     @property
     def code(self) -> int:
