@@ -59,14 +59,14 @@ async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) 
 
 async def stored_record(command: RemotingCommand, upstream: Upstream, offset_field: str) -> bytes:
     """The bytes at the physical offset in a field of ``command``, as the broker returns them for a message's id; empty
-    if it does not. The fields are renamed and keep their order, so that a signature over their values holds."""
+    if it does not. The fields are renamed in the same order, so that a signature over values and body holds."""
     fields = {offset_field: ""} | dict(command.ext_fields)
     renamed = {
         name if not name[0].islower() else
         "offset" if name == offset_field else f"{'a' if name < offset_field else 'p'}{name}": value
         for name, value in fields.items()
     }  # fmt: skip
-    asked = replace(command, code=int(RequestCode.VIEW_MESSAGE_BY_ID), flag=0, ext_fields=renamed, body=b"")
+    asked = replace(command, code=int(RequestCode.VIEW_MESSAGE_BY_ID), flag=0, ext_fields=renamed)
     answer = await upstream.call(asked, ASK_TIMEOUT_S)
     if answer.code == ResponseCode.SYSTEM_BUSY:
         raise UnavailableError(answer.remark or "the broker is busy")

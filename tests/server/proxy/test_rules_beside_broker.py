@@ -146,8 +146,9 @@ def test_beside_access_control_alone_a_retry_needs_a_pull_of_the_messages_own_to
         async with scene(checks_clients=True) as made:
             with_stored(made, {777: original(topic=b"own")})
             client = await made.client()
-            reply = await signed(client, Code.CONSUMER_SEND_MSG_BACK, offset="777", **BACK)
-            assert reply.code == 16
+            for body in (b"", b"{}"):  # signed too
+                reply = await signed(client, Code.CONSUMER_SEND_MSG_BACK, body, offset="777", **BACK)
+                assert reply.code == 16
             (inside,) = made.service._relay_clients.values()
             assert made.service.accepted is not None
             made.service.accepted.accept({"AccessKey": "reader1"}, inside.upstream, "own", "own")
