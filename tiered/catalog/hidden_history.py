@@ -29,7 +29,7 @@ from tiered.catalog.state import (
 )
 from tiered.errors import NotFoundError
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
+from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, RunKind, Table
 from tiered.object_store.interface import ObjectStore
 
 FIRST_HISTORY = 1
@@ -117,10 +117,10 @@ def _row(state: CatalogState, queue: QueueKey) -> int:
 
 
 def _shown(state: CatalogState, runs: Table) -> Table:
-    """Messages of each run at or above the minimum of its queue, by offsets."""
+    """Messages of each run at or above the minimum of its queue, by offsets; of sparse runs at most their rows."""
     begin = np.maximum(runs["base_queue_offset"], state.table["min_queue_offset"][runs["queue"]])
     found: Table = np.maximum(runs["end_queue_offset"] - begin, 0)
-    return found
+    return np.where(runs["kind"] == RunKind.SPARSE, np.minimum(found, runs["rows"]), found)
 
 
 # -- read -----------------------------------------------------------------------------------------------------
