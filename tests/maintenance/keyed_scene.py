@@ -14,13 +14,14 @@ from fetcher.rows.pull import PullRequest, PullResult
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds
 from rocketmq_tiered.maintenance.gc import run_gc
 from rocketmq_tiered.maintenance.key_job import KeyCompactionReport, compact_keys
-from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
 from tests.fetcher.reading_fakes import plain_fetcher
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, a_round
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.writer_limits import CatalogLimits
@@ -73,6 +74,14 @@ class Table:
                     self.sent.append((key, body))
             state = self.owner.commit(cycle, as_set=self.random.random() < 0.5)
             self.ends.append((state.version, state.cursor.phys))
+
+    def restart(self) -> None:
+        """Another process takes the archive over."""
+        self.owner.writer = CatalogWriter(
+            self.store, cluster="cluster", broker="broker", instance="test", kind="run", clock_ms=lambda: NOW_MS,
+            limits=LIMITS_OF_CATALOG, random=random.Random(self.random.random()), wait=lambda seconds: None,
+        )  # fmt: skip
+        self.owner.writer.claim(take_over=True)
 
     def cut_log(self) -> None:
         """The broker's log loses its end, above what key compaction saw."""

@@ -69,7 +69,9 @@ def test_a_queue_of_deleted_keys_keeps_a_row(tmp_path: Path) -> None:
 @settings(max_examples=examples(15), deadline=None)
 @given(
     st.integers(0, 10**6),
-    st.lists(st.sampled_from(["write", "compact", "join", "collect", "expire", "cut_log"]), max_size=12),
+    st.lists(
+        st.sampled_from(["write", "compact", "join", "collect", "expire", "cut_log", "restart"]), max_size=12
+    ),
 )
 def test_any_interleaving_gives_the_dict(
     tmp_path_factory: pytest.TempPathFactory, seed: int, acts: list[str]
