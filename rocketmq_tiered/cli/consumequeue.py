@@ -11,7 +11,14 @@ from rocketmq_tiered.process.broker_side import open_store_of, read_conf
 from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.process.queue_check import QueueCheck, QueueProblems, check_queues
-from rocketmq_tiered.process.queue_rewrite import Written, build, convert, has_compaction_logs, plan_of
+from rocketmq_tiered.process.queue_rewrite import (
+    Written,
+    build,
+    convert,
+    has_compaction_logs,
+    has_tables_in_rocksdb,
+    plan_of,
+)
 from tiered.console import camel_names, counted, names_text, print_json, print_lines
 from tiered.consume_queue.store import StoreKind
 from tiered.errors import UsageError
@@ -67,6 +74,8 @@ def _report_written(options: argparse.Namespace, written: Written) -> int:
         )
         if written.skipped:
             print_lines(f"skipped {names_text(written.skipped)}: RocksDB has no BatchCQ")
+        if options.to == StoreKind.FILE.value and has_tables_in_rocksdb(Path(store)):
+            print_lines("export topics, groups and offsets before the start: mqadmin rocksDBConfigToJson")
         if options.to == StoreKind.ROCKSDB.value and has_compaction_logs(Path(store)):
             print_lines(
                 "5.5 brokers start with RocksDB and compaction topics only with enableCompaction=false"

@@ -239,6 +239,12 @@ def _ends(source: ConsumeQueueIndex | None) -> Iterator[tuple[str, int, int]]:
         yield queue.topic, queue.queue_id, source.max_offset(queue.topic, queue.queue_id) if source else 0
 
 
+def has_tables_in_rocksdb(store: Path) -> bool:
+    """Whether the topic table is in RocksDB only, where a broker with consume queues in files does not look."""
+    config = store / "config"
+    return config.is_dir() and not (config / "topics.json").exists()
+
+
 def has_compaction_logs(store: Path) -> bool:
     """Whether a broker compacted topics of the store."""
     return next((store / "compaction" / "compactionLog").glob("*/*/*"), None) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.process.queue_check import check_queues
-from rocketmq_tiered.process.queue_rewrite import build, convert, plan_of
+from rocketmq_tiered.process.queue_rewrite import build, convert, has_tables_in_rocksdb, plan_of
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import RocketMq, recorded_settings
 from tests.truth import archived_messages, compaction_topics, read_lines
@@ -111,6 +112,9 @@ def case(request: pytest.FixtureRequest, real_store: Callable[[str], Path], tmp_
     shutil.copytree(original / "store", broker.store)
     with open_broker_store(broker.store, conf=read_broker_conf(original / "broker.conf")) as store:
         write(plan_of(store, kind), lambda done, total: None)
+        if has_tables_in_rocksdb(broker.store):
+            table = {"topicConfigTable": store.topics(), "dataVersion": {"counter": 1, "timestamp": 1}}
+            (broker.store / "config" / "topics.json").write_text(json.dumps(table))
     found = Case(broker, original / "truth", kind)
     begun_s = time.monotonic()
     broker.start()

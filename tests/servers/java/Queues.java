@@ -38,7 +38,15 @@ public class Queues {
         DefaultMQPullConsumer c = new DefaultMQPullConsumer("G_queues");
         c.setNamesrvAddr(a[0]);
         c.start();
-        c.fetchSubscribeMessageQueues("t_one"); // the address of the broker
+        for (int left = 60; ; left--) { // until the broker has registered
+            try {
+                c.fetchSubscribeMessageQueues("t_one");
+                break;
+            } catch (Exception e) {
+                if (left == 0) throw e;
+                Thread.sleep(1000);
+            }
+        }
         PrintWriter out = new PrintWriter(a[4], "UTF-8");
         for (String line : Files.readAllLines(Paths.get(a[3]))) {
             String[] f = line.split(" ");
