@@ -256,6 +256,22 @@ def test_an_idle_owner_is_not_fenced_by_a_longer_log_of_another_broker(
         assert state_of(memory).epoch == epoch
 
 
+def test_an_owner_that_starts_again_takes_nothing_over_from_itself(
+    broker: SmallBroker, memory: MemoryStore
+) -> None:
+    backfill(broker.path, memory)
+    idle_owner(memory)
+    broker.send(50)
+    asked: list[CatalogState] = []
+
+    def may_take_over(state: CatalogState, log_end_phys: int | None) -> bool:
+        asked.append(state)
+        return True
+
+    follow(broker.path, memory, instance="owner", environment=Environment(may_take_over=may_take_over))
+    assert not asked and shown(memory) == {"orders": 250}
+
+
 def test_a_standby_that_holds_the_archives_log_takes_over_after_a_fail_over(
     broker: SmallBroker, memory: MemoryStore, tmp_path: Path
 ) -> None:

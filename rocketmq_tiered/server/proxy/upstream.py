@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -275,9 +276,7 @@ class RemotingUpstream:
             failure = self._tls.explained(error, host) if self._tls is not None else None
             if failure is not None and self._tls is not None:
                 self._tls.failed(self.address, failure)
-            raise ThrottledError(
-                f"{self.address} cannot be reached: {failure or error or 'no answer'}"
-            ) from error
+            raise ThrottledError(f"{self.address} cannot be reached: {failure or _reason(error)}") from error
         finally:
             self._connecting = None
         raw = transport.get_extra_info("socket")
@@ -318,3 +317,10 @@ def retrieve_exception(outcome: asyncio.Future[Any]) -> None:
     """Retrieve its exception, which may have no waiter left."""
     if outcome.done() and not outcome.cancelled():
         outcome.exception()
+
+
+def _reason(error: Exception) -> str:
+    """As the system names it: asyncio puts the address and the number into its text."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error) or "no answer"
