@@ -24,6 +24,7 @@ from tiered.errors import FencedError, LogDivergedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectStore
+from uploader.common_records import Commits, common_records
 from uploader.log_divergence import (
     Check,
     CheckResult,
@@ -31,6 +32,7 @@ from uploader.log_divergence import (
     compare,
     ends_before,
     find_divergence,
+    log_end,
 )
 from uploader.log_evidence import archived_end, log_head
 from uploader.log_rule import Decision, LogFacts, LogLimits, Shared, Step, decide, misfit, recreated
@@ -160,6 +162,7 @@ class ArchiveOwner:
             divergence = find_divergence(
                 self._log, history_spans(state), self._newest_check, reported_end_phys
             )
+            divergence = self._inside(state, divergence)
             shared = Shared.EARLIER if divergence.is_compared else Shared.EARLIER_DELETED
             if not divergence.version:
                 shared = Shared.NOTHING
@@ -185,6 +188,24 @@ class ArchiveOwner:
             return Comparison(divergence, decision, state, common)
         ended = None if head is None else hidden_messages(state, common, recreated(archived, head))
         return Comparison(Divergence(0, self._log.min_phys), decision, state, None, ended)
+
+    def _inside(self, state: CatalogState, found: Divergence) -> Divergence:
+        """Where log and archive diverge inside the commit after ``found``, if they have records of it in common."""
+        if found.above is None or found.above[0] == 1:
+            return found
+        version, end_phys = found.above
+        begin_phys = found.phys if found.version else 0
+        commits = Commits(begin_phys, end_phys, (found.version + 1, version))
+        log_end_phys = log_end(self._log, self._reported_end_phys())
+        records = common_records(self._log, log_end_phys, self._archive, state, commits)
+        if records is None:
+            return found
+        # A log history may have begun above the last common record.
+        first, _ = history_spans(state)[-1]
+        for common in filter(None, (version - 1, found.version, first if first == 1 else 0)):
+            if load(self._archive, version=common).cursor.phys <= records.end_phys:
+                return Divergence(common, records.end_phys, check=records.check, records=records.count)
+        return found
 
     def planning_begins(self) -> None:
         """Cycles are planned from this state: a later claim must find it unchanged."""
@@ -267,7 +288,9 @@ class ArchiveOwner:
     def _start_history(self, divergence: Divergence) -> int:
         before = self.writer.state
         try:
-            after = self.writer.append_history(common_version=divergence.version, phys=divergence.phys)
+            after = self.writer.append_history(
+                common_version=divergence.version, phys=divergence.phys, check=divergence.check
+            )
         except CommitInvalidError as error:
             raise UnavailableError(error.message, hint=error.hint) from error
         lost_bytes = max(0, before.cursor.phys - divergence.phys) if divergence.version else 0
@@ -310,7 +333,8 @@ class Comparison:
         """Why the writer stops, and what it would hide. ``subject``: what is known besides."""
         common = f"diverged from the archive at {self.divergence.phys}" if self.common is not None else ""
         why = self.decision.why or common or "shares nothing with the archive"
-        hidden = counted(hidden_messages(self.state, self.common), "archived message")
+        lost = hidden_messages(self.state, self.common) - self.divergence.records
+        hidden = counted(max(0, lost), "archived message")
         if self.hidden_if_same is not None and hint is _PUT_BACK:
             hint = (
                 "if the log is the same broker's (topics recreated, or another address, while nothing was archived), "

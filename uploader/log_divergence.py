@@ -37,12 +37,16 @@ class CheckResult(Enum):
 
 @dataclass(frozen=True)
 class Divergence:
-    """Log and archive share everything up to ``phys``, the end of commit ``version`` (0: nothing). ``is_compared``: by
-    bytes; otherwise the broker deleted those of that commit."""
+    """Log and archive share everything up to ``phys``: the end of commit ``version`` (0: nothing), or, with
+    ``check`` of the log below, of the first ``records`` of the next commit. ``is_compared``: by bytes; otherwise the
+    broker deleted those. ``above``: version and end of the first commit that the log lacks; None: unknown."""
 
     version: int
     phys: int
     is_compared: bool = True
+    above: tuple[int, int] | None = None
+    check: LogCheck | None = None
+    records: int = 0
 
 
 def compare(log: CommitLog, check: LogCheck, reported_end_phys: int | None = None) -> CheckResult:
@@ -53,7 +57,7 @@ def compare(log: CommitLog, check: LogCheck, reported_end_phys: int | None = Non
     if check.end_phys <= check.begin_phys:
         return CheckResult.SAME
     log.refuse_unmounted()
-    end_phys = _end_phys(log, reported_end_phys)
+    end_phys = log_end(log, reported_end_phys)
     if check.begin_phys < log.min_phys:
         return CheckResult.DELETED if check.end_phys <= end_phys else CheckResult.DIFFERENT
     if check.end_phys > end_phys and reported_end_phys is not None:
@@ -96,8 +100,8 @@ def find_divergence(
             is_deleted = compare(log, check, reported_end_phys) == CheckResult.DELETED
             if is_deleted and search.is_contradicted:
                 break
-            return Divergence(version, to_phys, not is_deleted)
-    return Divergence(0, log.min_phys)
+            return Divergence(version, to_phys, not is_deleted, search.above)
+    return Divergence(0, log.min_phys, above=search.above)
 
 
 class _Search:
@@ -109,6 +113,8 @@ class _Search:
         self._reported_end_phys = reported_end_phys
         self.is_contradicted = False
         """Whether existing bytes differed from a check."""
+        self.above: tuple[int, int] | None = None
+        """The lowest commit that is not held."""
 
     def newest_held(self, first: int, last: int) -> Check | None:
         """The newest held check of the versions [first, last]."""
@@ -135,11 +141,16 @@ class _Search:
 
     def _is_held(self, entry: Check) -> bool:
         """Not if it ends above the log, or has no bytes to compare, as at the start of a history."""
-        _, check, to_phys = entry
-        end_phys = _end_phys(self._log, self._reported_end_phys)
+        version, check, to_phys = entry
+        end_phys = log_end(self._log, self._reported_end_phys)
         result = compare(self._log, check, self._reported_end_phys)
         self.is_contradicted |= result == CheckResult.DIFFERENT and check.end_phys <= end_phys
-        return result != CheckResult.DIFFERENT and check.begin_phys < check.end_phys and to_phys <= end_phys
+        is_held = (
+            result != CheckResult.DIFFERENT and check.begin_phys < check.end_phys and to_phys <= end_phys
+        )
+        if not is_held:
+            self.above = version, to_phys
+        return is_held
 
 
 def ends_before(log: CommitLog, check: LogCheck, shared_phys: int) -> bool:
@@ -169,5 +180,6 @@ def _is_written_through(log: CommitLog, phys: int, end_phys: int) -> bool:
     return True
 
 
-def _end_phys(log: CommitLog, reported_end_phys: int | None) -> int:
+def log_end(log: CommitLog, reported_end_phys: int | None) -> int:
+    """Where the log ends at most: its files, or what the broker reports."""
     return log.max_file_end if reported_end_phys is None else min(log.max_file_end, reported_end_phys)

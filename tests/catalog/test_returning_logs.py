@@ -7,7 +7,7 @@ unlisted, nor lost.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,11 +16,11 @@ import pytest
 
 from rocketmq_tiered.maintenance.gc import run_gc
 from tests.catalog.drafts import NOW_MS, ROW_PHYS, log_checks
-from tests.catalog.simulated_world import Record, SimulatedCuts, Uploader, World, archived
+from tests.catalog.simulated_world import Record, SimulatedCuts, Uploader, World, archived, rows_of
 from tests.sweeps import sweep
 from tiered.catalog import catalog_reader as reading
 from tiered.catalog import catalog_writer
-from tiered.catalog.catalog_reader import load, read_commit
+from tiered.catalog.catalog_reader import history_spans, load, read_commit
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.hidden_history import history_state, list_histories
@@ -47,7 +47,9 @@ class LogWorld(World):
         self.expired: Ids = set()
         """In some log history: in another one they may be visible."""
         self.hidden_since: dict[int, int] = {}
-        self.returned = 0
+        self.returned = self.begun_inside = 0
+        self.twice: Ids = set()
+        """Uploaded while an earlier upload was hidden and listed."""
         self.owners = [LogOwner(self, "master"), LogOwner(self, "slave")]
         self.owner = self.owners[0]
 
@@ -131,6 +133,14 @@ class LogWorld(World):
         young = {i for i, since_ms in self.hidden_since.items() if self.now_ms - since_ms < GRACE_MS}
         assert young <= listed, f"hidden and not listed: {sorted(young - listed)[:9]}"
 
+    def placed(self, state: CatalogState) -> Iterator[tuple[int, int]]:
+        """(physical offset, identity) of all visible messages of ``state``."""
+        for key in state.visible_queues():
+            chunk = RunIndex(self.memory).runs_of(state, key)
+            for run in chunk.runs:
+                name = chunk.object_keys[int(chunk.objects["key"][run["object"]])]
+                yield from ((at, identity) for identity, at in rows_of(self.memory, name, run))
+
     def identities(self, state: CatalogState, *, lenient: bool = False) -> Ids:
         """Of all visible messages of ``state``. ``lenient``: objects may be deleted."""
         found: Ids = set()
@@ -167,7 +177,9 @@ class LogOwner(Uploader):
         draft = self.draft(state, records)
         if draft is not None and records:
             self.writer.append(replace(draft, created_ms=self.world.now_ms))
-            self.world.archived |= {record.identity for record in records}
+            sent = {record.identity for record in records}
+            self.world.twice |= sent & self.world.hidden_since.keys()
+            self.world.archived |= sent
 
     def begin(self) -> None:
         world = self.world
@@ -199,7 +211,28 @@ class LogOwner(Uploader):
                 world.returned += 1
                 return
         if not (world.log.agrees(state.cursor.check) and present[1] == state.cursor.phys):
-            writer.append_history(common_version=present[0], phys=present[1])
+            self.diverge(writer, *present)
+
+    def diverge(self, writer: CatalogWriter, version: int, phys: int) -> None:
+        """At the last record that log and archive have in common: where a commit ends, or inside the next one."""
+        world, state = self.world, writer.state
+        end = phys
+        rows = sorted((at, i) for at, i in world.placed(state) if at >= phys)
+        for at, identity in rows:
+            if at >= world.log.end_phys or world.log.records[at // ROW_PHYS].identity != identity:
+                break
+            end = at + ROW_PHYS
+        if end == phys:
+            writer.append_history(common_version=version, phys=phys)
+            return
+        above = [found for found, _, to_phys in log_checks(world.memory, state) if to_phys > phys]
+        world.begun_inside += 1
+        common = above[-1] - 1
+        if load(world.memory, version=common).cursor.phys > end:
+            is_first = history_spans(state)[-1][0] == 1
+            common = version or (1 if is_first else 0)
+            end = end if common else phys
+        writer.append_history(common_version=common, phys=end, check=world.log.check(end) if common else None)
 
     def elsewhere(self, state: CatalogState) -> list[tuple[int, int]]:
         """(physical end, version) of commits of any history that the log holds."""

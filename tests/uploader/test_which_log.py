@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
+from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
 from rocketmq_tiered.maintenance.gc import run_gc
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.uploader.small_broker import FILE_BYTES, SmallBroker
+from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
@@ -20,6 +23,7 @@ from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, LogDivergedError, UnavailableError
 from tiered.formats.keys import archive_prefix
+from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -315,6 +319,58 @@ def test_a_store_put_back_after_an_empty_one_replaced_it_is_visible_without_a_se
     assert shown(memory) == {"orders": 210} and listed(memory) == [0, 0, 0, 3, 0]
     own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
     assert verify_archive(own, full=True).anomalies == []
+
+
+def rows_uploaded(memory: MemoryStore) -> int:
+    """Rows in all data objects."""
+    own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    sizes = {info.key: info.size_bytes for info in own.list("")}
+    return sum(
+        int(SegmentIndex(key, sizes[key], own.get_range(key, 0, sizes[key])).runs["rows"].sum())
+        for key in uploaded(memory)
+    )
+
+
+@pytest.mark.parametrize("earlier", [0, 90])
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_log_that_lost_its_tail_inside_a_commit_continues_at_the_last_common_record(
+    broker: SmallBroker, memory: MemoryStore, tmp_path: Path, earlier: int, is_joined: bool
+) -> None:
+    """No message is uploaded twice, and the longer log can be put back."""
+    if earlier:
+        backfill(broker.path, memory)
+        broker.send(earlier)
+    broker.send(20, "audit")
+    lost = broker.copy(tmp_path / "lost")
+    broker.send(80)
+    broker.send(5, "new")
+    backfill(broker.path, memory)
+    own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    if is_joined:
+        state = load(own)
+        for planned in plan_rounds(own, state, CompactionLimits(), before_version=state.version + 1):
+            run_round(own, state, planned, RewriteOptions(tmp_path, 1 << 24), clock=own.clock_ms)
+            break
+    before = rows_uploaded(memory)
+    with pytest.raises(LogDivergedError, match=r"older copy.* hide 85 archived messages"):
+        backfill(lost.path, memory)
+    lost.send(30, text="other")
+    follow(lost.path, memory)
+    backfill(lost.path, memory)
+    assert shown(memory) == {"orders": 230 + earlier, "audit": 20}
+    assert rows_uploaded(memory) == before + 30 and listed(memory)[-2:] == [85, 0]
+    assert verify_archive(own, full=True).anomalies == []
+    backfill(lost.path, memory)
+    assert len(state_of(memory).log_histories) == 1
+    backfill(broker.path, memory)
+    assert shown(memory) == {"orders": 280 + earlier, "audit": 20, "new": 5}
+    assert rows_uploaded(memory) == before + 30 and listed(memory)[-2:] == [30, 0]
+    assert verify_archive(own, full=True).anomalies == []
+    backfill(lost.path, memory)
+    assert shown(memory) == {"orders": 230 + earlier, "audit": 20}
+    run_gc(own, load(own), apply=True, grace_ms=0, diverged_grace_ms=0, clock=lambda: own.clock_ms() + 10)
+    found = verify_archive(own, full=True)
+    assert (found.anomalies, found.leftovers, rows_uploaded(memory) >= 250 + earlier) == ([], [], True)
 
 
 @pytest.mark.parametrize("is_used", [False, True])

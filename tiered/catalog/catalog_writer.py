@@ -38,7 +38,7 @@ from tiered.catalog.page_writer import PageWriter
 from tiered.catalog.returned_history import Hidden, return_to
 from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.snapshot import encode_root
-from tiered.catalog.state import NO_ROOT, CatalogState, Owner
+from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, Owner
 from tiered.catalog.store_retry import StoreRetry
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import (
@@ -234,8 +234,11 @@ class CatalogWriter:
             self._background(self._merge_pages)
         return state
 
-    def append_history(self, *, common_version: int, phys: int) -> CatalogState:
-        """Start a new log history at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
+    def append_history(
+        self, *, common_version: int, phys: int, check: LogCheck | None = None
+    ) -> CatalogState:
+        """Start a new log history at ``phys``, the end of ``common_version``; 0: no version is in the new log. With
+        ``check`` of the log below it, at the end of a record that the commit after ``common_version`` has."""
         with self._lock:
             common = (
                 self._retry.call(lambda: load(self._store, version=common_version))
@@ -244,7 +247,7 @@ class CatalogWriter:
             )
 
             def build(state: CatalogState) -> Built:
-                return self._retry.call(lambda: self._history(self._owned(state), common, phys))
+                return self._retry.call(lambda: self._history(self._owned(state), common, phys, check))
 
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
@@ -405,8 +408,10 @@ class CatalogWriter:
         )
         return self._begin(found, start)
 
-    def _history(self, state: CatalogState, common: CatalogState | None, phys: int) -> Built:
-        start = self._start_of(state, phys, common)
+    def _history(
+        self, state: CatalogState, common: CatalogState | None, phys: int, check: LogCheck | None
+    ) -> Built:
+        start = replace(self._start_of(state, phys, common), check=check)
         return self._begin(begin_history(state, start, self._history_pages(state)), start)
 
     def _history_pages(self, state: CatalogState) -> HistoryPages:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -65,6 +65,15 @@ NO_INDEX_CHANGE = IndexChange()
 def indexed_version(indexes: Sequence[IndexRef]) -> int:
     """Runs added up to this version are covered."""
     return indexes[-1].to_version if indexes else 0
+
+
+def whole_until(
+    indexes: Sequence[IndexRef], version: int, whole: Collection[IndexRef]
+) -> tuple[IndexRef, ...]:
+    """``indexes`` in front of the first that covers ``version`` or a later one and is not in ``whole``: it lacks
+    messages that return."""
+    stays = takewhile(lambda one: one.to_version < version or one in whole, indexes)
+    return tuple(stays)
 
 
 def unindexed(settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

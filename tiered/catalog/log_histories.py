@@ -36,7 +36,14 @@ from tiered.catalog.state import (
     RunChunk,
     joined,
 )
-from tiered.model.tables import QUEUE_EXPIRED, QUEUE_FILLED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
+from tiered.model.tables import (
+    QUEUE_EXPIRED,
+    QUEUE_FILLED,
+    QUEUE_HIDDEN,
+    QUEUE_SPARSE,
+    QUEUE_SUPERSEDED,
+    Table,
+)
 
 Ints = NDArray[Any]
 ALL_PHYS = np.iinfo(np.int64).max
@@ -44,13 +51,25 @@ ALL_PHYS = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where the new log history begins. ``common``: the state at the last common version, or None."""
+    """Where the new log history begins. ``common``: the state at the last common version, or None. ``check``: of the
+    log below ``phys``, where that is inside the next commit; runs are cut there."""
 
     phys: int
     common: CatalogState | None
     root_key: str
     hidden_key: str
     now_ms: int
+    check: LogCheck | None = None
+
+    @property
+    def is_at_commit(self) -> bool:
+        """Whether it begins where the common version ends."""
+        return self.common is not None and self.common.started and self.common.cursor.phys == self.phys
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it begins above the common version, at checked records."""
+        return self.common is not None and self.check is not None and self.common.cursor.phys <= self.phys
 
 
 @dataclass(frozen=True)
@@ -78,13 +97,15 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
     """
     version = state.version + 1
     common_version = 0 if start.common is None else start.common.version
-    if start.common is not None and not (start.common.started and start.common.cursor.phys == start.phys):
+    if start.common is not None and not (start.is_at_commit or start.is_inside):
         raise CommitInvalidError(f"version {common_version} does not end at {start.phys}")
     if common_version and not any(
         first - 1 <= common_version <= last for first, last in history_spans(state)
     ):
         raise CommitInvalidError(f"version {common_version} belongs to an abandoned log history")
-    check = LogCheck(start.phys, start.phys, 0) if start.common is None else start.common.cursor.check
+    check = LogCheck(start.phys, start.phys, 0)
+    if start.common is not None:
+        check = start.check or start.common.cursor.check
     base = replace(
         state,
         version=version,
@@ -101,7 +122,7 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
         hidden = ended_queues(state)
         after = with_history(replace(base, table=table), state, start, common_version, hidden)
         return NewHistory(with_garbage(state, after, start.now_ms), hidden)
-    walk = _Walk(state, start.common.version, start.phys, pages)
+    walk = _Walk(state, start.common, start.phys, pages)
     after = _walked_back(base, state, start.common, walk)
     hidden = hidden_runs(state, walk.dropped, start.common)
     after = with_history(after, state, start, common_version, hidden)
@@ -134,13 +155,18 @@ def with_garbage(
 
 class _Walk:
     """What stays of the runs in memory and in pages that are newer than the common version. By row of the queue:
-    ``rows_gone``, and ``end_byte`` of runs that stay although they are newer (they filled gaps, or replaced older
-    ones)."""
+    ``rows_gone``, and ``ends`` of runs that stay although they are newer (they filled gaps, replaced older ones, or are
+    below the begin inside the next commit), named as the columns of a queue."""
 
-    def __init__(self, state: CatalogState, common_version: int, phys: int, io: HistoryPages) -> None:
-        self._state, self._common_version, self._phys, self._io = state, common_version, phys, io
+    def __init__(self, state: CatalogState, common: CatalogState, phys: int, io: HistoryPages) -> None:
+        self._state, self._common_version, self._phys, self._io = state, common.version, phys, io
+        self._common_phys = common.cursor.phys
+        self._has_ended = state.table["flags"] & QUEUE_SUPERSEDED != 0
         self.rows_gone = np.zeros(state.queue_count, np.int64)
-        self.end_byte = np.zeros(state.queue_count, np.int64)
+        self.ends = {
+            name: np.zeros(state.queue_count, np.int64)
+            for name in ("end_byte", "end_queue_offset", "end_phys", "max_store_timestamp")
+        }
         self._before: set[str] = set()
         self._after: set[str] = set()
         self.dropped: list[Page] = []
@@ -192,7 +218,10 @@ class _Walk:
             at = row[part.chunk.runs["queue"]]
             np.add.at(self.rows_gone, at[at >= 0], sign * living_rows(state, part)[at >= 0])
         newer = kept.runs[(kept.runs["version"] > self._common_version) & (row[kept.runs["queue"]] >= 0)]
-        np.maximum.at(self.end_byte, row[newer["queue"]], newer["base_byte"] + newer["byte_count"])
+        np.maximum.at(self.ends["end_byte"], row[newer["queue"]], newer["base_byte"] + newer["byte_count"])
+        above = newer[(newer["end_phys"] > self._common_phys) & ~self._has_ended[row[newer["queue"]]]]
+        for name in ("end_queue_offset", "end_phys", "max_store_timestamp"):
+            np.maximum.at(self.ends[name], row[above["queue"]], above[name])
         return kept
 
 
@@ -230,14 +259,14 @@ def _keys(chunk: RunChunk) -> list[str]:
 
 def _walked_back(base: CatalogState, state: CatalogState, common: CatalogState, walk: _Walk) -> CatalogState:
     """``base`` without the part above the begin."""
+    pages, memory = walk.pages(), walk.memory()
     kept_rows = [
         row
         for row, (key, _) in enumerate(state.queues())
-        if common.row_of(key) is not None or _ended(state, row)
+        if common.row_of(key) is not None or _ended(state, row) or walk.ends["end_phys"][row]
     ]
     row_number = np.full(state.queue_count, -1, np.int64)
     row_number[kept_rows] = np.arange(len(kept_rows))
-    pages, memory = walk.pages(), walk.memory()
     memory.runs["queue"] = row_number[memory.runs["queue"]]
     table = _restored(state, common, kept_rows, walk)
     gaps = state.gaps[row_number[state.gaps["queue"]] >= 0].copy()
@@ -262,20 +291,26 @@ def _ended(state: CatalogState, row: int) -> bool:
 
 
 def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int], walk: _Walk) -> Table:
-    """Queue rows that end as at the common version, with later maintenance applied."""
+    """Queue rows that end as at the common version, or with what stays above it, with later maintenance applied."""
     table = state.table[kept_rows]
+    newest: dict[tuple[str, int], int] = {}
+    for row in kept_rows:
+        topic, queue_id, generation = state.key_of(row)
+        newest[topic, queue_id] = max(generation, newest.get((topic, queue_id), 0))
     for number, row in enumerate(kept_rows):
         key = state.key_of(row)
         before = common.queue(key)
-        if before is None or _ended(state, row):
+        if _ended(state, row):
             continue
         now = table[number]
         is_newest = state.current_generation(key.topic, key.queue_id) == key.generation
-        hidden = QUEUE_HIDDEN if is_newest and now["flags"] & QUEUE_HIDDEN else 0
+        stays_hidden = is_newest or key.generation < newest[key.topic, key.queue_id]
+        hidden = QUEUE_HIDDEN if stays_hidden and now["flags"] & QUEUE_HIDDEN else 0
         now["row_count"] -= walk.rows_gone[row]
-        for name in ("end_queue_offset", "end_phys", "max_store_timestamp"):
-            now[name] = before[name]
-        now["end_byte"] = max(int(before["end_byte"]), int(walk.end_byte[row]))
-        now["min_queue_offset"] = min(int(now["min_queue_offset"]), int(before["end_queue_offset"]))
-        now["flags"] = int(before["flags"]) | hidden | (int(now["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED))
+        for name, ends in walk.ends.items():
+            now[name] = ends[row] if before is None else max(int(before[name]), int(ends[row]))
+        now["min_queue_offset"] = min(int(now["min_queue_offset"]), int(now["end_queue_offset"]))
+        if before is not None:
+            kept_flags = int(now["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE)
+            now["flags"] = int(before["flags"]) | hidden | kept_flags
     return table

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from sys import maxsize
 
 import numpy as np
 
-from tiered.catalog.catalog_reader import shared_version, spans_to
+from tiered.catalog.catalog_reader import histories_to, shared_version, spans_to
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import DeletionList, PendingDeletion
 from tiered.catalog.floors import rows_below
 from tiered.catalog.hidden_history import ended_keys, hidden_runs, object_names
+from tiered.catalog.index_refs import whole_until
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.log_histories import (
     ALL_PHYS,
@@ -48,6 +50,7 @@ from tiered.model.tables import (
     QUEUE_EXPIRED,
     QUEUE_FILLED,
     QUEUE_HIDDEN,
+    QUEUE_SPARSE,
     QUEUE_SUPERSEDED,
     RUN_DTYPE,
     Table,
@@ -96,6 +99,9 @@ def return_to(
         created_ms=start.now_ms,
         root=RootRef(start.root_key, state.version + 1),
         pages=tuple(refs),
+        indexes=whole_until(
+            state.indexes, min((int(run["version"]) for _, run, *_ in added), default=maxsize), target.indexes
+        ),
     )
     after = merge.state(base, memory, added)
     gone = hidden_runs(state, merge.dropped, None, merge.ending())
@@ -124,6 +130,9 @@ class _Return:
         self.dropped: list[Page] = []
         self._rows_gone = np.zeros(state.queue_count, np.int64)
         self._end_byte = np.zeros(state.queue_count, np.int64)
+        self._kept_end = np.zeros(state.queue_count, np.int64)
+        self._is_inside = False
+        """Whether runs of versions that both have differ: a log history began inside a commit."""
         self._before: set[str] = set()
         self._after: set[str] = set()
         limits = [self._limit(row) for row in range(state.queue_count)]
@@ -154,7 +163,30 @@ class _Return:
             is_flagged = self._target.queue(key) is not None
             return ALL_PHYS if is_flagged or not self._is_active[row] else _NOTHING
         shared = self._shared(key)
-        return _NOTHING if shared is None else shared.cursor.phys
+        if shared is None:
+            return _NOTHING
+        version = self._state.version if self._is_active[row] else self._ended_at.get(key, 0)
+        if shared.version in (version, self._target.version):
+            return shared.cursor.phys
+        # The log history that begins after it may begin inside the next commit.
+        begins = [
+            history.begin_phys
+            for last in (version, self._target.version)
+            for history in histories_to(self._histories, last)
+            if history.common_version == shared.version
+        ]
+        phys = max(shared.cursor.phys, min(begins, default=0))
+        self._is_inside |= phys > shared.cursor.phys
+        return phys
+
+    def _shared_end(self, key: QueueKey) -> int | None:
+        """The end of what present and target share of ``key``; None: nothing."""
+        shared, row = self._shared(key), self._state.row_of(key)
+        known = None if shared is None else shared.queue(key)
+        kept = 0 if row is None else int(self._kept_end[row])
+        if known is None:
+            return kept or None
+        return max(kept, int(known["end_queue_offset"]))
 
     def _wanted(self, key: QueueKey) -> np.void | None:
         """The row of ``key`` in the target, if it is a queue of its log."""
@@ -172,7 +204,9 @@ class _Return:
 
     def page(self, ref: PageRef, pages: HistoryPages) -> list[PageRef]:
         """Refs of what stays of a page: its own, if all does."""
-        if any(first <= ref.from_version and ref.to_version <= last for first, last in self._spans):
+        if not self._is_inside and any(
+            first <= ref.from_version and ref.to_version <= last for first, last in self._spans
+        ):
             return [ref]
         living = pages.index.living(self._state, pages.index.page(ref))
         kept, is_changed = self._kept(living)
@@ -197,6 +231,7 @@ class _Return:
             np.add.at(self._rows_gone, at[at >= 0], sign * living_rows(self._state, part)[at >= 0])
         stays = kept.runs[row[kept.runs["queue"]] >= 0]
         np.maximum.at(self._end_byte, row[stays["queue"]], stays["base_byte"] + stays["byte_count"])
+        np.maximum.at(self._kept_end, row[stays["queue"]], stays["end_queue_offset"])
         self._before.update(_keys(page.chunk))
         self._after.update(_keys(kept))
         if len(dropped.runs):
@@ -217,9 +252,7 @@ class _Return:
                 found.setdefault(one[0], []).append(one)
         added: list[Added] = []
         for queue in sorted(found):
-            shared = self._shared(queue)
-            known = None if shared is None else shared.queue(queue)
-            end = 0 if known is None else int(known["end_queue_offset"])
+            end = self._shared_end(queue) or 0
             # Divergences may have cut one run at several offsets, or hidden it before and after it was joined.
             for one in sorted(
                 found[queue], key=lambda one: (one[1]["base_queue_offset"], -one[1]["end_queue_offset"])
@@ -312,7 +345,7 @@ class _Return:
             if row is not None:
                 before = state.table[row]
                 now["row_count"] = int(before["row_count"]) - int(self._rows_gone[row])
-                now["flags"] |= int(before["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED)
+                now["flags"] |= int(before["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE)
                 now["end_byte"] = max(int(now["end_byte"]), int(self._end_byte[row]))
                 first = int(runs["base_queue_offset"][0] if len(runs) else wanted["end_queue_offset"])
                 now["min_queue_offset"] = max(
@@ -323,14 +356,13 @@ class _Return:
 
     def _check_whole(self, key: QueueKey, wanted: np.void, runs: Sequence[np.void]) -> None:
         """What is shared, the runs, and the target's gaps must be all that the target has of ``key``."""
-        shared = self._shared(key)
-        known = None if shared is None else shared.queue(key)
-        at = int(wanted["min_queue_offset"]) if known is None else int(known["end_queue_offset"])
+        shared_end = self._shared_end(key)
+        at = int(wanted["min_queue_offset"]) if shared_end is None else shared_end
         gaps = {
             int(gap["begin_queue_offset"]): int(gap["end_queue_offset"]) for gap in self._target.gaps_of(key)
         }
         ends = {int(run["base_queue_offset"]): int(run["end_queue_offset"]) for run in runs}
-        if known is None and runs and int(runs[0]["base_queue_offset"]) < at:
+        if shared_end is None and runs and int(runs[0]["base_queue_offset"]) < at:
             at = int(runs[0]["base_queue_offset"])
         while at < int(wanted["end_queue_offset"]):
             after = ends.get(at, gaps.get(at))
@@ -346,9 +378,7 @@ class _Return:
             below = self._state.gaps_of(key) if self._state.row_of(key) is not None else self._state.gaps[:0]
             known = [below]
             if self._wanted(key) is not None:
-                shared = self._shared(key)
-                before = None if shared is None else shared.queue(key)
-                end = 0 if before is None else int(before["end_queue_offset"])
+                end = self._shared_end(key) or 0
                 above = self._target.gaps_of(key)
                 known = [below[below["end_queue_offset"] <= end], above[above["begin_queue_offset"] >= end]]
             for part in known:
