@@ -159,6 +159,13 @@ def test_alerts_behave() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_alert_has_a_test_in_which_it_fires() -> None:
+    rules, tests = (
+        (DEPLOY / "prometheus" / name).read_text("utf-8") for name in ("alerts.yml", "alerts_test.yml")
+    )
+    assert set(re.findall(r'alertname="(\w+)"', tests)) == set(re.findall(r"alert: (\w+)", rules))
+
+
 def test_every_alert_and_state_is_explained() -> None:
     page = (ROOT / "docs" / "OPERATING.md").read_text("utf-8")
     alerts = re.findall(r"alert: (\w+)", (DEPLOY / "prometheus" / "alerts.yml").read_text("utf-8"))
