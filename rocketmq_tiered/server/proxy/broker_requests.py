@@ -57,12 +57,12 @@ async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) 
     return int(row.get("physicOffset", -1))
 
 
-async def stored_record(command: RemotingCommand, upstream: Upstream, offset_field: str) -> bytes:
-    """The bytes at the physical offset in a field of ``command``, as the broker returns them for a message's id; empty
-    if it does not. The fields are renamed in the same order, so that a signature over values and body holds."""
+async def query_record(command: RemotingCommand, upstream: Upstream, offset_field: str) -> RemotingCommand:
+    """The reply with the bytes at the physical offset in a field of ``command``, as for a message's id; without a
+    body if it is an error. Fields are renamed in the same order, so that a signature over values and body holds."""
     fields = {offset_field: ""} | dict(command.ext_fields)
     renamed = {
-        name if not name[0].islower() else
+        name if not name[:1].islower() else
         "offset" if name == offset_field else f"{'a' if name < offset_field else 'p'}{name}": value
         for name, value in fields.items()
     }  # fmt: skip
@@ -70,7 +70,7 @@ async def stored_record(command: RemotingCommand, upstream: Upstream, offset_fie
     answer = await upstream.call(asked, ASK_TIMEOUT_S)
     if answer.code == ResponseCode.SYSTEM_BUSY:
         raise UnavailableError(answer.remark or "the broker is busy")
-    return answer.body if answer.code == ResponseCode.SUCCESS else b""
+    return answer if answer.code == ResponseCode.SUCCESS else replace(answer, body=b"")
 
 
 def document_of(answer: RemotingCommand) -> Mapping[str, object]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.listen.options import parse_address
-from rocketmq_tiered.server.proxy.accepted_accounts import JUDGED
-from rocketmq_tiered.server.proxy.broker_requests import stored_record
+from rocketmq_tiered.server.proxy.accepted_accounts import JUDGED, is_refusal
+from rocketmq_tiered.server.proxy.broker_requests import query_record
 from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
 from rocketmq_tiered.server.proxy.name_servers import NameServers
 from rocketmq_tiered.server.proxy.proxy_handlers import relayed
@@ -221,7 +221,10 @@ class ProxyService(RelayService[ProxyClient]):
         if not has_rules and accepted is None:
             return None
         phys = request.number(field)
-        data = await stored_record(request.command, client.upstream, field)
+        answer = await query_record(request.command, client.upstream, field)
+        if is_refusal(answer):
+            return relayed(answer)
+        data = answer.body
         record = record_at(data, phys)
         if record is None:
             is_left = not (data or has_rules) and request.code == RequestCode.END_TRANSACTION

@@ -147,7 +147,8 @@ def test_beside_access_control_alone_a_retry_needs_a_pull_of_the_messages_own_to
             with_stored(made, {777: original(topic=b"own")})
             client = await made.client()
             for body in (b"", b"{}"):  # signed too
-                reply = await signed(client, Code.CONSUMER_SEND_MSG_BACK, body, offset="777", **BACK)
+                odd = {"": "x", "Z": "y", "_z": "z"}
+                reply = await signed(client, Code.CONSUMER_SEND_MSG_BACK, body, offset="777", **BACK, **odd)
                 assert reply.code == 16
             (inside,) = made.service._relay_clients.values()
             assert made.service.accepted is not None
