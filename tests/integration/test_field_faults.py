@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 DIVERGED = state_is("diverged")
 EMPTIED = Signs("shares nothing with the archive", "put the broker's log back", DIVERGED)
-UNMOUNTED = Signs("does not exist|no commitlog file", "mount|free space", state_is("blocked"))
+UNMOUNTED = Signs("does not exist|no commitlog file", "mount", state_is("blocked"))
 
 
 def hidden(count: int) -> Signs:
