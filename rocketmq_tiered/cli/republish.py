@@ -102,12 +102,12 @@ def execute(options: argparse.Namespace) -> int:
         jobs = jobs_for(access, queues, names, target)
         path = options.position or _default_path(access, target)
         with locked(path):
-            command = _Command(options, settings, Position(path, access.title, target.names))
+            command = _Command(options, settings, Position(path, access.title, target.name))
             return asyncio.run(command.run(access, selection, jobs))
 
 
 def _default_path(access: ArchiveAccess, target: Target) -> Path:
-    name = hashlib.sha256(f"{access.title}\0{target.names}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{access.title}\0{target.name}".encode()).hexdigest()[:16]
     return state_root(os.environ) / "republish" / f"{name}.json"
 
 

@@ -50,15 +50,11 @@ class TargetQueue:
 
 @dataclass(frozen=True)
 class Target:
-    """The brokers behind ``address``, by name: one, or all of a name server."""
+    """``brokers`` by name: one, or all of a name server. ``name``: cluster and broker, or the clusters: what stays when
+    addresses change, or brokers come and go."""
 
-    address: str
+    name: str
     brokers: tuple[TargetBroker, ...]
-
-    @property
-    def names(self) -> str:
-        """Clusters and names of its brokers: what stays when addresses change."""
-        return ", ".join(f"{broker.cluster}/{broker.name}" for broker in self.brokers)
 
     def queues(self, topic: str, wanted_count: int) -> list[TargetQueue]:
         """The queues of ``topic``, by broker name and number. Raises NotFoundError and UsageError that say how to get
@@ -73,8 +69,8 @@ class Target:
         place = f"-b {self.brokers[0].address}" if len(self.brokers) == 1 else "-c CLUSTER"
         create = f"mqadmin updateTopic {place} -t {topic} -r {wanted_count} -w {wanted_count}"
         if not any(topic in broker.topics for broker in self.brokers):
-            raise NotFoundError(f"topic {topic} does not exist at {self.names}", hint=f"create it: {create}")
-        raise UsageError(f"topic {topic} at {self.names} is not writable", hint=f"allow it: {create} -p 6")
+            raise NotFoundError(f"topic {topic} does not exist at {self.name}", hint=f"create it: {create}")
+        raise UsageError(f"topic {topic} at {self.name} is not writable", hint=f"allow it: {create} -p 6")
 
 
 def find_target(address: str, connect: Connect) -> Target:
@@ -88,7 +84,8 @@ def find_target(address: str, connect: Connect) -> Target:
     try:
         answer = client.call(RequestCode.GET_ALL_TOPIC_CONFIG)
         if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            return Target(address, (_broker(client, address, answer),))
+            only = _broker(client, address, answer)
+            return Target(f"{only.cluster}/{only.name}", (only,))
         addresses = _masters(client)
     finally:
         client.close()
@@ -96,7 +93,8 @@ def find_target(address: str, connect: Connect) -> Target:
         raise UnavailableError(
             f"name server {address} has no master broker", hint="retry once one is registered"
         )
-    return Target(address, tuple(_connected(addresses[name], connect) for name in sorted(addresses)))
+    brokers = tuple(_connected(addresses[name], connect) for name in sorted(addresses))
+    return Target(", ".join(sorted({broker.cluster for broker in brokers})), brokers)
 
 
 def _connected(address: str, connect: Connect) -> TargetBroker:

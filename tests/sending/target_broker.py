@@ -42,6 +42,8 @@ class TargetScene:
     address: str = ""
     stored: dict[tuple[str, int], list[Stored]] = field(default_factory=dict)
     sends: int = 0
+    brokers: list[TargetScene] = field(default_factory=list)
+    """Others of the name server."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: RemotingCommand) -> bytes:
@@ -76,8 +78,8 @@ class TargetScene:
     def answer_as_name_server(self, request: RemotingCommand) -> bytes:
         if request.code != CLUSTER_INFO:
             return reply(request, code=3)
-        data = {"brokerName": self.name, "brokerAddrs": {"0": self.address}}
-        return reply(request, json.dumps({"brokerAddrTable": {self.name: data}}).encode())
+        table = {one.name: {"brokerAddrs": {"0": one.address}} for one in (self, *self.brokers)}
+        return reply(request, json.dumps({"brokerAddrTable": table}).encode())
 
     @contextmanager
     def running(self) -> Iterator[TargetScene]:

@@ -202,6 +202,13 @@ def test_a_name_server_names_the_brokers(run: Run, archive: str) -> None:
     scene = TargetScene({"copy": (2, 6)})
     with scene.running() as target, peer(scene.answer_as_name_server) as address:
         assert run("republish", archive, "--to", address, "--topic-map", "t_keys=copy")[0] == 0
+        again = TargetScene({"copy": (2, 6)}, name="target-b")
+        scene.brokers.append(again)  # of the same cluster: the position stays
+        with again.running():
+            assert (
+                "0 messages sent"
+                in run("republish", archive, "--to", address, "--topic-map", "t_keys=copy")[1]
+            )
     assert all_keys(target) == keys_in(archive, "t_keys")
 
 
