@@ -50,7 +50,7 @@ def test_a_backfill_takes_over_from_one_that_has_not_advanced_for_a_minute(
     state = apply(CatalogState(), at(CatalogState(), claim_draft("b1", "backfill"), "b1"))
     claimant = Owner("b2", "backfill", "h", NOW_MS, False)
     says = refusal(state, claimant, take_over=False, now_ms=NOW_MS + idle_ms)
-    assert ("advancing" in says) == bool(says) == is_advancing
+    assert ("archiving now" in says) == bool(says) == is_advancing
 
 
 def test_a_commit_names_every_object_once(started: CatalogState) -> None:
