@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+import rocketmq_tiered
 from rocketmq_tiered.cli import restore as restore_command
 from rocketmq_tiered.maintenance.restore.configuration import configuration
 from rocketmq_tiered.maintenance.restore.records import RecordWriter
@@ -53,6 +54,12 @@ class Place:
         return code, out + err
 
 
+def visible_messages(url: str) -> int:
+    """How many messages the archive shows."""
+    with rocketmq_tiered.open(url) as archive:
+        return sum(queue.messages for queue in archive.queues())
+
+
 @pytest.fixture
 def place(run: Run, tmp_path: Path) -> Place:
     return Place(run, tmp_path)
@@ -79,10 +86,11 @@ def test_the_archive_continues_where_the_end_of_the_log_was_not_archived(place: 
     assert (code, "nothing to do" in said) == (0, True), said
     (place.store / RESTORED).unlink()
     code, said = place.continued(place.store)
-    assert code == 2 and "the broker's log" in said
+    assert code == 0 and "new log history" in said, said  # all archived records are in the log
+    assert visible_messages(place.url) == 600
 
 
-def test_other_bytes_than_those_that_were_restored_do_not_continue_the_archive(place: Place) -> None:
+def test_other_bytes_than_those_that_were_restored_begin_a_log_history(place: Place) -> None:
     store = written(place.directory / "store")
     archived(store, place.directory / "archive")
     place.restore()
@@ -91,7 +99,8 @@ def test_other_bytes_than_those_that_were_restored_do_not_continue_the_archive(p
         file.seek(store.phys % FILE_BYTES - 2_000)
         file.write(b"x")
     code, said = place.continued(place.store)
-    assert code == 2 and "the broker's log" in said
+    assert code == 0 and "new log history" in said, said
+    assert visible_messages(place.url) == 600
 
 
 def test_an_interrupted_restore_continues_with_its_version(place: Place) -> None:

@@ -25,7 +25,7 @@ from rocketmq_tiered.server.wire.request import (
 
 LOCK_S = 60.0
 BYTES_MAX = 16 * 1024 * 1024
-LOCK_BYTES = 400
+LOCK_BYTES = 560
 """Measured memory of a lock, without names."""
 
 
@@ -85,8 +85,10 @@ class LockTable:
 
     def _count(self, group: str, account: str, more_bytes: int) -> None:
         self.held_bytes += more_bytes
-        self._group_bytes[group] += more_bytes
-        self._account_bytes[account] += more_bytes
+        for counter, name in ((self._group_bytes, group), (self._account_bytes, account)):
+            counter[name] += more_bytes
+            if not counter[name]:
+                del counter[name]
 
     def _has_room(self, group: str, client_id: str, queues: list[MessageQueue], account: str) -> bool:
         more_bytes = 0
