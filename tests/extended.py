@@ -34,7 +34,7 @@ EXTENDED = {
     "integration/test_doctor.py": r"test_a_missing_permission|test_emulators",
     "integration/test_doctor_live.py": ALL,
     "integration/test_exported_index.py": r"test_mqadmin_finds",
-    "integration/test_field_faults.py": r".*\[(4|5\.5)|test_(an_older|a_sidecar|a_slave)",
+    "integration/test_field_faults.py": r".*\[(4|5\.5)|test_(an_older|a_second|a_sidecar|a_slave)",
     "integration/test_ground_truth_servers.py": r".*(localstack\[[A-EGH]|minio\[[ACDEGH])",
     "integration/test_hostile.py": ALL,
     "integration/test_install_and_run_pages.py": ALL,

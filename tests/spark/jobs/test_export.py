@@ -194,7 +194,7 @@ def test_the_rest_of_a_partly_exported_queue_is_exported_after_it_was_hidden(
 ) -> None:
     def put(store: WrittenStore, count: int) -> None:
         for number in range(count):
-            store.put("t", 0, b"%d" % number)
+            store.put("t", 0, b"%s %d" % (store.path.name.encode(), number))
         with open_broker_store(store.path) as opened:
             identity = OffloadIdentity(CLUSTER, BROKER, store.path.name, "run")
             archive = FileStore(tmp_path / "archive")
