@@ -66,7 +66,7 @@ def test_a_queue_of_deleted_keys_keeps_a_row(tmp_path: Path) -> None:
     table.check()
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     st.integers(0, 10**6),
     st.lists(
@@ -103,6 +103,6 @@ def test_a_kill_at_any_request_leaves_an_archive_that_the_next_pass_finishes(
         found = table.check()
         table.collect()
         assert table.check() == found
-        step += 5
+        step += 9
     kinds = RunIndex(table.store).runs_of(load(table.store), KEYED).runs["kind"].tolist()
     assert RunKind.SPARSE in kinds
