@@ -43,10 +43,8 @@ def latest_offsets(batches: Iterable[MessageBatch], begin: int, end: int) -> Kep
     keys = OffsetMap(Path(tempfile.gettempdir()), MAP_BYTES)
     try:
         for batch in batches:
-            pieces = [np.asarray(piece) for piece in batch.pieces]
-            shift = np.cumsum([0, *map(len, pieces[:-1])])
-            data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            entries = entries_of(data, batch.starts + shift[batch.piece], batch.sizes, batch.queue_offsets)
+            data, starts = batch.joined()
+            entries = entries_of(data, starts, batch.sizes, batch.queue_offsets)
             keys.add(picked(entries, (entries["has_key"] > 0) & (entries["offset"] < end)))
         for latest in keys.latest():
             kept.keep(latest["offset"][latest["is_tombstone"] == 0].astype(np.int64))

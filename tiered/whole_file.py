@@ -25,11 +25,24 @@ def replace_whole(path: Path, content: bytes | memoryview) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_directory(path.parent)
+
+
+def save_whole(path: Path, content: bytes | memoryview) -> None:
+    """``replace_whole`` for a file that the user named. Raises what ``file_error`` returns."""
     try:
-        os.fsync(directory_fd)
+        replace_whole(path, content)
+    except OSError as error:
+        raise file_error(error, path) from error
+
+
+def sync_directory(directory: str | Path) -> None:
+    """Make the names in ``directory`` durable. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
     finally:
-        os.close(directory_fd)
+        os.close(descriptor)
 
 
 def file_error(error: OSError, path: Path) -> TieredError:

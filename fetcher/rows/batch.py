@@ -77,6 +77,12 @@ class MessageBatch:
         ):
             yield views[piece][start : start + size]
 
+    def joined(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The pieces as one array, and where each record begins in it. Copies if there are several pieces."""
+        pieces = [np.asarray(piece) for piece in self.pieces]
+        begins = np.cumsum([0, *map(len, pieces[:-1])])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces), self.starts + begins[self.piece]
+
     def buffers(self) -> list[memoryview]:
         """All records back to back, adjacent ones in one view, without a copy: the body of a reply."""
         if not len(self):

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
@@ -14,17 +15,15 @@ from rocketmq_tiered.maintenance.compaction_job import (
     CompactionReport,
     compact_archive,
     dry_run,
-    in_flight_bytes,
+    rewrite_options,
 )
 from rocketmq_tiered.maintenance.prices import Prices, read_prices
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.progress import Progress
-from tiered.archive.rewrite.result import RewriteOptions
 from tiered.console import print_json, print_lines
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.page_decoder import decode_column_page
-from tiered.formats.segment import BlockCodec
 from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
@@ -88,10 +87,7 @@ def _pass(options: argparse.Namespace, settings: Settings, prices: Prices) -> in
 def _apply(
     archive: LoadedArchive, settings: Settings, spool: Path, prices: Prices, *, quiet: bool
 ) -> CompactionReport:
-    codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-    options = RewriteOptions(
-        spool, settings.compaction.spool_bytes, codec, in_flight_bytes(settings), release=trim
-    )
+    options = replace(rewrite_options(settings, spool), release=trim)
     with Progress("joined", 0, quiet=quiet) as progress:
         return compact_archive(
             archive.store, archive.state, settings, options, prices, report=progress.update

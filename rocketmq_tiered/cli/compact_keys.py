@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
 from rocketmq_tiered.cli.repeated import repeat
-from rocketmq_tiered.maintenance.compaction_job import in_flight_bytes
+from rocketmq_tiered.maintenance.compaction_job import rewrite_options
 from rocketmq_tiered.maintenance.key_job import compact_keys
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from rocketmq_tiered.process.archive_rules import rules_of
 from rocketmq_tiered.process.loaded_archive import open_for_reading
-from tiered.archive.rewrite.result import RewriteOptions
 from tiered.console import print_json, print_lines
 from tiered.errors import UsageError
-from tiered.formats.segment import BlockCodec
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import with_rules_in_force
 
@@ -67,11 +66,7 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
                 f"keys of topic {options.topic} are not compacted",
                 hint='set key_compaction = "on" in a [[topics.rules]] entry of the archive\'s owner',
             )
-        own = settings.compaction
-        codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-        writing = RewriteOptions(
-            Path(options.spool), own.spool_bytes, codec, in_flight_bytes(settings), release=trim
-        )
+        writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)
         report = compact_keys(
             archive.store, archive.state, settings, writing,
             lambda topic: options.topic in (None, topic) and rule_of(topic).key_compaction,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from tiered.catalog.state import CatalogState
 from tiered.console import camel_names, counted, size_text
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.keys import is_compacted
+from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.quantities import duration_text
 from tiered.settings.sections import Settings
@@ -116,9 +118,15 @@ class CompactionReport:
         ]
 
 
-def in_flight_bytes(settings: Settings) -> int:
+def _in_flight_bytes(settings: Settings) -> int:
     """Bytes of reads in progress: a part of the memory."""
     return min(IN_FLIGHT_BYTES, settings.compaction.memory_bytes // 8)
+
+
+def rewrite_options(settings: Settings, spool: Path) -> RewriteOptions:
+    """What the settings say of a rewrite with objects in progress in ``spool``."""
+    codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
+    return RewriteOptions(spool, settings.compaction.spool_bytes, codec, _in_flight_bytes(settings))
 
 
 def limits_of(settings: Settings) -> CompactionLimits:
@@ -128,7 +136,7 @@ def limits_of(settings: Settings) -> CompactionLimits:
         memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
         object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
         dead_share_min=DEAD_SHARE, growth_min=GROWTH_MIN, table_bytes=TABLE_BYTES,
-        in_flight_bytes=in_flight_bytes(settings), runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
+        in_flight_bytes=_in_flight_bytes(settings), runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocketmq_tiered.maintenance.compaction_due import Due as DueRounds
-from rocketmq_tiered.maintenance.compaction_job import in_flight_bytes, limits_of, planned_rounds
+from rocketmq_tiered.maintenance.compaction_job import limits_of, planned_rounds, rewrite_options
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.damaged_sources import DamagedSources
@@ -22,7 +22,7 @@ from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
 from rocketmq_tiered.maintenance.throttle import SHARES, Level, Throttle
 from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
-from tiered.archive.rewrite.result import RewriteOptions, RewriteResult, spool_bytes
+from tiered.archive.rewrite.result import RewriteResult, spool_bytes
 from tiered.archive.task import COMPACTION, Due, StoppedError, TaskStatus
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -36,7 +36,6 @@ from tiered.errors import (
     TieredError,
     UnavailableError,
 )
-from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
 from tiered.private_directory import make_private
 from tiered.settings.compaction_section import DAY_MS, CompactionSettings
@@ -115,11 +114,7 @@ class CompactionTask:
         )  # fmt: skip
         self._maintenance = MaintenanceCommit(self._store, writer, clock_ms)
         self._limits = replace(limits_of(settings), growth_min=GROWTH_MIN)
-        self._options = RewriteOptions(
-            spool, own.spool_bytes,
-            BlockCodec(settings.offload.compression_level, settings.offload.block_bytes),
-            in_flight_bytes(settings), release=release, wait=stopping.wait,
-        )  # fmt: skip
+        self._options = replace(rewrite_options(settings, spool), release=release, wait=stopping.wait)
         self._write, self._counter = writing(self._share_or_stop), ObjectRunCounter()
         self.damaged = DamagedSources()
         """Objects that are left where they are, checked again after each ``compaction.every_ms``."""

@@ -10,10 +10,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocketmq_tiered.maintenance.compaction_job import in_flight_bytes
+from rocketmq_tiered.maintenance.compaction_job import rewrite_options
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
 from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
@@ -25,13 +26,11 @@ from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.archive_rules import rules_in
 from tiered.archive.rewrite.outputs import Rewrite
-from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.task import StoppedError, TaskLoop, TaskStatus
 from tiered.archive.unreadable import UnreadableRange
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
-from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
 
@@ -93,10 +92,7 @@ class ArchiveTasks:
             store, bytes_per_s=own.bytes_per_s, requests_per_s=own.requests_per_s, share=self._keys_share,
             is_stopped=self._stopping.is_set, sleep=self._stopping.wait,
         )  # fmt: skip
-        codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-        options = RewriteOptions(
-            spool, own.spool_bytes, codec, in_flight_bytes(settings), release=trim, wait=self._stopping.wait
-        )
+        options = replace(rewrite_options(settings, spool), release=trim, wait=self._stopping.wait)
         task = KeyCompaction(
             MaintenanceCommit(throttled, self._writer, lambda: time.time_ns() // 1_000_000), settings, options,
             lambda state: _is_keyed(throttled, state, settings), is_due=is_mostly_new,

@@ -29,7 +29,7 @@ from tiered.consume_queue.open_store import open_for_writing
 from tiered.consume_queue.store import ConsumeQueueStore, StoreKind, copy_queue
 from tiered.errors import TieredError, UsageError
 from tiered.model.queue import LMQ_PREFIX
-from tiered.whole_file import file_error, replace_whole
+from tiered.whole_file import file_error, save_whole, sync_directory
 from uploader.queue_units import LogUnits, is_living_topic
 
 WORK_NAME: Final = "consumequeue.new"
@@ -227,11 +227,7 @@ class _Rewrite:
             self._flushed_s = time.monotonic()
 
     def _save(self) -> None:
-        path = self._work / _PROGRESS_NAME
-        try:
-            replace_whole(path, json.dumps(asdict(self._done)).encode())
-        except OSError as error:
-            raise file_error(error, path) from error
+        save_whole(self._work / _PROGRESS_NAME, json.dumps(asdict(self._done)).encode())
 
 
 def _ends(source: ConsumeQueueIndex | None) -> Iterator[tuple[str, int, int]]:
@@ -261,9 +257,7 @@ def _replace(store: Path, work: Path, replaces: list[str]) -> None:
                 (store / name).rename(old / name)
             if name in replaces and not is_done:
                 (work / name).rename(store / name)
-        fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(fd)
-        os.close(fd)
+        sync_directory(store)
     except OSError as error:
         raise file_error(error, work) from error
     _remove(old)  # the progress is removed last: it says that nothing is left to do

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
-from tiered.whole_file import file_error, replace_whole
+from tiered.whole_file import file_error, save_whole
 
 REPEATS_MAX = 200
 """Messages of a queue that are sent and not in the file: confirmed ones, and the one in flight."""
@@ -103,10 +103,7 @@ class Position:
 
     def write(self, document: bytes) -> None:
         """Replace the file, synced. May run in a thread. Raises what file_error returns."""
-        try:
-            replace_whole(self.path, document)
-        except OSError as error:
-            raise file_error(error, self.path) from error
+        save_whole(self.path, document)
 
     def written(self, snapshot: dict[Sending, int]) -> None:
         """The file has what ``snapshot`` counted."""

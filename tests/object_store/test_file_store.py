@@ -204,7 +204,7 @@ def test_a_full_disk_after_the_object_has_its_name_is_no_refusal(
     def full(directory: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", directory)
 
-    monkeypatch.setattr(file_module, "_sync_directory", full)
+    monkeypatch.setattr(file_module, "sync_directory", full)
     with pytest.raises(UnansweredError, match="No space left"):
         store.put_if_absent("data/b", [b"b"])
     assert store.get("data/b") == b"b"

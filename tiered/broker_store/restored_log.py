@@ -33,7 +33,7 @@ from tiered.kernels.log_records import (
     write_rows,
 )
 from tiered.kernels.record_checks import END_OF_FILE_BYTES, RECORD_BYTES_MIN, RESERVED_CRC_BYTES
-from tiered.whole_file import file_error
+from tiered.whole_file import file_error, sync_directory
 
 WINDOW_BYTES: Final = 8 << 20
 SYNC_THREADS: Final = 2
@@ -205,15 +205,6 @@ class RestoredLog:
                 os.close(file)
         except OSError as error:
             raise file_error(error, path) from error
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in ``directory`` durable."""
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _has_crc(piece: Piece) -> bool:

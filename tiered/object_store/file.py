@@ -50,6 +50,7 @@ from tiered.object_store.interface import (
 )
 from tiered.object_store.key import check_key, is_component
 from tiered.object_store.part_plan import joined, piece_bytes
+from tiered.whole_file import sync_directory
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class FileStore:
                 self._publish(descriptor, name, key)
             try:
                 with self._directory_of(key) as directory:
-                    _sync_directory(directory)
+                    sync_directory(directory)
             except FileNotFoundError:
                 pass  # already deleted
             except OSError as error:
@@ -231,7 +232,7 @@ class FileStore:
             _link(source, target, follow=follow)
         except FileExistsError:
             with suppress(FileNotFoundError):  # the existing object is already deleted
-                _sync_directory(os.path.dirname(target))
+                sync_directory(os.path.dirname(target))
             raise
         except FileNotFoundError:
             raise
@@ -256,7 +257,7 @@ class FileStore:
             if self._directory_mode != 0o700:
                 # A set-group-ID bit of the parent is inherited, and stays.
                 os.chmod(directory, self._directory_mode | os.stat(directory).st_mode & stat.S_ISGID)
-        _sync_directory(parent)
+        sync_directory(parent)
 
     def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore. Empty directories are removed too."""
@@ -285,7 +286,7 @@ class FileStore:
                         break  # in use, or no permission: an empty directory is no object
                 directory = os.path.dirname(directory)
             with self._directory_of(os.path.join(directory, "-")) as stays:
-                _sync_directory(stays)
+                sync_directory(stays)
 
     # -- reading -----------------------------------------
 
@@ -546,14 +547,6 @@ def _remove_older(directory: str, than_s: float) -> None:
 def _refuse_late(deadline_s: float | None, key: str) -> None:
     if deadline_s is not None and time.monotonic() > deadline_s:
         raise UnansweredError(f"writing {key} timed out; the object was not created")
-
-
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _link(source: str, target: str, *, follow: bool) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rocketmq_tiered.maintenance.restore.selection import Selection
+from tiered.broker_store.config import is_batch_topic
 from tiered.model.queue import LMQ_PREFIX, SCHEDULE_TOPIC
+from tiered.settings.topic_rules import CLEANUP_POLICY, is_compacted
 
 Tables = Mapping[str, Mapping[str, Any]]
-BATCH_QUEUE = "BatchCQ"
 
 
 class ClampedOffset(NamedTuple):
@@ -89,7 +90,7 @@ def encoded(document: Any) -> bytes:
 
 def batch_topics(topics: Mapping[str, Any]) -> list[str]:
     """Topics of the table whose queues are BatchCQ."""
-    return [name for name, topic in topics.items() if _attributes(topic).get("queue.type") == BATCH_QUEUE]
+    return [name for name, topic in topics.items() if is_batch_topic(topic)]
 
 
 def _topics(
@@ -98,11 +99,10 @@ def _topics(
     batch = frozenset() if may_batch else frozenset(batch_topics(table))
     found, plain = {}, []
     for name, topic in table.items():
-        attributes = _attributes(topic)
         if name in batch:
             continue
-        if not keeps_compaction and attributes.get("cleanup.policy") == "COMPACTION":
-            attributes = {key: value for key, value in attributes.items() if key != "cleanup.policy"}
+        if not keeps_compaction and is_compacted(topic):
+            attributes = {key: value for key, value in topic["attributes"].items() if key != CLEANUP_POLICY}
             topic = {**topic, "attributes": attributes}  # noqa: PLW2901
             plain.append(name)
         found[name] = topic
@@ -119,8 +119,3 @@ def _topics_of(selection: Selection) -> dict[str, Any]:
         topic: {"topicName": topic, "readQueueNums": count, "writeQueueNums": count, "perm": 6}
         for topic, count in counts.items()
     }
-
-
-def _attributes(topic: Any) -> Mapping[str, Any]:
-    attributes = topic.get("attributes") if isinstance(topic, dict) else None
-    return attributes if isinstance(attributes, dict) else {}

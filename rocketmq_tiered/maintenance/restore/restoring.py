@@ -37,7 +37,7 @@ from rocketmq_tiered.maintenance.restore.records import RecordWriter
 from rocketmq_tiered.maintenance.restore.selection import Selection, has_gaps, select
 from rocketmq_tiered.maintenance.restore.units import Moved, UnitCounts, UnitWriter
 from tiered.broker_store.compacted_log import compact, packed_bytes
-from tiered.broker_store.restored_log import RestoredLog, sync_directory
+from tiered.broker_store.restored_log import RestoredLog
 from tiered.catalog.restored_check import RESTORED, RestoredCheck
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.consume_queue.file_store import FileSizes
@@ -47,7 +47,7 @@ from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
-from tiered.whole_file import file_error, replace_whole
+from tiered.whole_file import file_error, replace_whole, save_whole, sync_directory
 
 NOTES = "tiered-restoring.json"
 SCATTERED = "scattered"
@@ -277,10 +277,7 @@ class _Notes:
         """``objects`` are written and durable."""
         self.objects, self.has_crc = objects, has_crc
         document = {"restore": self._restore, "objects": objects, "has_crc": has_crc}
-        try:
-            replace_whole(self._path, json.dumps(document).encode())
-        except OSError as error:
-            raise file_error(error, self._path) from error
+        save_whole(self._path, json.dumps(document).encode())
 
 
 def noted_version(building: Path) -> int | None:

@@ -17,7 +17,7 @@ from rocketmq_tiered.maintenance.compaction_job import (
     CompactionReport,
     compact_archive,
     dry_run,
-    in_flight_bytes,
+    rewrite_options,
 )
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.spark.jobs.archive_target import ArchiveTarget
@@ -92,8 +92,7 @@ def compact(
             return ArchiveCompaction(archive.cluster, archive.broker, found)
         runner = tasks or SparkTasks(spark() if callable(spark) else spark)
         writer = _Distributed(ArchiveTarget(url, options), runner, settings.compaction.memory_bytes)
-        codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-        place = RewriteOptions(Path(spool), settings.compaction.spool_bytes, codec, in_flight_bytes(settings))
+        place = rewrite_options(settings, Path(spool))
         found = compact_archive(
             archive.store, state, settings, place, prices, report=report, write=writer.write
         )

@@ -119,8 +119,7 @@ class QueueScanner:
             offset = read.next_offset
 
     def _chunk(self, batch: MessageBatch, row: np.void) -> RowChunk:
-        pieces = [np.asarray(piece) for piece in batch.pieces]
-        ends = np.cumsum([len(piece) for piece in pieces])
+        data, starts = batch.joined()
         chunk = RowChunk(
             cluster=self._part.archive.cluster,
             broker=self._part.archive.broker,
@@ -133,8 +132,8 @@ class QueueScanner:
             store_timestamp=batch.store_timestamp,
             tags_code=batch.tags_code,
             is_batch=np.full(len(batch), int(row["kind"]) == RunKind.BATCH),
-            data=pieces[0] if len(pieces) == 1 else np.concatenate(pieces),
-            starts=batch.starts + np.append(0, ends[:-1])[batch.piece],
+            data=data,
+            starts=starts,
             source=f"{self._store.url} version {self._part.archive.version}",
         )
         inside = (chunk.queue_offset >= int(row["begin"])) & (chunk.queue_offset < int(row["end"]))
