@@ -59,9 +59,11 @@ FOLDER_ORDER = {
     ),
     "fetcher": ("io", "blocks", "rows", "prefetch", "pulls", "policy", "queries", "sql92"),
     "rocketmq_tiered": (
-        "lazy_names", "maintenance", "server", "sending", "process", "page", "doctor", "cli", "spark",
+        "lazy_names", "message_table", "maintenance", "server", "sending", "process", "page", "doctor", "cli",
+        "spark",
     ),
-    "rocketmq_tiered/spark": ("options", "plan", "scan", "batches", "source", "jobs", "cli"),
+    "rocketmq_tiered/message_table": ("options", "plan", "scan", "batches"),
+    "rocketmq_tiered/spark": ("source", "jobs", "cli"),
     "rocketmq_tiered/server": (
         "wire", "security", "groups", "listen", "backend", "retries", "pop", "archive_mode", "proxy", "slave",
     ),

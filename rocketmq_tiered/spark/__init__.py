@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rocketmq_tiered.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions
     from rocketmq_tiered.spark.jobs.backfill import backfill
     from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, BackfillReport, StoreToBackfill
     from rocketmq_tiered.spark.jobs.compact import ArchiveCompaction, compact
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from rocketmq_tiered.spark.jobs.search import Question, search
     from rocketmq_tiered.spark.jobs.stats import Stats, stats
     from rocketmq_tiered.spark.jobs.verify import ArchiveReport, verify
-    from rocketmq_tiered.spark.options.source_options import Mode, Source, SourceOptions
     from rocketmq_tiered.spark.source.reading import read
     from rocketmq_tiered.spark.source.session import register, session
 
@@ -38,7 +38,7 @@ _HOMES = {
     "rocketmq_tiered.spark.jobs.search": ("Question", "search"),
     "rocketmq_tiered.spark.jobs.stats": ("Stats", "stats"),
     "rocketmq_tiered.spark.jobs.verify": ("ArchiveReport", "verify"),
-    "rocketmq_tiered.spark.options.source_options": ("Mode", "Source", "SourceOptions"),
+    "rocketmq_tiered.message_table.options.source_options": ("Mode", "Source", "SourceOptions"),
     "rocketmq_tiered.spark.source.reading": ("read",),
     "rocketmq_tiered.spark.source.session": ("register", "session"),
 }

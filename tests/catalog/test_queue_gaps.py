@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.rows.queue_view import QueueView
-from rocketmq_tiered.spark.plan.filled_gaps import filled, gaps_in
-from rocketmq_tiered.spark.plan.partitions import OffsetRange
+from rocketmq_tiered.message_table.plan.filled_gaps import filled, gaps_in
+from rocketmq_tiered.message_table.plan.partitions import OffsetRange
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
 from tiered.catalog.queue_gaps import QueueGaps

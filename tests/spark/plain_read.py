@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from rocketmq_tiered.spark.options.columns import chosen
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import parse_options
-from rocketmq_tiered.spark.options.spark_types import schema_of
-from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
-from rocketmq_tiered.spark.scan.store_scan import plan_ranges
-from rocketmq_tiered.spark.source.partition_reader import read_partition
+from rocketmq_tiered.message_table.batches.partition_reader import read_partition
+from rocketmq_tiered.message_table.options.columns import chosen
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import parse_options
+from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
+from rocketmq_tiered.spark.source.spark_types import schema_of
 
 if TYPE_CHECKING:
     pass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rocketmq_tiered.spark.options.columns import COLUMNS, CORRUPT_RECORD
+from rocketmq_tiered.message_table.options.columns import COLUMNS, CORRUPT_RECORD
 
 EVERY_COLUMN = [name for name in COLUMNS if name != CORRUPT_RECORD]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_tiered.spark.options.source_options import Mode
+from rocketmq_tiered.message_table.options.source_options import Mode
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.kernels.record_builder import Message, encode, properties

@@ -61,7 +61,9 @@ def submit(client: Path, cluster: Cluster, keys: dict[str, str], *arguments: obj
 def sources_of(executor: Path) -> list[Path]:
     """Where an executor found the project: in what it was sent."""
     return list(
-        executor.glob("job/lib/python3*/site-packages/rocketmq_tiered/spark/source/partition_reader.py")
+        executor.glob(
+            "job/lib/python3*/site-packages/rocketmq_tiered/message_table/batches/partition_reader.py"
+        )
     )
 
 

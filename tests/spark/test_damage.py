@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from rocketmq_tiered.message_table.batches.partition_reader import read_partition
+from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, chosen
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions, parse_options
+from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
 from rocketmq_tiered.spark import read
-from rocketmq_tiered.spark.options.columns import CORRUPT_RECORD, chosen
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import Mode, SourceOptions, parse_options
-from rocketmq_tiered.spark.options.spark_types import schema_of
-from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
-from rocketmq_tiered.spark.scan.store_scan import plan_ranges
-from rocketmq_tiered.spark.source.partition_reader import read_partition
+from rocketmq_tiered.spark.source.spark_types import schema_of
 from tests.archive.uncataloged import open_uncataloged
 from tests.bad_input.stale_checksum import copy_with_stale_checksum
 from tests.end_to_end.offloading import BROKER, CLUSTER

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import MIB, Mode, Source, Starting, parse_options
+from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.message_table.plan.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices, cut
 from rocketmq_tiered.spark import read
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import MIB, Mode, Source, Starting, parse_options
-from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
-from rocketmq_tiered.spark.plan.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices, cut
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.spark.conftest import archive_store
 from tiered.errors import NotFoundError, UsageError

@@ -6,12 +6,12 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from rocketmq_tiered.spark.options.columns import COLUMNS, CORRUPT_RECORD, NEVER_NULL, chosen
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import parse_options
-from rocketmq_tiered.spark.options.spark_types import columns_of, schema_of
-from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
-from rocketmq_tiered.spark.source.partition_reader import read_partition
+from rocketmq_tiered.message_table.batches.partition_reader import read_partition
+from rocketmq_tiered.message_table.options.columns import COLUMNS, CORRUPT_RECORD, NEVER_NULL, chosen
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import parse_options
+from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.spark.source.spark_types import columns_of, schema_of
 from tiered.errors import UsageError
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import parse_options
-from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import parse_options
+from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from tests.spark.gapped_archive import ARCHIVE, LMQ, ONE, OTHER, GappedArchive, with_a_gap
 from tests.spark.stream_reading import drained, rows_of, stream_reader
 from tiered.errors import NotFoundError, SnapshotExpiredError

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
+from rocketmq_tiered.message_table.options.source_options import parse_options
+from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from rocketmq_tiered.spark import read
 from rocketmq_tiered.spark.jobs.export import export
 from rocketmq_tiered.spark.jobs.stats import stats
-from rocketmq_tiered.spark.options.predicate import Allowed, Predicate
-from rocketmq_tiered.spark.options.source_options import parse_options
-from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
 from tiered.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from rocketmq_tiered.spark.options.source_options import Mode, Source, SourceOptions, parse_options
+from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions, parse_options
 from rocketmq_tiered.spark.source.session import session
 from tiered.errors import UsageError
 from tiered.object_store.open_store import check_addresses

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
 from rocketmq_tiered.spark.cli.arguments import (
     add_names,
     add_source,
@@ -27,7 +28,6 @@ from rocketmq_tiered.spark.jobs.search import SHOWN, Question, fault_of_the_ques
 from rocketmq_tiered.spark.jobs.stats import Stats, stats
 from rocketmq_tiered.spark.jobs.stats_report import page
 from rocketmq_tiered.spark.jobs.verify import verify
-from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
 from tiered.console import (
     camel_names,
     print_fields,

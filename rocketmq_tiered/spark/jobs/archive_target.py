@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
-from rocketmq_tiered.spark.plan.archive_plan import archive_store
+from rocketmq_tiered.message_table.plan.archive_plan import archive_store
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rocketmq_tiered.message_table.plan.archive_plan import archive_store
 from rocketmq_tiered.process.instance import backfill_instance
 from rocketmq_tiered.spark.jobs.archive_target import ArchiveTarget
 from rocketmq_tiered.spark.jobs.backfill_options import (
@@ -24,7 +25,6 @@ from rocketmq_tiered.spark.jobs.backfill_options import (
     StoreToBackfill,
 )
 from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
-from rocketmq_tiered.spark.plan.archive_plan import archive_store
 from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.names import BrokerNames, require_names
 from tiered.broker_store.store import BrokerStore, open_broker_store

@@ -11,8 +11,8 @@ from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from rocketmq_tiered.spark.options.source_options import Mode, Source, SourceOptions
-from rocketmq_tiered.spark.scan.store_scan import open_store_of
+from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions
+from rocketmq_tiered.message_table.scan.store_scan import open_store_of
 from rocketmq_tiered.spark.source.planned_frame import frame_of
 
 if TYPE_CHECKING:

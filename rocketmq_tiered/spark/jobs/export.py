@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from rocketmq_tiered.message_table.options.columns import chosen
+from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
+from rocketmq_tiered.message_table.plan.archive_plan import opened, pinned_versions, states_at
+from rocketmq_tiered.message_table.plan.partitions import Slices
 from rocketmq_tiered.spark.jobs.delta_table import DeltaTable, table_address
 from rocketmq_tiered.spark.jobs.export_plan import BatchPlan, plan_batch
 from rocketmq_tiered.spark.jobs.export_plan_record import plan_document, plan_of, without_expired
@@ -30,10 +34,6 @@ from rocketmq_tiered.spark.jobs.export_progress import (
 )
 from rocketmq_tiered.spark.jobs.parquet_parts import DAY_MS, FIRST_DAY, LAST_DAY, PartTask, write_part
 from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
-from rocketmq_tiered.spark.options.columns import chosen
-from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
-from rocketmq_tiered.spark.plan.archive_plan import opened, pinned_versions, states_at
-from rocketmq_tiered.spark.plan.partitions import Slices
 from rocketmq_tiered.spark.source.planned_frame import frame_of_parts
 from tiered.errors import UsageError
 from tiered.object_store.open_store import open_store, parse_url

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from rocketmq_tiered.message_table.batches.partition_reader import read_partition
+from rocketmq_tiered.message_table.options.columns import chosen
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import SourceOptions
+from rocketmq_tiered.message_table.plan.partitions import Slices
+from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace
 from rocketmq_tiered.spark.jobs.export_progress import ExportProgress, PartDone
-from rocketmq_tiered.spark.options.columns import chosen
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import SourceOptions
-from rocketmq_tiered.spark.options.spark_types import schema_of
-from rocketmq_tiered.spark.plan.partitions import Slices
-from rocketmq_tiered.spark.scan.row_chunk import CorruptPlace
-from rocketmq_tiered.spark.source.partition_reader import read_partition
+from rocketmq_tiered.spark.source.spark_types import schema_of
 from tiered.errors import UnavailableError
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 from tiered.object_store.open_store import open_store, parse_url

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rocketmq_tiered.spark.options.columns import COLUMNS, DEFAULT_NAMES
-from rocketmq_tiered.spark.options.source_options import SourceOptions
+from rocketmq_tiered.message_table.options.columns import COLUMNS, DEFAULT_NAMES
+from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.spark.source.planned_frame import frame_of
 from tiered.errors import UsageError
 

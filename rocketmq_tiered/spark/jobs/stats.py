@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
-from rocketmq_tiered.spark.plan.archive_plan import Names, opened, pinned_versions, states_at, wanted_queues
+from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
+from rocketmq_tiered.message_table.plan.archive_plan import (
+    Names,
+    opened,
+    pinned_versions,
+    states_at,
+    wanted_queues,
+)
 from rocketmq_tiered.spark.source.planned_frame import frame_of
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from rocketmq_tiered.message_table.options.source_options import SourceOptions
+from rocketmq_tiered.message_table.plan.archive_plan import archive_store, archives, opened
 from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
-from rocketmq_tiered.spark.options.source_options import SourceOptions
-from rocketmq_tiered.spark.plan.archive_plan import archive_store, archives, opened
 from tiered.archive.verify import VerifyReport, verify_archive
 from tiered.archive.verify_segment import SegmentCheck, SegmentResult, check_segment
 from tiered.catalog.catalog_reader import load

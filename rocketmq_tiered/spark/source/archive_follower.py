@@ -14,19 +14,19 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import SourceOptions, Starting
-from rocketmq_tiered.spark.plan.archive_plan import (
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import SourceOptions, Starting
+from rocketmq_tiered.message_table.plan.archive_plan import (
     ArchivePlanner,
     archive_store,
     archives,
     opened,
     wanted_queues,
 )
-from rocketmq_tiered.spark.plan.filled_gaps import GapsByVersion, Layer, filled, without
-from rocketmq_tiered.spark.plan.partitions import OffsetRange, Slices
-from rocketmq_tiered.spark.plan.run_ranges import runs_of
-from rocketmq_tiered.spark.plan.superseded_plan import KeptEnds
+from rocketmq_tiered.message_table.plan.filled_gaps import GapsByVersion, Layer, filled, without
+from rocketmq_tiered.message_table.plan.partitions import OffsetRange, Slices
+from rocketmq_tiered.message_table.plan.run_ranges import runs_of
+from rocketmq_tiered.message_table.plan.superseded_plan import KeptEnds
 from rocketmq_tiered.spark.source.stream_offsets import (
     ArchiveOffset,
     Names,

@@ -14,14 +14,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from rocketmq_tiered.spark.options.columns import CORRUPT_RECORD, Cost, chosen, cost_of
-from rocketmq_tiered.spark.options.predicate import NUMBER_COLUMNS, push_down
-from rocketmq_tiered.spark.options.source_options import SOURCE_NAME, Source, SourceOptions, parse_options
-from rocketmq_tiered.spark.options.spark_types import columns_of, schema_of
-from rocketmq_tiered.spark.plan.archive_plan import Names, pinned_versions, plan
-from rocketmq_tiered.spark.scan.store_scan import plan_ranges
-from rocketmq_tiered.spark.source.partition_reader import read_in_worker
+from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Cost, chosen, cost_of
+from rocketmq_tiered.message_table.options.predicate import NUMBER_COLUMNS, push_down
+from rocketmq_tiered.message_table.options.source_options import (
+    SOURCE_NAME,
+    Source,
+    SourceOptions,
+    parse_options,
+)
+from rocketmq_tiered.message_table.plan.archive_plan import Names, pinned_versions, plan
+from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
+from rocketmq_tiered.spark.source.spark_types import columns_of, schema_of
 from rocketmq_tiered.spark.source.stream_reader import MessageStreamReader
+from rocketmq_tiered.spark.source.worker_memory import read_in_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from rocketmq_tiered.spark.options.columns import Column, Cost, chosen, cost_of
-from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
-from rocketmq_tiered.spark.options.spark_types import columns_of, schema_of
-from rocketmq_tiered.spark.plan.archive_plan import Names, pinned_versions, plan
-from rocketmq_tiered.spark.plan.partitions import Slices
-from rocketmq_tiered.spark.scan.store_scan import LogRange, plan_ranges
-from rocketmq_tiered.spark.source.partition_reader import read_in_worker
+from rocketmq_tiered.message_table.options.columns import Column, Cost, chosen, cost_of
+from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
+from rocketmq_tiered.message_table.plan.archive_plan import Names, pinned_versions, plan
+from rocketmq_tiered.message_table.plan.partitions import Slices
+from rocketmq_tiered.message_table.scan.store_scan import LogRange, plan_ranges
+from rocketmq_tiered.spark.source.spark_types import columns_of, schema_of
+from rocketmq_tiered.spark.source.worker_memory import read_in_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from rocketmq_tiered.spark.options.source_options import SOURCE_NAME, parse_options
+from rocketmq_tiered.message_table.options.source_options import SOURCE_NAME, parse_options
 from rocketmq_tiered.spark.source.planned_frame import frame_of
 from rocketmq_tiered.spark.source.session import register
 from tiered.timestamps import milliseconds

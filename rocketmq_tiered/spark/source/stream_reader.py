@@ -20,18 +20,18 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rocketmq_tiered.spark.options.columns import Cost, cost_of
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
-from rocketmq_tiered.spark.options.spark_types import columns_of
-from rocketmq_tiered.spark.plan.partitions import cut
+from rocketmq_tiered.message_table.options.columns import Cost, cost_of
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
+from rocketmq_tiered.message_table.plan.partitions import cut
 from rocketmq_tiered.spark.source.archive_follower import ArchiveFollower
-from rocketmq_tiered.spark.source.partition_reader import read_in_worker
+from rocketmq_tiered.spark.source.spark_types import columns_of
 from rocketmq_tiered.spark.source.stream_offsets import (
     StreamOffset,
     from_json,
     to_json,
 )
+from rocketmq_tiered.spark.source.worker_memory import read_in_worker
 from tiered.errors import UsageError
 
 if TYPE_CHECKING:

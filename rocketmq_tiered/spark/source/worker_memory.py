@@ -1,4 +1,4 @@
-"""Settings of malloc that keep freed buffers in a worker process.
+"""Reading in a worker process: settings of malloc that keep freed buffers, and fewer garbage collections.
 
 Buffers of megabytes are otherwise mapped and unmapped one by one, and touching fresh pages took a quarter of the CPU
 time of a scan. The memory kept is bounded.
@@ -7,7 +7,19 @@ time of a scan. The memory kept is bounded.
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from rocketmq_tiered.message_table.batches.partition_reader import read_partition
+from rocketmq_tiered.message_table.options.columns import Column
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import SourceOptions
+from rocketmq_tiered.message_table.plan.partitions import Slices
+from rocketmq_tiered.message_table.scan.store_scan import LogRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
@@ -27,3 +39,29 @@ def keep_freed_memory() -> None:
         mallopt(M_ARENA_MAX, ARENAS)
         mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+_begun = _settled = False
+
+
+def read_in_worker(
+    part: Slices | LogRange,
+    options: SourceOptions,
+    predicate: Predicate,
+    columns: list[Column],
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """``read_partition`` in a Spark worker, which runs a full garbage collection after every task.
+
+    After the first task, objects of libraries and kernels are frozen: collecting them took longer than a small
+    partition.
+    """
+    global _begun, _settled  # noqa: PLW0603 - state of the process
+    if not _begun:
+        keep_freed_memory()
+        _begun = True
+    yield from read_partition(part, options, predicate, columns, schema)
+    if not _settled:
+        gc.collect()
+        gc.freeze()
+        _settled = True

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions
 from rocketmq_tiered.spark.cli import commands_reading
 from rocketmq_tiered.spark.cli import stage_progress as subject
 from rocketmq_tiered.spark.cli.arguments import settings_of, source_of
 from rocketmq_tiered.spark.cli.main import VERBS, main
 from rocketmq_tiered.spark.jobs.search import fault_of_the_question
-from rocketmq_tiered.spark.options.source_options import Mode, Source, SourceOptions
 
 URL = "s3://bucket/archives"
 SECRET = "c2VjcmV0LWtleQ"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from rocketmq_tiered.spark.jobs.export import batch_frame
 from rocketmq_tiered.spark.jobs.stats import stats
 from rocketmq_tiered.spark.jobs.stats_report import page
-from rocketmq_tiered.spark.plan.archive_plan import pinned_versions, plan
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.spark.jobs.export_runs import exported, run, source

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
 from rocketmq_tiered.spark.jobs.backfill import backfill
 from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, StoreToBackfill
 from rocketmq_tiered.spark.jobs.diff import diff
@@ -20,7 +21,6 @@ from rocketmq_tiered.spark.jobs.export import export
 from rocketmq_tiered.spark.jobs.search import Question, search
 from rocketmq_tiered.spark.jobs.stats import stats
 from rocketmq_tiered.spark.jobs.verify import verify
-from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import CLUSTER, FILTER
 from tests.servers.running_store import REGION, RunningStore

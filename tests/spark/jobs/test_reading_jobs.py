@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
 from rocketmq_tiered.spark.cli.main import main
 from rocketmq_tiered.spark.jobs.diff import DifferenceKind, diff
 from rocketmq_tiered.spark.jobs.search import Question, search
 from rocketmq_tiered.spark.jobs.stats import Stats, stats
 from rocketmq_tiered.spark.jobs.stats_report import page
 from rocketmq_tiered.spark.jobs.verify import verify
-from rocketmq_tiered.spark.options.source_options import Source, SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tests.fetcher.broker_store_writer import WrittenStore

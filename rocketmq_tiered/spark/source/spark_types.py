@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from rocketmq_tiered.spark.options.columns import CORRUPT_RECORD, INNER, SPARK_TYPES, Column, chosen
+from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, INNER, SPARK_TYPES, Column, chosen
 from tiered.errors import UsageError
 from tiered.formats.fields import INNER_FIELD_TABLE
 

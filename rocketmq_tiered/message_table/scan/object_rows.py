@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.plan.partitions import Slices
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.plan.partitions import Slices
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.model.tables import RunKind, Table

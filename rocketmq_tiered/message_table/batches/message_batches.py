@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rocketmq_tiered.spark.batches.bodies import Bodies, BodyReader
-from rocketmq_tiered.spark.batches.text_columns import (
+from rocketmq_tiered.message_table.batches.bodies import Bodies, BodyReader
+from rocketmq_tiered.message_table.batches.text_columns import (
     RecordText,
     host_strings,
     ids,
     inner_lists,
     other_topics,
 )
-from rocketmq_tiered.spark.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
-from rocketmq_tiered.spark.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
+from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
+from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
 from tiered.formats.record import MAGIC_V1, SYS_COMPRESSED
 from tiered.kernels.record_fields import Number, RecordFields, record_fields, slice_crc32
 

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketmq_tiered.spark.plan.partitions import ObjectRef, Slices
-from rocketmq_tiered.spark.scan.object_rows import ObjectRows, Window
-from rocketmq_tiered.spark.scan.queue_scan import ArchiveScan, QueueScanner
-from rocketmq_tiered.spark.scan.row_chunk import NO_BYTES, RowChunk
-from rocketmq_tiered.spark.scan.row_prefetch import ahead, ahead_with
+from rocketmq_tiered.message_table.plan.partitions import ObjectRef, Slices
+from rocketmq_tiered.message_table.scan.object_rows import ObjectRows, Window
+from rocketmq_tiered.message_table.scan.queue_scan import ArchiveScan, QueueScanner
+from rocketmq_tiered.message_table.scan.row_chunk import NO_BYTES, RowChunk
+from rocketmq_tiered.message_table.scan.row_prefetch import ahead, ahead_with
 from tiered.archive.segment_reader import SegmentReader
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex

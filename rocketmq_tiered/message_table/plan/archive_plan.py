@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import SourceOptions
-from rocketmq_tiered.spark.plan.filled_gaps import Layer
-from rocketmq_tiered.spark.plan.partitions import (
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import SourceOptions
+from rocketmq_tiered.message_table.plan.filled_gaps import Layer
+from rocketmq_tiered.message_table.plan.partitions import (
     ArchiveRef,
     OffsetRange,
     Slices,
@@ -16,8 +16,8 @@ from rocketmq_tiered.spark.plan.partitions import (
     lmq_row_bytes,
     slices_of_page,
 )
-from rocketmq_tiered.spark.plan.run_ranges import pages_of
-from rocketmq_tiered.spark.plan.superseded_plan import OnExpired, expired, later_layers
+from rocketmq_tiered.message_table.plan.run_ranges import pages_of
+from rocketmq_tiered.message_table.plan.superseded_plan import OnExpired, expired, later_layers
 from tiered.catalog.archives import Archive, list_archives, open_archive
 from tiered.catalog.catalog_reader import head_version, load
 from tiered.catalog.pages import RunIndex

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rocketmq_tiered.spark.batches.text_columns import validity
-from rocketmq_tiered.spark.scan.row_chunk import RowChunk
+from rocketmq_tiered.message_table.batches.text_columns import validity
+from rocketmq_tiered.message_table.scan.row_chunk import RowChunk
 from tiered.errors import CorruptionError
 from tiered.formats.record import BODY_BYTES_MAX, SYS_COMPRESSED, decompress_body
 from tiered.kernels.record_fields import Number, RecordFields, copy_to

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rocketmq_tiered.spark.plan.filled_gaps import Layer, gaps_in, layers, without
-from rocketmq_tiered.spark.plan.partitions import OffsetRange
+from rocketmq_tiered.message_table.plan.filled_gaps import Layer, gaps_in, layers, without
+from rocketmq_tiered.message_table.plan.partitions import OffsetRange
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, SnapshotExpiredError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from rocketmq_tiered.spark.options.predicate import Predicate, stored_between
+from rocketmq_tiered.message_table.options.predicate import Predicate, stored_between
 from tiered.errors import UsageError
 from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings

@@ -1,4 +1,4 @@
-"""Columns of the data source: name, Spark type, meaning, and what must be read for each. Imports no Spark."""
+"""Columns of the message table: name, type, meaning, and what must be read for each."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.predicate import Predicate
 from tiered.catalog.pages import Page
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table, positions

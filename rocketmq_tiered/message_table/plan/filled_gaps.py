@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from rocketmq_tiered.spark.plan.partitions import OffsetRange
+from rocketmq_tiered.message_table.plan.partitions import OffsetRange
 from tiered.catalog.state import CatalogState
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey

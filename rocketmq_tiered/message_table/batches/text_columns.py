@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rocketmq_tiered.spark.scan.row_chunk import RowChunk
+from rocketmq_tiered.message_table.scan.row_chunk import RowChunk
 from tiered.formats.fields import INNER_FIELD_TABLE
 from tiered.formats.record import (
     SYS_INNER_BATCH,

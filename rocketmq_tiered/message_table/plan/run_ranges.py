@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from rocketmq_tiered.spark.plan.filled_gaps import Layer
-from rocketmq_tiered.spark.plan.partitions import OffsetRange
+from rocketmq_tiered.message_table.plan.filled_gaps import Layer
+from rocketmq_tiered.message_table.plan.partitions import OffsetRange
 from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey

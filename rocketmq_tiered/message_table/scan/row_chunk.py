@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketmq_tiered.spark.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.predicate import Predicate
 from tiered.model.queue import QueueKey
 
 NO_BYTES = np.zeros(0, np.uint8)

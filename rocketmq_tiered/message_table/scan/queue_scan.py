@@ -14,10 +14,10 @@ import numpy as np
 
 from fetcher.rows.batch import MessageBatch
 from fetcher.rows.scan_reader import ScanReader
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.plan.partitions import OffsetRange, Slices
-from rocketmq_tiered.spark.plan.superseded_plan import KeptEnds, expired, taken_back
-from rocketmq_tiered.spark.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.plan.partitions import OffsetRange, Slices
+from rocketmq_tiered.message_table.plan.superseded_plan import KeptEnds, expired, taken_back
+from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError

@@ -1,54 +1,27 @@
-"""Reads one partition in a worker, as Arrow batches in bounded memory, and handles damage by mode."""
+"""Reads one partition as Arrow batches in bounded memory, and handles damage by mode."""
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from rocketmq_tiered.spark.batches.message_batches import BatchBuilder
-from rocketmq_tiered.spark.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
-from rocketmq_tiered.spark.options.predicate import Predicate
-from rocketmq_tiered.spark.options.source_options import Mode, SourceOptions
-from rocketmq_tiered.spark.plan.archive_plan import archive_store, opened
-from rocketmq_tiered.spark.plan.partitions import Slices
-from rocketmq_tiered.spark.scan.archive_scan import archive_chunks
-from rocketmq_tiered.spark.scan.queue_scan import ArchiveScan
-from rocketmq_tiered.spark.scan.row_chunk import CorruptPlace, RowChunk
-from rocketmq_tiered.spark.scan.store_scan import LogRange, store_chunks
-from rocketmq_tiered.spark.source.worker_memory import keep_freed_memory
+from rocketmq_tiered.message_table.batches.message_batches import BatchBuilder
+from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions
+from rocketmq_tiered.message_table.plan.archive_plan import archive_store, opened
+from rocketmq_tiered.message_table.plan.partitions import Slices
+from rocketmq_tiered.message_table.scan.archive_scan import archive_chunks
+from rocketmq_tiered.message_table.scan.queue_scan import ArchiveScan
+from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, RowChunk
+from rocketmq_tiered.message_table.scan.store_scan import LogRange, store_chunks
 from tiered.errors import CorruptionError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
-
-_begun = _settled = False
-
-
-def read_in_worker(
-    part: Slices | LogRange,
-    options: SourceOptions,
-    predicate: Predicate,
-    columns: list[Column],
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    """``read_partition`` in a Spark worker, which runs a full garbage collection after every task.
-
-    After the first task, objects of libraries and kernels are frozen: collecting them took longer than a small
-    partition.
-    """
-    global _begun, _settled  # noqa: PLW0603 - state of the process
-    if not _begun:
-        keep_freed_memory()
-        _begun = True
-    yield from read_partition(part, options, predicate, columns, schema)
-    if not _settled:
-        gc.collect()
-        gc.freeze()
-        _settled = True
 
 
 def read_partition(

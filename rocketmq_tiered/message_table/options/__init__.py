@@ -1,0 +1,1 @@
+"""What is read: columns, predicates, and the options that choose them."""

@@ -1,1 +1,0 @@
-"""Options, columns and predicates of the data source."""
