@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,9 @@ class Ending:
         return getattr(self._store, name)
 
 
-def run(store: DoubleWriteStore, calls: list[tuple[str, str, int]]) -> None:
-    phys = 1000
+def run(store: DoubleWriteStore, calls: list[tuple[str, str, int]], phys: int = 1000) -> None:
+    """``phys``: end of the log, at which the next record begins."""
+    begin_phys = phys
     for name, topic, count in calls:
         if name == "put":
             store.put(topic, 0, units_of(store.max_offset(topic, 0), count, phys))
@@ -57,10 +59,20 @@ def run(store: DoubleWriteStore, calls: list[tuple[str, str, int]]) -> None:
         elif name == "delete_queue":
             store.delete_queue(topic, 0)
         elif name == "truncate":
-            phys = max(1000, phys - 100 * count)
+            phys = max(begin_phys, phys - 100 * count)
             store.truncate(phys)
         else:
             store.flush(phys)
+
+
+def copy_as_crashed(source: Path, target: Path) -> None:
+    """Copy a database that is open, without what is only in memory. It may be compacting: then again."""
+    try:
+        shutil.copytree(source, target)
+    except shutil.Error:
+        shutil.rmtree(target)
+        time.sleep(0.2)
+        shutil.copytree(source, target)
 
 
 def assert_same(first: ConsumeQueueStore, second: ConsumeQueueStore) -> None:
@@ -84,7 +96,7 @@ def test_interrupted_anywhere_both_end_equal(
     pair = (files, rocksdb) if files_first else (rocksdb, files)
     with suppress(InterruptedStoreError):
         run(DoubleWriteStore(pair[0], Ending(pair[1], at)), calls)  # type: ignore[arg-type]
-    shutil.copytree(path / "r", path / "crashed")  # without what is only in memory
+    copy_as_crashed(path / "r", path / "crashed")
     for store in pair:
         store.close()
     files, rocksdb = opened(path / "f", StoreKind.FILE, log), opened(path / "crashed", StoreKind.ROCKSDB, log)
@@ -93,7 +105,7 @@ def test_interrupted_anywhere_both_end_equal(
     double.recover()
     assert_same(files, rocksdb)
     assert double.recover() == []
-    run(double, [("put", "a", 3), ("truncate", "a", 1), ("put", "a", 2), ("flush", "a", 1)])
+    run(double, [("put", "a", 3), ("truncate", "a", 1), ("put", "a", 2), ("flush", "a", 1)], 100_000)
     assert_same(files, rocksdb)
     double.close()
     shutil.rmtree(path)

@@ -229,7 +229,10 @@ def test_a_missing_object_is_named_by_server_and_owner_and_the_rest_is_read(
     with fault_scene("5.3.3", tmp_path, minio_url) as scene:
         watched = scene.watch("owner", scene.broker("mq"), **KEEPING)
         sidecar, url = watched.sidecar, watched.sidecar.url
-        sent = watched.archive(600)
+        sent = watched.archive(100)
+        for _ in range(5):  # so many objects that compaction is due
+            sent += watched.send(100)
+            sidecar.wait_until_archived(60)
         check_rules_of_the_owner(watched)
         port = free_port()
         server, address = tiered_serve(url, tmp_path, "--set", f"admin.port={port}")

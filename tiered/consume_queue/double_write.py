@@ -24,6 +24,10 @@ class DoubleWriteStore:
     def __init__(self, first: ConsumeQueueStore, second: ConsumeQueueStore) -> None:
         self._first, self._second = first, second
         self._stores = (first, second)
+        self._bounds = (
+            [store.min_offset for store in self._stores],
+            [store.max_offset for store in self._stores],
+        )
 
     def recover(self) -> list[_Key]:
         """Make both equal; returns the queues that were not."""
@@ -92,25 +96,29 @@ class DoubleWriteStore:
 
     def _make_equal(self, key: _Key) -> bool:
         """Whether the stores differed in the queue."""
-        ends = [store.max_offset(*key) for store in self._stores]
-        at = max(store.min_offset(*key) for store in self._stores)
+        begins, ends = ([ask(*key) for ask in asked] for asked in self._bounds)
+        at = max(begins)
+        if at > min(ends) > 0:  # nothing in common: the longer one is the later one
+            self._replace(key, is_first_right=ends[0] > ends[1])
+            return True
         while at < min(ends):
             first, second = (store.units(*key, at, UNITS_AT_ONCE) for store in self._stores)
             first, second = (units[units["queue_offset"] < min(ends)] for units in (first, second))
             if len(first) != len(second) or any((first[name] != second[name]).any() for name in _COMPARED):
-                self._replace(key, is_first_later=_last_phys(first) >= _last_phys(second))
+                self._replace(key, is_first_right=_last_phys(first) >= _last_phys(second))
                 return True
             if len(first) == 0:
                 break
             at = int(first["queue_offset"][-1] + first["inner_num"][-1])
-        if ends[0] == ends[1]:
-            return False
-        longer, shorter = self._stores if ends[0] > ends[1] else self._stores[::-1]
-        copy_queue(key, longer, shorter, min(ends))
-        return True
+        if ends[0] != ends[1]:
+            longer, shorter = self._stores if ends[0] > ends[1] else self._stores[::-1]
+            copy_queue(key, longer, shorter, min(ends))
+        if begins[0] != begins[1] and min(ends) > 0:
+            self._replace(key, is_first_right=begins[0] < begins[1])
+        return ends[0] != ends[1] or begins[0] != begins[1]
 
-    def _replace(self, key: _Key, *, is_first_later: bool) -> None:
-        source, target = self._stores if is_first_later else self._stores[::-1]
+    def _replace(self, key: _Key, *, is_first_right: bool) -> None:
+        source, target = self._stores if is_first_right else self._stores[::-1]
         target.delete_queue(*key)
         copy_queue(key, source, target, 0)
 
