@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
-from rocketmq_tiered.process.loaded_archive import open_for_reading
+from rocketmq_tiered.maintenance.yielding_store import YieldingStore
+from rocketmq_tiered.process.loaded_archive import open_store_of
 from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import LINE_INTERVAL_S, Progress
 from tiered.archive.verify import verify_archive
@@ -17,6 +18,8 @@ from tiered.archive.verify_names import verify_names
 from tiered.archive.verify_progress import VerifyProgress
 from tiered.console import camel_names, print_json, print_lines
 from tiered.errors import UnavailableError, UsageError
+from tiered.object_store.interface import ObjectStore
+from tiered.settings.quantities import byte_count
 from tiered.whole_file import replace_whole
 
 logger = logging.getLogger(__name__)
@@ -25,18 +28,42 @@ EXIT_ANOMALIES = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, depth, strictness."""
+    """ARCHIVE_URL, depth, pace, strictness."""
     add_archive(parser)
-    parser.add_argument(
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument("--quick", action="store_true", help="prove names and chain by listing (default)")
+    depth.add_argument(
+        "--sample", type=_share, metavar="SHARE",
+        help="read all commits, and check every checksum and record of so many of the data objects, as 5%%",
+    )  # fmt: skip
+    depth.add_argument(
         "--full", action="store_true", help="read all commits and data, and check every checksum and record"
     )
     parser.add_argument(
-        "--progress", type=Path, metavar="FILE",
-        help="without --full: keep the progress there; an interrupted verification continues, and the next one follows "
-        "the chain from where the last clean one ended",
+        "--resume", type=Path, metavar="FILE",
+        help="keep the progress there: an interrupted verification continues, and the next quick one follows the chain "
+        "from where the last clean one ended",
     )  # fmt: skip
+    parser.add_argument("--bytes-per-s", type=_size, metavar="N", help="read at most so much, as 20MiB")
     parser.add_argument("--strict", action="store_true", help="report unreferenced objects as anomalies")
     add_json(parser)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share, as 5%")
+    return share
+
+
+def _size(text: str) -> int:
+    found = byte_count(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, as 20MiB")
+    return found
 
 
 class _Listed:
@@ -78,30 +105,32 @@ def _progress_in(path: Path | None, url: str) -> VerifyProgress:
         raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
 
 
+def _limited(store: ObjectStore, bytes_per_s: int | None) -> ObjectStore:
+    if not bytes_per_s:
+        return store
+    return YieldingStore(
+        store, bytes_per_s=bytes_per_s, requests_per_s=1e6, share=lambda: 1.0, is_stopped=lambda: False
+    )
+
+
 def execute(options: argparse.Namespace) -> int:
-    """Print anomalies and leftovers. Exit code 1 for anomalies."""
-    if options.progress is not None and options.full:
-        raise UsageError(
-            "--full and --progress exclude each other",
-            hint="--full always reads the whole archive: give one of them",
-        )
+    """Print anomalies and leftovers. Exit code 1 for anomalies, 4 if something could not be checked."""
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     with (
-        open_for_reading(options.url, settings) as archive,
+        open_store_of(options.url, settings) as archive,
         Progress("verify", 0, quiet=options.json) as progress,
     ):
-        if options.full:
-            report = verify_archive(archive.store, full=True, progress=progress.update)
+        store = _limited(archive.store, options.bytes_per_s)
+        saved = _progress_in(options.resume, archive.store.url)
+        if options.full or options.sample:
+            share = options.sample or 1.0
+            report = verify_archive(store, full=True, sample=share, progress=progress.update, saved=saved)
         else:
-            report = verify_names(
-                archive.store,
-                progress=_Listed(options.json).update,
-                saved=_progress_in(options.progress, archive.store.url),
-            )
+            report = verify_names(store, progress=_Listed(options.json).update, saved=saved)
     failed = bool(report.anomalies) or (options.strict and bool(report.leftovers))
     if options.json:
-        print_json(camel_names(asdict(report)) | {"ok": not failed})
+        print_json(camel_names(asdict(report)) | {"ok": not failed and not report.unchecked})
     else:
-        print_lines(*report.lines(archive.title))
-    return EXIT_ANOMALIES if failed else 0
+        print_lines(*report.lines(f"{archive.cluster}/{archive.broker} in {options.url}"))
+    return EXIT_ANOMALIES if failed else UnavailableError.exit_code if report.unchecked else 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tiered.catalog.archives import list_archives, open_archive
+from tiered.catalog.archives import Archive, list_archives, open_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.object_store.interface import ObjectStore
@@ -53,14 +53,20 @@ def _fits(names: tuple[str, str], wanted: tuple[str, str]) -> bool:
 
 
 @contextmanager
-def open_for_reading(url: str, settings: Settings) -> Iterator[LoadedArchive]:
-    """The archive that ``settings.archive`` names below ``url``, or the only one there.
+def open_store_of(url: str, settings: Settings) -> Iterator[Archive]:
+    """The archive that ``settings.archive`` names below ``url``, or the only one there, whose catalog is not read.
 
     Raises NotFoundError when there is none, UsageError listing the names when there are several.
     """
     root = open_store(url, StoreOptions(settings.object_store))
     try:
-        found = open_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
-        yield LoadedArchive(url, found.cluster, found.broker, found.store, load(found.store))
+        yield open_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
     finally:
         root.close()
+
+
+@contextmanager
+def open_for_reading(url: str, settings: Settings) -> Iterator[LoadedArchive]:
+    """The archive of ``open_store_of``, with its newest state."""
+    with open_store_of(url, settings) as found:
+        yield LoadedArchive(url, found.cluster, found.broker, found.store, load(found.store))

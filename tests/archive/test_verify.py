@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,7 +15,16 @@ from hypothesis import strategies as st
 
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.sweeps import examples
-from tiered.archive.verify import Anomaly, AnomalyKind, VerifyReport, verify_archive
+from tiered.archive import verify_progress
+from tiered.archive.verify import (
+    READ_THREADS,
+    UNCHECKED_MAX,
+    Anomaly,
+    AnomalyKind,
+    VerifyReport,
+    verify_archive,
+)
+from tiered.archive.verify_progress import VerifyProgress
 from tiered.archive.verify_queues import check_queues
 from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.pages import sorted_page
@@ -88,7 +99,7 @@ def test_an_empty_store_is_not_an_archive() -> None:
         verify_archive(MemoryStore())
 
 
-def test_a_store_that_is_away_is_no_anomaly() -> None:
+def test_what_cannot_be_read_is_counted_and_a_store_that_is_away_ends_the_run() -> None:
     class Away(MemoryStore):
         is_away = False
 
@@ -101,8 +112,68 @@ def test_a_store_that_is_away_is_no_anomaly() -> None:
     builder = ArchiveBuilder(store)
     builder.commit([Sent(ONE)])
     store.is_away = True
-    with pytest.raises(UnavailableError):
+    report = verify_archive(builder.store)
+    assert (report.anomalies, set(report.unchecked)) == ([], set(builder.keys))
+    assert "NOT CHECKED" in list(report.lines("title"))[-1]
+    store.is_away = False
+    for _ in range(UNCHECKED_MAX):
+        builder.commit([Sent(ONE)])
+    store.is_away = True
+    with pytest.raises(UnavailableError, match="in a row"):
         verify_archive(builder.store)
+
+
+def test_a_killed_pass_reads_few_objects_twice_and_a_sample_reads_some() -> None:
+    saved: list[bytes] = []
+
+    class Killed(MemoryStore):
+        reads: ClassVar[dict[str, int]] = {}
+        left = 1 << 30
+
+        def get_range(self, key: str, offset: int, length: int) -> bytes:
+            if key.startswith(("data/", "sets/")) and key not in self.reads:
+                self.left -= 1
+                if self.left < 0:
+                    raise KeyboardInterrupt
+            self.reads[key] = self.reads.get(key, 0) + 1
+            return super().get_range(key, offset, length)
+
+    store = Killed()
+    builder = ArchiveBuilder(store)
+    for number in range(60):
+        builder.commit([Sent(ONE, b"%d" % number)])
+    _replace(builder, builder.keys[3], _flip(20))
+    whole = verify_archive(builder.store, full=True)
+    assert len(whole.anomalies) == 1
+    once = {key: store.reads[key] for key in builder.keys}
+    passes, store.reads = 0, {}
+    while True:
+        passes, store.left = passes + 1, 15
+        try:
+            document = saved[-1] if saved else None
+            with patch.object(verify_progress, "SAVE_EVERY_S", 0.0):
+                progress = VerifyProgress(builder.store.url, document, saved.append)
+                report = verify_archive(builder.store, full=True, saved=progress)
+            break
+        except KeyboardInterrupt:
+            continue
+    assert passes == 4 and (report.anomalies, report.counts) == (whole.anomalies, whole.counts)
+    twice = [key for key in builder.keys if store.reads[key] > once[key]]
+    assert len(twice) <= passes * 2 * READ_THREADS
+    store.reads, store.left = {}, 1 << 30
+    verify_archive(builder.store, full=True, sample=0.2)
+    assert 2 < len([key for key in builder.keys if key in store.reads]) < 30
+
+
+def test_a_damaged_deletion_list_and_a_kept_root_are_named() -> None:
+    builder = ArchiveBuilder(MemoryStore(), limits=CatalogLimits(root_every=2, spill_deletions=2))
+    for _ in range(30):
+        builder.commit([Sent(ONE)])
+    (listed, *_), (kept, *_) = builder.state.deletion_lists, builder.state.kept_roots
+    _replace(builder, listed.key, _flip(-3))
+    _replace(builder, kept.key, _flip(-3))
+    found = {(anomaly.kind, anomaly.key) for anomaly in verify_archive(builder.store).anomalies}
+    assert found == {(AnomalyKind.DELETIONS, listed.key), (AnomalyKind.ROOT, kept.key)}
 
 
 def test_chain_a_missing_commit() -> None:
@@ -143,9 +214,9 @@ def test_page_damaged_or_missing_root() -> None:
 
 def test_page_an_older_root_that_is_damaged_is_no_anomaly() -> None:
     """It is no longer needed: an archive with a newer root is clean."""
-    builder = _archive()
-    older = read_commit(builder.store, builder.state.root.version).root
-    assert older.key != builder.state.root.key
+    builder = _archive(20)
+    older = read_commit(builder.store, builder.state.root.version).place.root
+    assert older.key in builder.state.pending_deletions, "replaced, and not kept"
     _replace(builder, older.key, _flip(70))
     assert not verify_archive(builder.store, full=True).anomalies
 

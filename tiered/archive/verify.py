@@ -7,14 +7,14 @@
     full       every block and key section passes its checksum, and every record agrees with its row
     leftovers  objects without a reference: uploads in flight, abandoned attempts, garbage not yet collected
 
-Anomalies are collected, not raised. Errors of the store, such as UnavailableError, are raised.
+Anomalies are collected, not raised; so are objects that cannot be read now, unless many in a row cannot. Other errors
+of the store are raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from typing import TypeVar
@@ -22,17 +22,28 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.archive.verify_catalog import check_catalog_objects, check_state_objects, pending_of
 from tiered.archive.verify_index import check_indexes
+from tiered.archive.verify_progress import VerifyPass, VerifyProgress
 from tiered.archive.verify_queues import check_queues
+from tiered.archive.verify_report import VerifyReport
 from tiered.archive.verify_runs import LivingRuns, WindowObjects
 from tiered.archive.verify_segment import Anomaly, AnomalyKind, SegmentCheck, SegmentResult, check_segment
-from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, read_root, refresh
+from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, refresh
 from tiered.catalog.commit import Commit
-from tiered.catalog.garbage import pending_keys
+from tiered.catalog.garbage import KeySet
 from tiered.catalog.snapshot import describe
-from tiered.catalog.state import NO_ROOT, CatalogState, RootRef
-from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.catalog.state import CatalogState
+from tiered.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    NotFoundError,
+    ObjectTooLargeError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
 from tiered.formats.keys import (
+    CATALOG_PREFIX,
     DATA_PREFIX,
     INDEX_PREFIX,
     PAGES_PREFIX,
@@ -40,9 +51,8 @@ from tiered.formats.keys import (
     SETS_PREFIX,
     STATE_PREFIX,
     catalog_key,
+    parse_catalog_key,
 )
-from tiered.formats.memory_bound import stored_bytes_max
-from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
 
 __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
@@ -51,6 +61,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 READ_THREADS = 4
 """Segments checked in parallel; each takes some tens of megabytes at most."""
+UNCHECKED_MAX = 16
+"""If so many objects in a row cannot be read now, none can."""
 
 SegmentChecker = Callable[[CatalogState, Mapping[str, SegmentCheck]], Iterable[tuple[str, SegmentResult]]]
 """Checks objects of one catalog version, given in order of their keys; Spark jobs pass their own."""
@@ -58,147 +70,178 @@ SegmentChecker = Callable[[CatalogState, Mapping[str, SegmentCheck]], Iterable[t
 _PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX)
 
 
-@dataclass
-class VerifyReport:
-    """Result. ``leftovers``: keys without a reference, which only take space. ``counts``: objects checked, by kind."""
-
-    anomalies: list[Anomaly] = field(default_factory=list)
-    leftovers: list[str] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, kind: AnomalyKind, key: str, detail: str) -> None:
-        """Record an anomaly of a whole object."""
-        self.anomalies.append(Anomaly(kind, key, None, detail))
-
-    def lines(self, title: str) -> Iterator[str]:
-        """The report as text: each anomaly, each leftover, then a summary that starts with ``title``."""
-        yield from (f"anomaly: {anomaly}" for anomaly in self.anomalies)
-        yield from (f"leftover: {key}" for key in self.leftovers)
-        counts = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
-        verdict = "clean" if not self.anomalies else f"{len(self.anomalies)} ANOMALIES"
-        yield f"{title}: {verdict}; {counts}; leftovers {len(self.leftovers)}"
-
-
 def verify_archive(
     store: ObjectStore,
     *,
     full: bool = False,
+    sample: float = 1.0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     segments: SegmentChecker | None = None,
+    saved: VerifyProgress | None = None,
 ) -> VerifyReport:
-    """Check the archive at ``store``, which is its own prefix. ``full`` reads every byte.
+    """Check the archive at ``store``, which is its own prefix. ``full`` reads every byte, of a ``sample`` of the data
+    objects (0 to 1).
 
     ``progress(done_bytes, total_bytes)``, of messages, is called as objects are finished. ``segments`` replaces the
-    threads that check objects here, and gets some of the objects at a time. Memory is proportional to the live queues,
-    not to the length of history. Raises NotFoundError without an archive, and the store's errors.
+    threads that check objects here, and gets some of the objects at a time. ``saved`` continues an interrupted pass.
+    Memory is proportional to the live queues, not to the length of history. Raises NotFoundError without an archive,
+    and the store's errors.
     """
-    report = VerifyReport()
+    saved = saved or VerifyProgress()
     head = head_version(store)
     if head == 0:
         raise NotFoundError(f"{store.url} holds no archive")
-    state = _check_chain(store, head, report)
+    current = saved.begin(head)
+    report = VerifyReport()
+    state = _load(store, current.version, report)
+    if not current.is_chain_checked:
+        chain = VerifyReport()
+        replayed = _check_chain(store, current.version, state, chain)
+        state = state or replayed
+        current.anomalies, current.is_chain_checked = chain.anomalies, True
     if state is None:
-        return report
+        saved.end("", is_clean=False)
+        return report.joined(current.anomalies)
     runs = LivingRuns(store, state)
     report.anomalies += check_queues(state, runs.in_order())
-    objects = _Objects(runs, segments or _threaded(store, full=full))
-    objects.check(report, progress)
-    found, items = check_indexes(store, state, runs.between, full=full)
-    report.anomalies += found
-    report.counts["keys"] = items
+    pending = pending_of(store, state, report)
+    objects = _Objects(runs, segments or _threaded(store, full=full), pending, sample)
+    objects.check(current, report, progress, saved)
+    try:
+        found, items = check_indexes(store, state, runs.between, full=full and sample >= 1)
+        report.anomalies += found
+        report.counts["keys"] = items
+    except UnavailableError as error:
+        report.unchecked["index"] = error.message
+    report = report.joined(current.anomalies)
     forgive_what_moved(store, state, report)
     for key, reason in runs.unreadable.items():
         report.add(AnomalyKind.PAGE, key, reason)
-    _check_named(store, state, objects.referenced(), report)
+    check_catalog_objects(store, state, report)
+    _check_named(store, state, objects.referenced(), pending, report)
     check_state_objects(store, state, report)
     report.counts = {
-        "versions": head, "queues": state.queue_count, "objects": objects.count, **report.counts,
+        "versions": current.version, "queues": state.queue_count, "objects": objects.count, **report.counts,
     }  # fmt: skip
+    is_clean = not report.anomalies and not report.unchecked
+    saved.end(state.put_id, is_clean=is_clean and full and sample >= 1)
     return report
 
 
 # -- chain ----------------------------------------------------------------------------------------------------
 
 
-def _check_chain(store: ObjectStore, head: int, report: VerifyReport) -> CatalogState | None:
-    """The state at ``head`` as readers load it, or None when it cannot be loaded."""
+def _load(store: ObjectStore, version: int, report: VerifyReport) -> CatalogState | None:
+    """The state at ``version`` as readers load it."""
+    try:
+        return load(store, version=version)
+    except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+        report.add(AnomalyKind.CHAIN, catalog_key(version), f"the head cannot be loaded: {error.message}")
+        return None
+
+
+def _check_chain(
+    store: ObjectStore, head: int, state: CatalogState | None, report: VerifyReport
+) -> CatalogState | None:
+    """The state at ``head`` by its commits, from the newest repair on; None if they do not give one. ``state``: as
+    readers load it."""
     replayed: CatalogState | None = CatalogState()
-    root = NO_ROOT
-    for version, read in _commits(store, head):
+    first = 1 if state is None else max(1, state.repaired_version)
+    listed = listed_versions(store, first, head)
+    expected = first
+    for version, read in _commits(store, listed):
+        if version > expected:
+            missing = (
+                f"version {expected} is"
+                if version == expected + 1
+                else f"versions {expected} to {version - 1} are"
+            )
+            report.add(AnomalyKind.CHAIN, catalog_key(expected), f"{missing} missing")
+            replayed = None
+        expected = version + 1
         try:
             commit = read.result()
-            root = commit.root
             if replayed is not None:
                 replayed = follow(store, replayed, commit)
-        except NotFoundError as error:
-            report.add(
-                AnomalyKind.CHAIN, catalog_key(version), f"version {version} is missing: {error.message}"
-            )
-            replayed = None
-        except (CorruptionError, UnsupportedFormatError) as error:
+        except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
             report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
             replayed = None
-    check_root(store, root, report)
-    try:
-        state = load(store, version=head)
-    except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
-        report.add(AnomalyKind.CHAIN, catalog_key(head), f"the head cannot be loaded: {error.message}")
-        return replayed
-    if replayed is not None and describe(replayed) != describe(state):
+    if replayed is not None and state is not None and describe(replayed) != describe(state):
         differing = [name for name, value in describe(state).items() if describe(replayed)[name] != value]
         report.add(
             AnomalyKind.ROOT, state.root.key, f"differs from the commits replayed in {', '.join(differing)}"
         )
-    return state
+    return replayed
 
 
-def _commits(store: ObjectStore, head: int) -> Iterator[tuple[int, Future[Commit]]]:
-    """All commits in order, some at a time."""
+def listed_versions(store: ObjectStore, first: int, last: int) -> list[int]:
+    """Versions in [first, last] that exist, ascending, by listing."""
+    found = (
+        parse_catalog_key(info.key) for info in store.list(CATALOG_PREFIX, start_after=catalog_key(last + 1))
+    )
+    versions = []
+    for version in (one for one in found if one is not None):
+        if version < first:
+            break
+        versions.append(version)
+    return versions[::-1]
+
+
+def _commits(store: ObjectStore, versions: list[int]) -> Iterator[tuple[int, Future[Commit]]]:
+    """These commits, some at a time."""
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
-        versions = range(1, head + 1)
         yield from few_at_a_time((version, pool.submit(read_commit, store, version)) for version in versions)
-
-
-def check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
-    """Readers do without a damaged root, so that only this check reports it."""
-    if not root.key:
-        return
-    try:
-        read_root(store, root)
-    except NotFoundError:
-        return  # reported with everything else that is named and does not exist
-    except (CorruptionError, UnsupportedFormatError) as error:
-        report.add(AnomalyKind.ROOT, root.key, error.message)
 
 
 # -- segments -------------------------------------------------------------------------------------------------
 
 
 class _Objects:
-    """All objects, a window of versions at a time. A hash of eight bytes of each is kept."""
+    """All objects, or a ``sample``, a window of versions at a time. A hash of eight bytes of each is kept."""
 
-    def __init__(self, runs: LivingRuns, checker: SegmentChecker) -> None:
-        self._runs, self._checker = runs, checker
-        self._pending = pending_keys(runs.store, runs.state)
+    def __init__(self, runs: LivingRuns, checker: SegmentChecker, pending: KeySet, sample: float) -> None:
+        self._runs, self._checker, self._pending = runs, checker, pending
+        self._sample = sample
         self._hashes: list[NDArray[np.uint64]] = []
         self.count = 0
 
-    def check(self, report: VerifyReport, progress: Callable[[int, int], None]) -> None:
-        """Each of them."""
-        counts = {"runs": 0, "rows": 0, "blocks": 0, "bytes": 0}
+    def check(
+        self,
+        current: VerifyPass,
+        report: VerifyReport,
+        progress: Callable[[int, int], None],
+        saved: VerifyProgress,
+    ) -> None:
+        """Each of them, but those that an interrupted pass has checked."""
+        counts = {"runs": 0, "rows": 0, "blocks": 0, "bytes": 0} | current.counts
         windows, total = self._runs.windows()
-        done = 0
-        for window in windows:
+        done = unchecked = 0
+        for number, window in enumerate(windows):
             objects = self._runs.objects(window)
             self._note(objects, report)
-            counts["runs"] += objects.runs
-            for key, result in self._checker(self._runs.state, objects):
-                report.anomalies += result.anomalies
+            keys = [key for key in objects if self._is_chosen(key, current.version)]
+            left = [key for key in keys if (number, key) > current.checked]
+            done += sum(objects.cost(key) for key in keys) - sum(objects.cost(key) for key in left)
+            if number > current.checked[0]:
+                counts["runs"] += objects.runs
+            for key, result in self._checker(self._runs.state, _Chosen(objects, left)):
+                current.anomalies += result.anomalies
                 for name, count in result.counts.items():
                     counts[name] += count
+                unchecked = unchecked + 1 if result.unchecked else 0
+                if result.unchecked:
+                    report.unchecked[key] = result.unchecked
+                if unchecked >= UNCHECKED_MAX:
+                    raise UnavailableError(f"{unchecked} objects in a row cannot be read: {result.unchecked}")
                 done += objects.cost(key)
-                progress(done, total)
+                current.checked, current.counts = (number, key), counts
+                if not report.unchecked:
+                    saved.save()
+                progress(done, total if self._sample >= 1 else done)
         report.counts |= counts
+
+    def _is_chosen(self, key: str, salt: int) -> bool:
+        return self._sample >= 1 or _hash(f"{salt} {key}") < self._sample * 2**64
 
     def _note(self, objects: WindowObjects, report: VerifyReport) -> None:
         for key in sorted(key for key in objects if key in self._pending):
@@ -218,6 +261,22 @@ class _Objects:
         return is_referenced
 
 
+class _Chosen(Mapping[str, SegmentCheck]):
+    """Some of the objects of a window."""
+
+    def __init__(self, objects: WindowObjects, keys: list[str]) -> None:
+        self._objects, self._keys = objects, keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __getitem__(self, key: str) -> SegmentCheck:
+        return self._objects[key]
+
+
 def _hash(key: str) -> int:
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
 
@@ -234,7 +293,10 @@ def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
                 for key, check in objects.items()
             )
             for key, outcome in few_at_a_time(pending):
-                yield key, outcome.result()
+                try:
+                    yield key, outcome.result()
+                except (UnavailableError, AccessDeniedError, ObjectTooLargeError) as error:
+                    yield key, SegmentResult(unchecked=error.message)
 
     return check_all
 
@@ -268,11 +330,15 @@ def forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyRe
 
 
 def _check_named(
-    store: ObjectStore, state: CatalogState, is_referenced: Callable[[str], bool], report: VerifyReport
+    store: ObjectStore,
+    state: CatalogState,
+    is_referenced: Callable[[str], bool],
+    pending: KeySet,
+    report: VerifyReport,
 ) -> None:
     wanted = state.catalog_keys()
     missing = set(wanted)
-    pending, pending_deletions = pending_keys(store, state), 0
+    pending_deletions = 0
     for info in (info for prefix in _PREFIXES for info in store.list(prefix)):
         missing.discard(info.key)
         if info.key in pending:
@@ -285,14 +351,3 @@ def _check_named(
         report.add(AnomalyKind.PENDING_DELETION, key, "is a pending deletion, but still referenced")
     report.counts["pending_deletions"] = pending_deletions
     report.leftovers.sort()
-
-
-def check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
-    """The broker's tables, which archive mode needs. They are few and small."""
-    for name, key in sorted(state.state_objects.items()):
-        try:
-            decode_state(store.get(key, stored_bytes_max()), name, source=key)
-        except NotFoundError:
-            continue  # reported by _check_named
-        except (CorruptionError, UnsupportedFormatError) as error:
-            report.add(AnomalyKind.DAMAGED, key, error.message)

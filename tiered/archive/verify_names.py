@@ -18,20 +18,15 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.archive.verify import (
-    READ_THREADS,
-    VerifyReport,
-    check_root,
-    check_state_objects,
-    few_at_a_time,
-    forgive_what_moved,
-)
+from tiered.archive.verify import READ_THREADS, few_at_a_time, forgive_what_moved
+from tiered.archive.verify_catalog import check_root, check_state_objects, pending_of
 from tiered.archive.verify_progress import VerifyPass, VerifyProgress
 from tiered.archive.verify_queues import check_queues
+from tiered.archive.verify_report import VerifyReport
 from tiered.archive.verify_runs import LivingRuns
 from tiered.archive.verify_segment import AnomalyKind
 from tiered.catalog.catalog_reader import head_version, load, read_commit
-from tiered.catalog.garbage import pending_keys
+from tiered.catalog.garbage import KeySet
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
@@ -69,17 +64,19 @@ def verify_names(
         raise NotFoundError(f"{store.url} holds no archive")
     current = saved.begin(head)
     report = VerifyReport(current.anomalies, current.leftovers)
-    _check_versions(store, current, report, saved)
     try:
         state = load(store, version=current.version)
     except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+        _check_versions(store, 1, current, report, saved)
         report.add(
             AnomalyKind.CHAIN, catalog_key(current.version), f"the head cannot be loaded: {error.message}"
         )
         saved.end("", is_clean=False)
         return report
-    since = (since_version, "") if since_version is not None else saved.verified
-    if since[0]:
+    first = max(1, state.repaired_version)
+    _check_versions(store, first, current, report, saved)
+    since = (max(first, since_version), "") if since_version is not None else saved.verified
+    if since[0] and since[0] >= first:
         _check_chain(store, state, since, current, report, saved)
     checked = VerifyReport()
     """What every pass checks from the beginning, an interrupted one too."""
@@ -92,7 +89,8 @@ def verify_names(
     for key, reason in runs.unreadable.items():
         checked.add(AnomalyKind.PAGE, key, reason)
     named.close(current)
-    unlisted = _check_listing(store, state, named, current, report, progress, saved)
+    pending = pending_of(store, state, checked)
+    unlisted = _check_listing(store, state, (named, pending), current, report, progress, saved)
     for key in _missing(store, state, named):
         checked.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist, or has another size")
     checked.anomalies += report.anomalies
@@ -113,9 +111,10 @@ def verify_names(
 
 
 def _check_versions(
-    store: ObjectStore, current: VerifyPass, report: VerifyReport, saved: VerifyProgress
+    store: ObjectStore, first: int, current: VerifyPass, report: VerifyReport, saved: VerifyProgress
 ) -> None:
-    if not current.versions_left:
+    """Versions from ``first`` on exist."""
+    if current.versions_left < first:
         return
     begun = current.versions_left < current.version
     after = catalog_key(current.versions_left + 1) if begun else ""
@@ -124,15 +123,19 @@ def _check_versions(
         if version is None or version > current.versions_left:  # a folder object, or committed since
             continue
         expected = current.versions_left
+        if expected < first:
+            break
         if version < expected:
             report.add(
-                AnomalyKind.CHAIN, catalog_key(expected), f"versions {version + 1} to {expected} are missing"
+                AnomalyKind.CHAIN,
+                catalog_key(expected),
+                f"versions {max(first, version + 1)} to {expected} are missing",
             )
         current.versions_left = version - 1
         saved.save()
-    if expected := current.versions_left:
-        report.add(AnomalyKind.CHAIN, catalog_key(expected), f"versions 1 to {expected} are missing")
-        current.versions_left = 0
+    if (expected := current.versions_left) >= first:
+        report.add(AnomalyKind.CHAIN, catalog_key(expected), f"versions {first} to {expected} are missing")
+    current.versions_left = 0
 
 
 def _check_chain(
@@ -241,15 +244,15 @@ def _digest(key: str) -> int:
 def _check_listing(
     store: ObjectStore,
     state: CatalogState,
-    named: _Named,
+    known: tuple[_Named, KeySet],
     current: VerifyPass,
     report: VerifyReport,
     progress: Progress,
     saved: VerifyProgress,
 ) -> list[str]:
-    """Compares the listing with what is named; returns objects of the catalog that are not in it."""
-    wanted = state.catalog_keys()
-    missing, pending = set(current.missing if current.after else wanted), pending_keys(store, state)
+    """Compares the listing with what is named and pending; returns objects of the catalog that are not in it."""
+    (named, pending), wanted = known, state.catalog_keys()
+    missing = set(current.missing if current.after else wanted)
     done = named.found_count
 
     def keep() -> None:

@@ -29,7 +29,8 @@ AGE_MS_MAX = 24 * 3600 * 1000
 @dataclass
 class VerifyPass:
     """A pass over ``version``, as far as it got. ``versions_left``: those not listed yet. ``after``: the object listed
-    last. ``found``: one bit for each named object. ``missing``: objects of the catalog that were not listed yet."""
+    last. ``found``: one bit for each named object. ``missing``: objects of the catalog that were not listed yet.
+    ``checked``: window and key of the data object checked last, with ``counts``."""
 
     version: int = 0
     begun_ms: int = 0
@@ -41,6 +42,9 @@ class VerifyPass:
     leftovers: list[str] = field(default_factory=list)
     pending_deletions: int = 0
     anomalies: list[Anomaly] = field(default_factory=list)
+    is_chain_checked: bool = False
+    checked: tuple[int, str] = (-1, "")
+    counts: dict[str, int] = field(default_factory=dict)
 
     def pack(self, is_found: NDArray[np.bool_]) -> None:
         """Keep ``is_found``."""
@@ -112,7 +116,9 @@ class VerifyProgress:
             if begun is not None:
                 found = VerifyPass(**begun)
                 anomalies = [_anomaly(**one) for one in begun["anomalies"]]
-                self._begun = replace(found, chain=tuple(begun["chain"]), anomalies=anomalies)
+                self._begun = replace(
+                    found, chain=tuple(begun["chain"]), checked=tuple(begun["checked"]), anomalies=anomalies
+                )
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 "this is not a progress file of tiered verify", hint="name another file"

@@ -49,6 +49,8 @@ class AnomalyKind(StrEnum):
     """A stored record differs from its row."""
     LMQ = "lmq"
     """An LMQ row refers to a parent row that neither exists nor expired."""
+    DELETIONS = "deletions"
+    """A list of pending deletions is damaged."""
     PENDING_DELETION = "pending-deletion"
     """A pending deletion names an object that is still referenced."""
 
@@ -79,10 +81,11 @@ class SegmentCheck:
 
 @dataclass
 class SegmentResult:
-    """Anomalies and counts of one object."""
+    """Anomalies and counts of one object. ``unchecked``: why it could not be read now."""
 
     anomalies: list[Anomaly] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    unchecked: str = ""
 
     def add(self, kind: AnomalyKind, key: str, detail: str, where: tuple[int, int] | None = None) -> None:
         """Record an anomaly."""

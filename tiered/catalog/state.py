@@ -34,6 +34,8 @@ from tiered.model.tables import (
     picked,
 )
 
+REPAIRED = "repaired"
+"""Setting of an archive: `version` of the newest repair, `ms`, and what it could not bring back."""
 UNKNOWN_OFFSET = -1
 """``end_queue_offset`` of a generation that begins at the offset of its first record."""
 
@@ -340,6 +342,13 @@ class CatalogState:
             return False
         began_history = bool(self.log_histories) and self.log_histories[-1].root == self.root.key
         return began_history or self.root == self.unread_root
+
+    @property
+    def repaired_version(self) -> int:
+        """The newest repair, with which the chain of commits begins; 0: none."""
+        found = self.settings.get(REPAIRED, {})
+        version = found.get("version", 0) if isinstance(found, dict) else 0
+        return version if isinstance(version, int) else 0
 
     # -- keys -------------------------------------------------------------------------------------------------
 
