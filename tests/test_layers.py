@@ -65,7 +65,7 @@ FOLDER_ORDER = {
     "rocketmq_tiered/message_table": ("options", "plan", "scan", "batches"),
     "rocketmq_tiered/spark": ("source", "jobs", "cli"),
     "rocketmq_tiered/server": (
-        "wire", "security", "groups", "listen", "backend", "retries", "pop", "archive_mode", "proxy", "slave",
+        "wire", "security", "groups", "listen", "backend", "retries", "pop", "archive_mode", "proxy", "slave", "mount",
     ),
 }  # fmt: skip
 """Inside these folders: one imports only those before it."""

@@ -284,8 +284,11 @@ class Offloader:
                     self._finish_backfill()
                     self._finish_index(stop, threads[-1])
                     self._writer.finish_merges()
+            retires = self._environment.retires and not (follow or stop.is_set())
+            if retires:
+                self._owner.claim()
             if self._writer.is_claimed:
-                self._writer.release(pending_deletions=self._uploader.pending_deletions)
+                self._writer.release(pending_deletions=self._uploader.pending_deletions, retires=retires)
         finally:
             self._stop_parts.set()
             self._stop_metadata.set()

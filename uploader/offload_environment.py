@@ -46,6 +46,8 @@ class Environment:
     """Called with every state that this writer committed messages with; must not block."""
     may_take_over: Callable[[CatalogState, int | None], bool] = lambda state, log_end_phys: False
     """Whether the owner of a state may be fenced, because it is silent while the log, which ends there, grows."""
+    retires: bool = False
+    """Whether the broker is retired once a backfill has committed everything."""
     archive_exists: Callable[[], None] = lambda: None
     """Called once the archive is known to have commits."""
     refuse_empty: Callable[[], None] = lambda: None

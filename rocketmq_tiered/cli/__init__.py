@@ -41,6 +41,14 @@ VERBS: dict[str, tuple[str, str]] = {
     "query": ("rocketmq_tiered.cli.query", "find messages by key, unique key or offsetMsgId"),
     "index": ("rocketmq_tiered.cli.index_export", "export RocketMQ index files for a broker"),
     "serve": ("rocketmq_tiered.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
+    "detach": (
+        "rocketmq_tiered.cli.detach",
+        "retire a broker, so that tiered mount serves it from its archive, or take it back",
+    ),
+    "mount": (
+        "rocketmq_tiered.cli.mount",
+        "serve retired brokers under their names, shared with other nodes (mount ls: list them)",
+    ),
     "reset-offset": ("rocketmq_tiered.cli.reset_offset", "reset a consumer group's offsets"),
     "verify": ("rocketmq_tiered.cli.verify", "check an archive for damage"),
     "restore": ("rocketmq_tiered.cli.restore", "make a broker's store directory from an archive"),
@@ -77,7 +85,7 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 """Verb -> (module with `add_arguments` and `execute`, one-line help)."""
 
-SERVICES = ("run", "serve")
+SERVICES = ("run", "serve", "mount")
 """Verbs that run until SIGTERM or SIGINT."""
 
 PRIVATE_UMASK = 0o077

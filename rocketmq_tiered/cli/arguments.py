@@ -44,7 +44,12 @@ SERVE_FLAGS = (
         "host:port that clients connect to (default: the bound address, or this host's)",
     ),
 )
-_FLAGS = (*NAME_FLAGS, *STORE_FLAGS, *BROKER_FLAGS, *TOPIC_FLAGS, *SERVE_FLAGS)
+MOUNT_FLAGS = (
+    SettingFlag("--name-servers", "broker.name_servers", "name servers as host:port, comma-separated"),
+    SettingFlag("--node", "mount.node", "name of this node (default: the host's)"),
+    SettingFlag("--advertise", "mount.advertise", "host that clients connect to (default: this machine's)"),
+)
+_FLAGS = (*NAME_FLAGS, *STORE_FLAGS, *BROKER_FLAGS, *TOPIC_FLAGS, *SERVE_FLAGS, *MOUNT_FLAGS)
 _KNOWN = {flag.key: flag.option for flag in _FLAGS} | {
     "topics.include_system": "--include-system",
     "archive.take_over": "--take-over",

@@ -24,7 +24,7 @@ GARBAGE_LATE_MS = 86_400_000
 """How long after its grace period garbage counts as late."""
 ABOUT = (
     "unreadable", "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "compaction", "pins",
-    "index", "settings", "name-servers", "master", "plain-accounts",
+    "index", "settings", "name-servers", "master", "plain-accounts", "mount", "mount-lease",
 )  # fmt: skip
 
 

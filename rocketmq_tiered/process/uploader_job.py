@@ -102,6 +102,8 @@ class Writer:
     """Whether an archive may begin though this instance has archived to another one."""
     standby: StandbyWatch | None = None
     """None: no standby; never takes over without ``take_over``."""
+    retires: bool = False
+    """See uploader.offload.Environment."""
     reads: Callable[[], int] = lambda: 0
     """Reads by clients of this process so far."""
 
@@ -292,8 +294,11 @@ def _with_standby(
 def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> Environment:
     own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
     environment = Environment(
-        log=_log, committed=writer.committed, refuse_empty=partial(require_exclusive_creates, own)
-    )
+        log=_log,
+        retires=writer.retires,
+        committed=writer.committed,
+        refuse_empty=partial(require_exclusive_creates, own),
+    )  # fmt: skip
     if writer.state_dir is None or archive.url.startswith("memory:"):
         return environment
     marker = ArchiveMarker(writer.state_dir, own.url)

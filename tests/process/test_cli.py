@@ -22,6 +22,7 @@ from tests.process.imported import STARTING, imported, libraries
 ROOT = Path(__file__).parents[2]
 LIBRARIES_OF = {
     "run": frozenset({"prometheus_client", "yaml"}), "serve": frozenset({"prometheus_client", "yaml"}),
+    "mount": frozenset({"prometheus_client", "yaml"}), "detach": frozenset({"prometheus_client", "yaml"}),
     "cost": frozenset({"prometheus_client"}),
     "backfill": frozenset({"tqdm"}), "verify": frozenset({"tqdm"}), "index": frozenset({"tqdm"}),
     "compact": frozenset({"tqdm"}), "consumequeue": frozenset({"tqdm"}), "republish": frozenset({"tqdm"}),

@@ -35,6 +35,7 @@ from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.hidden_history import read_hidden
 from tiered.catalog.log_histories import Divergence, HistoryPages, NewHistory, begin_history
 from tiered.catalog.page_writer import PageWriter
+from tiered.catalog.retirement import retirement
 from tiered.catalog.returned_history import Hidden, return_to
 from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.snapshot import encode_root
@@ -293,8 +294,9 @@ class CatalogWriter:
             self.maintain(build)
         return self.state
 
-    def release(self, *, pending_deletions: Sequence[str] = ()) -> CatalogState:
-        """Release the epoch so that the next writer need not take over. ``pending_deletions``: uncommitted objects."""
+    def release(self, *, pending_deletions: Sequence[str] = (), retires: bool = False) -> CatalogState:
+        """Release the epoch so that the next writer need not take over. ``pending_deletions``: uncommitted objects.
+        ``retires``: the broker is retired with it (retirement.py)."""
         with self._lock:
             self._pages.cancel_merge()
             draft = CommitDraft(
@@ -305,9 +307,9 @@ class CatalogWriter:
                 if self._epoch is not None and not self.is_claimed and state.epoch == self._epoch:
                     return None  # an earlier failed call was committed after all
                 self._owned(state)
-                return replace(
-                    draft, pending_deletions=(*draft.pending_deletions, *self._pages.garbage)
-                ), None
+                settings = retirement(state, self._clock_ms()) if retires else {}
+                garbage = (*draft.pending_deletions, *self._pages.garbage)
+                return replace(draft, pending_deletions=garbage, settings=settings), None
 
             self._commit(draft, build)
             self._epoch, self._own_state = None, None

@@ -13,6 +13,7 @@ from typing import Any
 from tiered.model.queue import TopicFilter
 from tiered.settings.compaction_section import CompactionSettings, KeyCompactionSettings
 from tiered.settings.declaration import setting
+from tiered.settings.mount_section import MountSettings
 from tiered.settings.retention_sections import HOUR_MS, GcSettings, RetentionSettings
 from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_name
 
@@ -554,6 +555,7 @@ class Settings:
     prefetch: PrefetchSettings = field(default_factory=PrefetchSettings)
     serve: ServeSettings = field(default_factory=ServeSettings)
     slave: SlaveSettings = field(default_factory=SlaveSettings)
+    mount: MountSettings = field(default_factory=MountSettings)
 
 
 SECTIONS: dict[str, type[Any]] = {  # those with settings
@@ -574,6 +576,7 @@ SECTIONS: dict[str, type[Any]] = {  # those with settings
     "fetch": FetchSettings,
     "serve": ServeSettings,
     "slave": SlaveSettings,
+    "mount": MountSettings,
 }
 
 UNSUPPORTED: dict[str, str] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -56,6 +57,24 @@ class ArchiveService(Service):
         self.offsets, self.retries = offsets, retries
         self.earliest_ms: Callable[[], int] = lambda: 0
         """See RouteTable."""
+        self._group_tasks: list[asyncio.Task[None]] = []
+        self.heard: Callable[[], None] = lambda: None
+        """Called after a heartbeat that changed a group."""
+        self.locks_from_s = 0.0
+        """Locks are granted from then on, by the monotonic clock."""
+
+    @property
+    def created(self) -> dict[str, TopicConfig]:
+        """Topics created here, in memory."""
+        return self._created
+
+    def topics(self) -> dict[str, TopicConfig]:
+        """All topics of routes."""
+        return self._archive.topics() | self._created
+
+    def grants_locks(self) -> bool:
+        """Whether queue locks are granted now."""
+        return self.offsets.holds_lease and self._now_s() >= self.locks_from_s
 
     async def start(self) -> str:
         """Listen and serve; returns the advertised address. Raises OSError when the port is taken, UsageError for an
@@ -65,7 +84,8 @@ class ArchiveService(Service):
         if settings.advertise:
             check_advertised(settings.advertise, "serve")
         host = "" if settings.advertise else advertised_host(options.host)
-        await self.offsets.claim()
+        if not self.offsets.is_owner:
+            await self.offsets.claim()
         try:
             await self.retries.claim()
         except TieredError as error:  # claimed again every second; reads do not need it
@@ -82,9 +102,17 @@ class ArchiveService(Service):
         assert isinstance(options.authorizer, RulesAuthorizer)
         routes = RouteTable(self._archive, address, earliest_ms=self.earliest_ms, made=self._created)
         self._register(routes, options.authorizer)
-        self._spawn(self.offsets.run())
-        self._spawn(self.retries.run())
+        self._group_tasks = [self._spawn(self.offsets.run()), self._spawn(self.retries.run())]
         return address
+
+    async def release_groups(self) -> None:
+        """Write pending group offsets and release the groups; reads continue. Idempotent."""
+        tasks, self._group_tasks = self._group_tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.retries.close()
+        await self.offsets.close()
 
     def status(self) -> ArchiveStatus:
         """The current state. Callable from any thread."""
@@ -98,9 +126,9 @@ class ArchiveService(Service):
             stale_s=settings.refresh_ms / 1000 + 0.2,
         )
         RouteHandlers(routes).register(table)
-        register_client_handlers(table, self.clients)
+        register_client_handlers(table, self.clients, self.heard)
         register_lock_handlers(
-            table, self._locks, lambda: self.offsets.holds_lease,
+            table, self._locks, self.grants_locks,
             lambda queue: queue.broker == archive.broker and routes.has_queue(*queue[1:]),
         )  # fmt: skip
         OffsetHandlers(archive, routes, self.clients, self.offsets).register(table)
@@ -122,5 +150,4 @@ class ArchiveService(Service):
     async def close(self, drain_s: float = 5.0) -> None:
         """Close connections and write pending group offsets."""
         await super().close(drain_s)
-        await self.retries.close()
-        await self.offsets.close()
+        await self.release_groups()

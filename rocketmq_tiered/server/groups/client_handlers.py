@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 
 
-def register_client_handlers(table: HandlerTable, clients: ClientTable) -> None:
-    """Heartbeats, unregistering, member lists."""
+def register_client_handlers(
+    table: HandlerTable, clients: ClientTable, changed_group: Callable[[], None] = lambda: None
+) -> None:
+    """Heartbeats, unregistering, member lists. ``changed_group``: called after a heartbeat that changed a group."""
 
     @table.register(RequestCode.HEART_BEAT)
     async def heartbeat(request: Request) -> Response:
         changed = clients.heartbeat(request)
+        if changed:
+            changed_group()
         ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if changed else "false"}
         return Response(ext=ext)
 

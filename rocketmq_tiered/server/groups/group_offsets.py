@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rocketmq_tiered.server.groups.group_state import GroupLog, Offsets, is_generation_of
 from rocketmq_tiered.server.wire.request import BadRequestError
@@ -42,9 +42,12 @@ class GroupOffsets:
         take_over: bool = False,
         bytes_max: int = BYTES_MAX,
         now_s: Callable[[], float] = time.monotonic,
+        node_holds: Callable[[], bool] | None = None,
     ) -> None:
         """``bytes_max``: of all offsets in memory. Above it new groups and queues are refused; clients choose names
-        freely. ``now_s``: a monotonic clock."""
+        freely. ``now_s``: a monotonic clock. ``node_holds``: whether the lease of this node, which keeps the groups,
+        has not ended; None: snapshots renew a lease of their own, and lost groups are claimed again."""
+        self._node_holds = node_holds
         self._log, self._now_s = log, now_s
         self._renewed_s = -math.inf
         self._bytes_max = bytes_max
@@ -65,7 +68,14 @@ class GroupOffsets:
     def holds_lease(self) -> bool:
         """Whether no other server can own the groups: this one does, and renewed its lease within the lease time. While
         the store does not answer, an owner does not notice that it was replaced."""
+        if self._node_holds is not None:
+            return self.is_owner and self._node_holds()
         return self.is_owner and self._now_s() - self._renewed_s < self._lease_ms / 1000
+
+    @property
+    def may_pop(self) -> bool:
+        """Whether messages may be popped for the groups."""
+        return self.is_owner if self._node_holds is None else self.holds_lease
 
     async def claim(self) -> bool:
         """Try to own the groups; returns whether this server owns them. Raises what the store raises."""
@@ -109,6 +119,19 @@ class GroupOffsets:
     def topics_of(self, group: str) -> list[str]:
         """Topics with an offset of ``group``."""
         return sorted({topic for name, topic in self._offsets if name == group})
+
+    def table(self) -> Mapping[tuple[str, str], Mapping[int, int]]:
+        """(group, topic) -> queue number -> offset."""
+        return self._offsets
+
+    def groups(self) -> set[str]:
+        """Groups with offsets."""
+        return {name for name, _ in self._offsets}
+
+    @property
+    def has_taken_over(self) -> bool:
+        """See GroupLog."""
+        return self._log.has_taken_over
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups with an offset of ``topic``."""
@@ -177,19 +200,24 @@ class GroupOffsets:
         """Write changes, renew the lease, and claim the groups if another server owns them; until cancelled."""
         while True:
             try:
-                wait_s = self._lease_ms / 3000
-                async with asyncio.timeout(wait_s if self.is_owner else min(wait_s, CLAIM_RETRY_S)):
+                async with asyncio.timeout(self._renew_after_s()):
                     await self._changed.wait()
                 await asyncio.sleep(FLUSH_EVERY_S)
             except TimeoutError:
                 pass  # nothing changed: the snapshot renews the lease
             try:
-                if self.is_owner or await self.claim():
+                if self.is_owner or (self._node_holds is None and await self.claim()):
                     await self._flush()
                 else:
                     self._changed.clear()
             except TieredError as error:
                 logger.warning("group offsets: %s", error)
+
+    def _renew_after_s(self) -> float | None:
+        if self._node_holds is not None:
+            return None
+        wait_s = self._lease_ms / 3000
+        return wait_s if self.is_owner else min(wait_s, CLAIM_RETRY_S)
 
     async def _flush(self, *, released: bool = False) -> None:
         waiters, self._flushed = self._flushed, None
@@ -230,6 +258,7 @@ class GroupOffsets:
                     await asyncio.wait({self._writing})
                 if self.is_owner:
                     await self._flush(released=True)
+                    self.is_owner = False
         except TimeoutError:
             logger.error("unacknowledged group offsets not written: the object store does not answer")
 

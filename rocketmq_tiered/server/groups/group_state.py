@@ -56,6 +56,8 @@ class GroupSnapshot:
     offsets: Offsets = field(default_factory=dict)
     first_version: int = 0
     """The owner removes later versions only: this one made it the owner, or is the last before that."""
+    lease: str = ""
+    """The lease of a node that keeps the groups; empty: each version renews them."""
 
 
 def snapshot_key(version: int) -> str:
@@ -71,7 +73,7 @@ def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
     header = {
         "version": snapshot.version, "owner": snapshot.owner, "owner_name": snapshot.owner_name,
         "renewed_ms": snapshot.renewed_ms, "released": snapshot.released, "offsets": rows,
-        "first_version": snapshot.first_version,
+        "first_version": snapshot.first_version, "lease": snapshot.lease,
     }  # fmt: skip
     return encode_container(KIND, header, {})
 
@@ -86,7 +88,7 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
         }
         return GroupSnapshot(
             int(header["version"]), str(header["owner"]), str(header["owner_name"]), int(header["renewed_ms"]),
-            bool(header["released"]), offsets, int(header["first_version"]),
+            bool(header["released"]), offsets, int(header["first_version"]), str(header["lease"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: snapshot of consumer groups does not parse: {error!r}") from error
@@ -128,8 +130,12 @@ class GroupLog:
         *,
         is_gone: Callable[[str], bool] = lambda owner_name: False,
         generation_of: GenerationOf = lambda topic, queue_id: 0,
+        lease: str = "",
+        has_lapsed: Callable[[str], bool] = lambda lease: False,
     ) -> None:
-        """``is_gone``: whether the server of this name has certainly ended."""
+        """``is_gone``: whether the server of this name has certainly ended. ``lease``: see GroupSnapshot;
+        ``has_lapsed``: whether a lease has ended."""
+        self._lease, self._has_lapsed = lease, has_lapsed
         self._store = store
         self._generation_of = generation_of
         self._is_gone = is_gone
@@ -141,6 +147,8 @@ class GroupLog:
         """See GroupSnapshot."""
         self._seen: tuple[int, int] = -1, 0
         """The version at the last claim, and when it was first seen by our clock."""
+        self.has_taken_over = False
+        """Whether the groups were claimed from an owner that did not release them."""
 
     @property
     def offsets(self) -> Offsets:
@@ -159,7 +167,8 @@ class GroupLog:
         )
 
     def claim(self, lease_ms: int, *, take_over: bool = False) -> None:
-        """Become the owner. Raises FencedError while another owner renewed its lease within ``lease_ms``."""
+        """Become the owner. Raises FencedError while another owner renewed its lease within ``lease_ms``, or its node's
+        lease has not ended."""
         found = self._last = load_snapshot(self._store)
         now_ms = self._clock_ms()
         if self._seen[0] != found.version:
@@ -168,11 +177,13 @@ class GroupLog:
         age_ms = max(now_ms - found.renewed_ms, now_ms - self._seen[1])
         # Our own id: the reply to an earlier claim was lost.
         has_ended = found.released or found.owner in ("", self._owner) or self._is_gone(found.owner_name)
-        if not has_ended and age_ms < lease_ms and not take_over:
+        has_lapsed = self._has_lapsed(found.lease) if found.lease else age_ms >= lease_ms
+        if not has_ended and not has_lapsed and not take_over:
             raise FencedError(
                 f"consumer groups of this archive are served by {found.owner_name}, seen {age_ms // 1000} s ago",
                 hint="go through it (tiered reset-offset --serve), stop it, or give tiered serve --take-over-groups",
             )
+        self.has_taken_over = not found.released and found.owner not in ("", self._owner)
         self._first_version = found.version + (0 if has_ended else 1)
         self.write(found.offsets)
         self._check_newest()
@@ -185,8 +196,9 @@ class GroupLog:
         version = self._last.version + 1
         copied = {key: dict(queues) for key, queues in offsets.items()}
         snapshot = GroupSnapshot(
-            version, self._owner, self._owner_name, self._clock_ms(), released, copied, self._first_version
-        )
+            version, self._owner, self._owner_name, self._clock_ms(), released, copied, self._first_version,
+            self._lease,
+        )  # fmt: skip
         try:
             self._store.put_if_absent(snapshot_key(version), [encode_snapshot(snapshot)])
         except AlreadyExistsError:

@@ -52,8 +52,9 @@ class Service:
         self._spawn(self._expire())
         return bound
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self._tasks.append(asyncio.create_task(work))
+        return self._tasks[-1]
 
     def _connection_closed(self, connection: Connection) -> None:
         self.clients.closed(connection)

@@ -66,7 +66,7 @@ class PopHandlers:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
         if queue_id >= max(config.read_queues, 1):
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"{topic} has no queue {queue_id}")
-        if not self._offsets.is_owner:
+        if not self._offsets.may_pop:
             remark = "another server owns the consumer groups of this archive"
             return Response(ResponseCode.NO_PERMISSION, remark=remark)
         wanted = _pop_request(request)

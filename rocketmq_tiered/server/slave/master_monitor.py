@@ -67,7 +67,7 @@ class MasterMonitor:
         A master that vanishes silently (power loss, stopped process) counts as available until a request times out:
         READ_EVERY_S + ANSWER_S at most. That loses nothing: a consumer is redirected to the master only after a read of
         its queue there (pull_redirect.next_id), relayed requests get no reply and are repeated, and a replacement is
-        not mistaken for this master (Registrar.note_master).
+        not mistaken for this master (SlaveRegistrar).
         """
         return self._has_answered is True and self._link.is_connected
 

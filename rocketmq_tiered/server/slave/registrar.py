@@ -42,18 +42,18 @@ LEAVE_S = 2.0
 
 
 class Registrar:
-    """Belongs to one event loop. ``monitor`` is checked in every round."""
+    """Belongs to one event loop. What is registered, and when not to, is the subclass's."""
 
-    def __init__(self, slave: SlaveConfig, period_s: float, monitor: MasterMonitor) -> None:
-        self.monitor = monitor
-        self.master: str | None = None
-        """The master's address as listed while it answered."""
-        self._candidate: tuple[str, int] | None = None
+    what = "registration"
+    """In the log."""
+
+    def __init__(self, slave: SlaveConfig, period_s: float) -> None:
+        self.slave = slave
         self.last = Listing()
         """The listing at the last registration: a name server that has just started knows no cluster."""
         self.was_registered = False
         """Whether any name server has listed this process since the start."""
-        self._sessions = [_Session(self, slave, address, period_s) for address in slave.name_servers]
+        self._sessions = [_Session(self, address, period_s) for address in slave.name_servers]
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -77,7 +77,40 @@ class Registrar:
         """The progress at every name server, in the order of the settings. Callable from any thread."""
         return tuple(session.progress for session in self._sessions)
 
-    def note_master(self, address: str | None) -> None:
+    def claims(self) -> tuple[Claims, ...]:
+        """The claims at every name server, as last listed."""
+        return tuple(session.claims for session in self._sessions)
+
+    def note(self, progress: Progress) -> None:
+        """A session has progressed."""
+        self.was_registered |= progress.state is RegistrationState.REGISTERED
+
+    def refusal(self, listed: Listing) -> str | None:
+        """Why not to register at a name server with this listing, or None."""
+        raise NotImplementedError
+
+    def registration(self, listed: Listing) -> RemotingCommand:
+        """The request that registers."""
+        raise NotImplementedError
+
+    def withdrawal(self, listed: Listing) -> RemotingCommand | None:
+        """The request that unregisters, if there is something to unregister."""
+        return unregister_command(self.slave, listed)
+
+
+class SlaveRegistrar(Registrar):
+    """A slave without topics. ``monitor`` is checked in every round."""
+
+    what = "slave"
+
+    def __init__(self, slave: SlaveConfig, period_s: float, monitor: MasterMonitor) -> None:
+        super().__init__(slave, period_s)
+        self.monitor = monitor
+        self.master: str | None = None
+        """The master's address as listed while it answered."""
+        self._candidate: tuple[str, int] | None = None
+
+    def _note_master(self, address: str | None) -> None:
         """A name server lists a master at ``address`` while ours counts as available. A new address is accepted once
         the master has answered after it was first listed: ours may have vanished unnoticed and been replaced."""
         if address is None:
@@ -87,21 +120,32 @@ class Registrar:
         if self.master is None or self.monitor.answers > self._candidate[1]:
             self.master = address
 
-    def claims(self) -> tuple[Claims, ...]:
-        """The claims at every name server, as last listed."""
-        return tuple(session.claims for session in self._sessions)
+    def refusal(self, listed: Listing) -> str | None:
+        """See Registrar."""
+        is_master_available = self.monitor.is_available
+        if is_master_available:
+            self._note_master(listed.addresses.get(MASTER_ID))
+        return (
+            self.monitor.refusal()
+            or new_master_refusal(listed, self.master, is_master_available=is_master_available)
+            or listing_refusal(listed, self.slave, was_registered=self.was_registered)
+            or claims_refusal(listed, self.slave, self.claims())
+        )
 
-    def note(self, progress: Progress) -> None:
-        """A session has progressed."""
-        self.was_registered |= progress.state is RegistrationState.REGISTERED
+    def registration(self, listed: Listing) -> RemotingCommand:
+        """See Registrar."""
+        return register_command(self.slave, listed)
 
 
 class _Session:
     """One name server."""
 
-    def __init__(self, registrar: Registrar, slave: SlaveConfig, address: str, period_s: float) -> None:
-        self._registrar, self._slave, self._address, self._period_s = registrar, slave, address, period_s
-        self._link = RemotingUpstream(address, InflightLimit(), LinkEvents(on_lost=self._lost), slave.tls)
+    def __init__(self, registrar: Registrar, address: str, period_s: float) -> None:
+        self._registrar, self._slave, self._address, self._period_s = (
+            registrar, registrar.slave, address, period_s,
+        )  # fmt: skip
+        events = LinkEvents(on_lost=self._lost)
+        self._link = RemotingUpstream(address, InflightLimit(), events, registrar.slave.tls)
         self.progress = Progress()
         self._awake = asyncio.Event()
         self._registering: asyncio.Task[RemotingCommand] | None = None
@@ -146,7 +190,8 @@ class _Session:
         before = self.progress
         try:
             listed = await self._listing()
-            why = self._refusal(listed)
+            self.claims = claims_in(listed, self._slave)
+            why = self._registrar.refusal(listed)
             if why is not None:
                 await self._unregister(listed)
                 return before.refused(why)
@@ -154,7 +199,7 @@ class _Session:
                 self._registrar.last = listed
             else:
                 listed = self._registrar.last
-            self._registering = asyncio.create_task(self._call(register_command(self._slave, listed)))
+            self._registering = asyncio.create_task(self._call(self._registrar.registration(listed)))
             self._registering.add_done_callback(retrieve_exception)  # ``leave`` does not await it
             answer = await asyncio.shield(self._registering)
             if answer.code != ResponseCode.SUCCESS:
@@ -175,21 +220,8 @@ class _Session:
             )
         return before.registered()
 
-    def _refusal(self, listed: Listing) -> str | None:
-        slave, registrar = self._slave, self._registrar
-        self.claims = claims_in(listed, slave)
-        is_master_available = registrar.monitor.is_available
-        if is_master_available:
-            registrar.note_master(listed.addresses.get(MASTER_ID))
-        return (
-            registrar.monitor.refusal()
-            or new_master_refusal(listed, registrar.master, is_master_available=is_master_available)
-            or listing_refusal(listed, slave, was_registered=registrar.was_registered)
-            or claims_refusal(listed, slave, registrar.claims())
-        )
-
     async def _unregister(self, listed: Listing) -> None:
-        command = unregister_command(self._slave, listed)
+        command = self._registrar.withdrawal(listed)
         if command is not None:
             await self._call(command)
 
@@ -214,6 +246,6 @@ class _Session:
             return
         level = logging.INFO if progress.state is RegistrationState.REGISTERED else logging.WARNING
         logger.log(
-            level, "slave %s", progress.state.value,
+            level, "%s %s", self._registrar.what, progress.state.value,
             extra={"name_server": self._address, "id": self._slave.broker_id, "why": progress.why},
         )  # fmt: skip

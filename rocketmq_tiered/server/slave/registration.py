@@ -56,7 +56,7 @@ _BODY: Final = json.dumps(
 @dataclass(frozen=True)
 class SlaveConfig:
     """The master, its name servers, and the registration: ``broker_id`` at the address ``advertise`` that clients dial.
-    ``tls``: for the connections to broker and name servers; None: plain."""
+    ``broker_address``: empty without a master. ``tls``: for the connections to broker and name servers; None: plain."""
 
     broker: str
     broker_address: str

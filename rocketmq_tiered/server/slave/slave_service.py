@@ -29,7 +29,7 @@ from rocketmq_tiered.server.proxy.relay_status import RelayCounters, SlaveStatus
 from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
 from rocketmq_tiered.server.slave.master_monitor import MasterMonitor
 from rocketmq_tiered.server.slave.pull_redirect import RedirectContext, RedirectCounters
-from rocketmq_tiered.server.slave.registrar import Registrar
+from rocketmq_tiered.server.slave.registrar import SlaveRegistrar
 from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
 from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, BETWEEN_REPLICAS, READ_ONLY, RELAYED
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
@@ -88,7 +88,7 @@ class SlaveService(RelayService[RelayClient]):
         )
         self._options = options
         self.master = MasterMonitor(options.slave, options.broker_conf, options.credentials)
-        self._registrar = Registrar(options.slave, options.register_s, self.master)
+        self._registrar = SlaveRegistrar(options.slave, options.register_s, self.master)
         self.master.on_refusal = self._registrar.wake
         self.redirect = RedirectContext(
             options.slave.broker_id, lambda: self.master.is_available, counters=self.counters.pulls

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rocketmq_tiered.server.slave.registrar import Registrar
+from rocketmq_tiered.server.slave.registrar import SlaveRegistrar
 from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
 from tests.server.slave.name_server_double import BROKER, NameServerDouble
 from tests.server.slave.until import until
@@ -29,7 +29,7 @@ class MasterStatus:
 
 
 def story(
-    tell: Callable[[Registrar, list[NameServerDouble], MasterStatus], Awaitable[None]], *servers: NameServerDouble,
+    tell: Callable[[SlaveRegistrar, list[NameServerDouble], MasterStatus], Awaitable[None]], *servers: NameServerDouble,
     period_s: float = 0.05,
 ) -> None:  # fmt: skip
     async def whole() -> None:
@@ -38,7 +38,7 @@ def story(
         addresses = tuple(server.address for server in servers)
         master = MasterStatus()
         place = SlaveConfig(BROKER, "10.0.0.1:10911", addresses, OURS, 7)
-        registrar = Registrar(place, period_s, master)
+        registrar = SlaveRegistrar(place, period_s, master)
         registrar.start()
         try:
             async with asyncio.timeout(20):
@@ -53,7 +53,7 @@ def story(
 
 @pytest.mark.parametrize("is_5", [False, True])
 def test_it_is_listed_at_every_name_server_and_unregisters_from_all(is_5: bool) -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
         await until(lambda: all(server.codes().count(103) >= 3 for server in servers))
         assert {status.state for status in registrar.statuses()} == {RegistrationState.REGISTERED}
@@ -66,7 +66,7 @@ def test_it_is_listed_at_every_name_server_and_unregisters_from_all(is_5: bool) 
 
 
 def test_a_restarted_name_server_lists_it_again_before_it_knows_the_master() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         port = int(server.address.rpartition(":")[2])
@@ -80,7 +80,7 @@ def test_a_restarted_name_server_lists_it_again_before_it_knows_the_master() -> 
 
 
 def test_one_name_server_away_does_not_keep_it_from_the_others() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         def stand() -> RegistrationState:
             return registrar.statuses()[1].state
 
@@ -93,7 +93,7 @@ def test_one_name_server_away_does_not_keep_it_from_the_others() -> None:
 
 
 def test_an_id_that_is_taken_is_never_registered_until_it_is_free() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert "belongs to" in registrar.statuses()[0].why
@@ -110,7 +110,7 @@ def test_an_id_that_is_taken_is_never_registered_until_it_is_free() -> None:
 def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one() -> None:
     """One that has just started has heard of the master, and not yet of its slave."""
 
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         knows, starts = servers
         await until(lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED})
         del starts.addresses[7]
@@ -129,7 +129,7 @@ def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one()
 def test_an_address_of_a_broker_of_another_name_is_not_registered_until_it_is_free(is_5: bool) -> None:
     """Name servers know who lives by address: that broker's entry would be ours, and end with us."""
 
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert f"{OURS} is listed as id 0 of broker-z" in registrar.statuses()[0].why
@@ -147,7 +147,7 @@ def test_an_address_of_a_broker_of_another_name_is_not_registered_until_it_is_fr
 def test_when_a_broker_of_another_name_comes_to_its_address_it_goes_and_takes_nothing_along(
     is_5: bool,
 ) -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         server.others["broker-z"] = {0: OURS}
@@ -161,7 +161,7 @@ def test_when_a_broker_of_another_name_comes_to_its_address_it_goes_and_takes_no
 
 
 def test_a_registration_under_way_when_it_ends_is_taken_back() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.codes() == [103])
         await registrar.leave()
@@ -177,7 +177,7 @@ def test_a_registration_under_way_when_it_ends_is_taken_back() -> None:
 def test_another_process_that_takes_its_id_keeps_it(is_5: bool) -> None:
     """Two that register over each other would flap; 4.9 unregisters the id's current owner."""
 
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         server.addresses[7] = OTHER
@@ -191,7 +191,7 @@ def test_another_process_that_takes_its_id_keeps_it(is_5: bool) -> None:
 
 
 def test_when_the_master_leaves_no_place_it_goes_and_comes_back() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         master.why = "slaves act as master"
@@ -206,7 +206,7 @@ def test_when_the_master_leaves_no_place_it_goes_and_comes_back() -> None:
 
 
 def test_without_a_master_it_waits_for_one() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert 103 not in server.codes()
@@ -221,7 +221,7 @@ def test_without_a_master_it_waits_for_one() -> None:
 
 
 def test_success_without_being_listed_is_not_believed() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert "lists no broker as id 7" in registrar.statuses()[0].why
 
@@ -231,7 +231,7 @@ def test_success_without_being_listed_is_not_believed() -> None:
 
 
 def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_one() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         master.is_available = False
@@ -256,7 +256,7 @@ def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
                 return None
 
         await server.start()
-        registrar = Registrar(SlaveConfig(BROKER, "m:1", (server.address,), OURS, 7), 0.05, Failing())
+        registrar = SlaveRegistrar(SlaveConfig(BROKER, "m:1", (server.address,), OURS, 7), 0.05, Failing())
         registrar.start()
         await until(lambda: server.addresses.get(7) == OURS)
         await registrar.leave()
@@ -266,7 +266,7 @@ def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
 
 
 def test_one_that_comes_to_its_address_while_it_registers_is_seen_before_the_next_round() -> None:
-    async def tell(registrar: Registrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
+    async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         (server,) = servers
         await until(lambda: server.codes() == [103])
         server.others["broker-z"] = {0: OURS}
@@ -280,7 +280,7 @@ def test_one_that_comes_to_its_address_while_it_registers_is_seen_before_the_nex
 
 def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
     async def tell() -> None:
-        registrar = Registrar(SlaveConfig(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, MasterStatus())
+        registrar = SlaveRegistrar(SlaveConfig(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, MasterStatus())
         registrar.start()
         await until(lambda: registrar.statuses()[0].state is RegistrationState.UNREACHABLE)
         await registrar.leave()

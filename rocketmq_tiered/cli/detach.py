@@ -1,0 +1,193 @@
+"""`tiered detach`: retire a broker so that nodes of `tiered mount` serve it; `--undo` takes it back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from rocketmq_tiered.cli.arguments import add_json, add_places, add_writer_flags, settings_of
+from rocketmq_tiered.process.allocator import return_freed_memory
+from rocketmq_tiered.process.broker_control import PERM_NONE, BrokerControl
+from rocketmq_tiered.process.broker_side import (
+    address_of,
+    credentials_of,
+    names_of,
+    open_store_of,
+    read_conf,
+    store_path,
+    tls_of,
+)
+from rocketmq_tiered.process.detach import Detachment, Step, Waits
+from rocketmq_tiered.process.instance import backfill_instance, running_instances, state_root
+from rocketmq_tiered.process.logs import log_plain
+from rocketmq_tiered.process.returned_broker import needs_groups, take_back
+from rocketmq_tiered.process.uploader_job import UploaderJob, Writer
+from rocketmq_tiered.server.mount.node_lease import BrokerName, announce_archive
+from tiered.broker_store.names import BrokerNames
+from tiered.catalog.archives import open_archive
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.retirement import retired_since
+from tiered.console import print_json, print_lines
+from tiered.errors import NotFoundError, UnavailableError, UsageError
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.request_metrics import StoreMetrics
+from tiered.object_store.store_options import StoreOptions
+from tiered.remoting.client import BrokerClient
+from tiered.settings.quantities import duration_ms
+from tiered.settings.sections import Settings
+from uploader.outcome_text import outcome_text
+
+TIMEOUT_S = 10.0
+STOP_S = 60.0
+LOOK_S = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Places, broker, ``--undo``, ``--wait`` and ``--force``."""
+    add_places(parser)
+    add_writer_flags(parser)
+    parser.add_argument(
+        "--undo", action="store_true", help="take the broker back: readable and writable again"
+    )
+    parser.add_argument(
+        "--wait", metavar="DURATION", default="10m",
+        help="how long to wait for what is left and for the broker to be stopped (default 10m)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="continue although timers, delayed, half or popped messages are left: they are not delivered",
+    )
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Retire the broker, from where an earlier run stopped, or take it back."""
+    return_freed_memory()
+    settings = settings_of(options).settings
+    if not settings.archive.url:
+        raise UsageError("archive.url is not set", hint="give --url file:///… or s3://…")
+    wait_ms = duration_ms(options.wait)
+    if wait_ms is None:
+        raise UsageError(f"--wait {options.wait} is not a duration", hint="for example 10m")
+    log_plain(settings.process.log_level)
+    command = _Command(settings, wait_ms / 1000, as_json=options.json)
+    try:
+        if options.undo:
+            command.undo()
+        else:
+            command.detach(force=options.force)
+    finally:
+        command.close()
+        if options.json:
+            print_json({"steps": [step._asdict() for step in command.steps]})
+    return 0
+
+
+class _Command:
+    def __init__(self, settings: Settings, wait_s: float, *, as_json: bool) -> None:
+        self._settings, self._wait_s, self._as_json = settings, wait_s, as_json
+        self._conf = read_conf(settings)
+        self._store = open_store_of(settings, self._conf)
+        self.names: BrokerNames = names_of(settings, self._store)
+        address = address_of(settings, self._conf)
+        if not address:
+            raise UsageError("the broker's address is unknown", hint="give --broker-address or --broker-conf")
+        self._client = BrokerClient(address, TIMEOUT_S, credentials_of(settings), tls_of(settings))
+        self._broker = BrokerControl(self._client, self.names.cluster)
+        self._detachment = Detachment(self._broker, Waits(wait_s), self._say, time.monotonic, time.sleep)
+        self.steps: list[Step] = []
+
+    def close(self) -> None:
+        self._client.close()
+        self._store.close()
+
+    def _say(self, step: Step) -> None:
+        self.steps.append(step)
+        if not self._as_json:
+            print_lines(f"{step.name:<11} {step.state}")
+
+    def _root(self) -> ObjectStore:
+        return open_store(self._settings.archive.url, StoreOptions(self._settings.object_store))
+
+    def detach(self, *, force: bool) -> None:
+        root = self._root()
+        try:
+            if not self._is_retired(root):
+                if not self._store.liveness().is_dead:
+                    self._detachment.close(force=force)
+                    self._await_stop()
+                elif not force and self._conf_permission() != PERM_NONE:
+                    raise UsageError(
+                        "the broker was stopped before its groups had settled",
+                        hint="start it and run tiered detach, or give --force: groups may repeat or lack messages",
+                    )
+                self._archive()
+            self._say(Step("archived", "done: to the end, and retired"))
+            name = BrokerName(self.names.cluster, self.names.broker)
+            announce_archive(root, name, load(open_archive(root, *name).store).queue_count)
+            self._say(Step("announced", "done: nodes of tiered mount serve it"))
+        finally:
+            root.close()
+
+    def _is_retired(self, root: ObjectStore) -> bool:
+        with suppress(NotFoundError):
+            state = load(open_archive(root, self.names.cluster, self.names.broker).store)
+            return retired_since(state) is not None
+        return False
+
+    def _conf_permission(self) -> int:
+        text = "" if self._conf is None else self._conf.properties.get("brokerPermission", "")
+        return int(text) if text.strip().isdecimal() else -1
+
+    def _await_stop(self) -> None:
+        self._say(Step("stopped", "waits: stop the broker now"))
+        ends_s = time.monotonic() + self._wait_s
+        while not self._store.liveness().is_dead:
+            if time.monotonic() >= ends_s:
+                raise UnavailableError("the broker still runs", hint="stop it, then run tiered detach again")
+            time.sleep(LOOK_S)
+        self._say(Step("stopped", "done"))
+
+    def _archive(self) -> None:
+        self._end_instance()
+        writer = Writer(
+            backfill_instance(str(store_path(self._settings, self._conf))), "backfill",
+            self._settings.archive.take_over, retires=True,
+        )  # fmt: skip
+        job = UploaderJob(self._settings, writer, StoreMetrics())
+        result = job.offload(threading.Event(), follow=False)
+        self._say(Step("last part", f"done: {outcome_text(result)}"))
+
+    def _end_instance(self) -> None:
+        """Stop a `tiered run` of this host beside the store: it owns the archive."""
+        own = os.path.realpath(store_path(self._settings, self._conf))
+        for instance in running_instances(state_root(os.environ)):
+            if os.path.realpath(instance.store_path) == own:
+                os.kill(instance.pid, signal.SIGTERM)
+                ends_s = time.monotonic() + STOP_S
+                while Path(f"/proc/{instance.pid}").exists() and time.monotonic() < ends_s:
+                    time.sleep(LOOK_S / 5)
+                self._say(Step("tiered run", f"done: process {instance.pid} stopped"))
+
+    def undo(self) -> None:
+        root = self._root()
+        try:
+            if self._store.liveness().is_dead:
+                raise UnavailableError(
+                    "the broker does not run", hint="start it, then run tiered detach --undo"
+                )
+            with suppress(NotFoundError):
+                archive = open_archive(root, self.names.cluster, self.names.broker)
+                if needs_groups(archive, load(archive.store)):
+                    take_back(root, archive, self._client, self._say)
+                    return
+            self._detachment.undo()
+        finally:
+            root.close()

@@ -1,0 +1,126 @@
+"""`tiered mount`: serve retired brokers under their names, shared with other nodes; `mount ls` lists them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from rocketmq_tiered.cli.arguments import (
+    MOUNT_FLAGS,
+    STORE_FLAGS,
+    add_json,
+    add_setting_flags,
+    settings_of,
+)
+from rocketmq_tiered.page.mounts import MountPages
+from rocketmq_tiered.process.admin import AdminServer
+from rocketmq_tiered.process.broker_side import tls_of
+from rocketmq_tiered.process.logs import log_service
+from rocketmq_tiered.process.mount_report import MountAdminSource, mount_rows
+from rocketmq_tiered.server.listen.own_address import advertised_host
+from rocketmq_tiered.server.mount.membership import Membership
+from rocketmq_tiered.server.mount.mount_node import MountNode
+from rocketmq_tiered.server.mount.mounted_archive import MountPlace
+from tiered.console import camel_names, print_json, print_lines, print_table, time_text
+from tiered.errors import UsageError
+from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import StoreOptions
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``ls`` and URLs."""
+    parser.add_argument(
+        "url", metavar="URL", nargs="+",
+        help="prefixes that have archives, such as s3://bucket/prefix; after ls: list their mounted brokers",
+    )  # fmt: skip
+    add_setting_flags(parser, STORE_FLAGS, MOUNT_FLAGS)
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """List, or serve until SIGTERM or SIGINT."""
+    settings = settings_of(options).settings
+    if options.url[0] == "ls":
+        return _list(options.url[1:], settings, as_json=options.json)
+    if not settings.broker.name_servers:
+        raise UsageError("no name servers are set", hint="give --name-servers HOST:PORT")
+    log_service(settings.process.log_level)
+    with ExitStack() as opened:
+        stores = [open_store(url, StoreOptions(settings.object_store)) for url in options.url]
+        for store in stores:
+            opened.callback(store.close)
+        node = settings.mount.node or os.uname().nodename
+        members = [Membership(store, node, time.monotonic, _now_ms) for store in stores]
+        places = [_place(url, settings, member) for url, member in zip(options.url, members, strict=True)]
+        nodes = [MountNode(place, store) for place, store in zip(places, stores, strict=True)]
+        asyncio.run(_serve(nodes, settings))
+    return 0
+
+
+def _place(url: str, settings: Settings, member: Membership) -> MountPlace:
+    mount = settings.mount
+    host = mount.advertise or advertised_host(mount.bind, setting="mount.advertise")
+    return MountPlace(url, settings, member, host, settings.broker.name_servers, tls_of(settings))
+
+
+async def _serve(nodes: Sequence[MountNode], settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    source, admin = MountAdminSource(nodes), settings.admin
+    port = AdminServer(admin.host, admin.port, source, host_names=admin.host_names, pages=MountPages(source))
+    logger.info("started", extra={"admin": port.url, "node": nodes[0].member.node})
+    print_lines(
+        f"node {nodes[0].member.node} mounts retired brokers; admin page: {port.url}", file=sys.stderr
+    )
+    beat = asyncio.create_task(source.beat())
+    for node in nodes:
+        node.start()
+    try:
+        await stop.wait()
+        logger.info("draining: brokers are given to other nodes")
+        await asyncio.gather(*(node.drain() for node in nodes))
+        logger.info("ended")
+    finally:
+        beat.cancel()
+        await asyncio.to_thread(port.close)
+
+
+def _list(urls: Sequence[str], settings: Settings, *, as_json: bool) -> int:
+    if not urls:
+        raise UsageError("no URL is given", hint="tiered mount ls s3://bucket/prefix")
+    rows = []
+    for url in urls:
+        store = open_store(url, StoreOptions(settings.object_store))
+        try:
+            rows += mount_rows(store)
+        finally:
+            store.close()
+    if as_json:
+        print_json({"brokers": [camel_names(row._asdict()) for row in rows]})
+        return 0
+    print_table(
+        ["broker", "node", "address", "since", "state", "queues", "consumers", "groups", "lag"],
+        [
+            [f"{row.cluster}/{row.broker}", row.node or "-", row.address or "-",
+             time_text(row.since_ms) if row.since_ms else "-", row.state, row.queues, row.consumers, row.groups,
+             row.lag]
+            for row in rows
+        ],
+    )  # fmt: skip
+    return 0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,53 @@
+"""The admin page of `tiered mount`: which node serves which retired broker since when, its consumers and their lag."""
+
+from __future__ import annotations
+
+from email.message import Message
+
+from rocketmq_tiered.page.frame import (
+    HTML_TYPE,
+    SECURITY_HEADERS,
+    STATIC_TYPES,
+    document,
+    notice,
+    static_file,
+)
+from rocketmq_tiered.page.html import section, table
+from rocketmq_tiered.process.admin import PageAnswer
+from rocketmq_tiered.process.mount_report import MountAdminSource
+from tiered.console import time_text
+
+_HEADER = ("broker", "node", "address", "since", "state", "queues", "consumers", "groups", "lag")
+
+
+class MountPages:
+    """See Pages."""
+
+    def __init__(self, source: MountAdminSource) -> None:
+        self._source = source
+
+    def answer(self, target: str, headers: Message, client: str) -> PageAnswer | None:
+        """See Pages."""
+        path = target.partition("?")[0]
+        name = path.removeprefix("/page/")
+        if name != path and name in STATIC_TYPES:
+            return PageAnswer(200, STATIC_TYPES[name], static_file(name), SECURITY_HEADERS)
+        if path != "/":
+            return None
+        rows = [
+            (
+                f"{row.cluster}/{row.broker}", row.node, row.address, time_text(row.since_ms), row.state, row.queues,
+                row.consumers, row.groups, row.lag,
+            )
+            for row in self._source.rows()
+        ]  # fmt: skip
+        content = [notice(finding.text, is_problem=finding.is_bad) for finding in self._source.findings()]
+        content.append(
+            section("brokers", "Mounted brokers", table("Mounted brokers", _HEADER, rows, (5, 6, 7, 8)))
+        )
+        node = self._source.nodes[0]
+        page = document("Mounted brokers", "tiered mount", node.member.node, [("/", "Brokers")], "/", content)
+        return PageAnswer(200, HTML_TYPE, page, SECURITY_HEADERS)
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,127 @@
+"""Retires a broker, step by step, and takes it back.
+
+    permission 4 → clients have read the route, log quiet → nothing left → permission 0 → commits settled →
+    broker stopped → archived to the end, retired → announced to the nodes that mount it
+
+The broker's permission says how far an earlier run came. Nothing is stored beside it: stopped anywhere, the next run
+continues. Reads come before every change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from rocketmq_tiered.process.broker_control import (
+    PERM_NONE,
+    PERM_READ,
+    PERM_READ_WRITE,
+    BrokerControl,
+    Leftover,
+)
+from tiered.errors import UnavailableError
+
+ROUTE_POLL_S: Final = 30.0
+"""Clients read routes this often (pollNameServerInterval)."""
+QUIET_S: Final = 10.0
+SETTLE_S: Final = 10.0
+LOOK_S: Final = 1.0
+
+
+class Step(NamedTuple):
+    """A step, and its state: done, or what it waits for."""
+
+    name: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Waits:
+    """``wait_s``: for what others must do; ``route_s``, ``quiet_s`` and ``settle_s`` as the constants."""
+
+    wait_s: float
+    route_s: float = ROUTE_POLL_S
+    quiet_s: float = QUIET_S
+    settle_s: float = SETTLE_S
+
+
+class LeftError(UnavailableError):
+    """The broker still holds messages that only it delivers."""
+
+
+class Detachment:
+    """Closes one broker. ``say`` prints a step; ``now_s``: a monotonic clock."""
+
+    def __init__(
+        self,
+        broker: BrokerControl,
+        waits: Waits,
+        say: Callable[[Step], None],
+        now_s: Callable[[], float],
+        sleep: Callable[[float], object],
+    ) -> None:
+        self._broker, self._waits, self._say, self._now_s, self._sleep = broker, waits, say, now_s, sleep
+
+    def close(self, *, force: bool) -> None:
+        """Until the broker may be stopped. Raises LeftError for what is left unless ``force``, UnavailableError for
+        other waits that took too long."""
+        permission = self._broker.permission()
+        if permission == PERM_NONE:
+            self._say(Step("read-only", "done before"))
+        else:
+            if permission != PERM_READ:
+                self._broker.set_permission(PERM_READ)
+            self._say(Step("read-only", "done: brokerPermission = 4; tiered detach --undo reverts it"))
+            self._sleep(self._waits.route_s)
+            self._say(Step("routes", "done: clients have read them"))
+            self._quiet()
+            self._emptied(force=force)
+            self._broker.set_permission(PERM_NONE)
+        self._say(Step("closed", "done: brokerPermission = 0"))
+        self._stands(self._broker.group_offsets, self._waits.settle_s, "group offsets still change")
+        self._say(Step("commits", "done: settled"))
+
+    def _quiet(self) -> None:
+        self._stands(self._broker.log_end, self._waits.quiet_s, "the log still grows")
+        self._say(Step("log", "done: quiet"))
+
+    def _emptied(self, *, force: bool) -> None:
+        ends_s, said = self._now_s() + self._waits.wait_s, ""
+        while left := self._broker.leftovers():
+            if force:
+                self._say(Step("left", f"done: {left_text(left)} stay in the archive as they are"))
+                return
+            if self._now_s() >= ends_s:
+                raise LeftError(
+                    f"the broker still holds {left_text(left)}",
+                    hint="run tiered detach again later, wait longer (--wait 1h), or give them up (--force)",
+                )
+            if (text := left_text(left)) != said:
+                self._say(Step("left", f"waits for {text}"))
+                said = text
+            self._sleep(LOOK_S)
+        self._say(Step("left", "done: nothing"))
+
+    def _stands(self, read: Callable[[], object], for_s: float, what: str) -> None:
+        """Until ``read`` has returned the same for ``for_s``."""
+        last, since_s = read(), self._now_s()
+        ends_s = since_s + for_s + max(self._waits.wait_s, for_s)
+        while self._now_s() - since_s < for_s:
+            self._sleep(min(LOOK_S, for_s))
+            if (now := read()) != last:
+                last, since_s = now, self._now_s()
+            if self._now_s() >= ends_s:
+                raise UnavailableError(
+                    f"{what}", hint="stop what writes to this broker, then run tiered detach again"
+                )
+
+    def undo(self) -> None:
+        """Make the broker readable and writable again."""
+        self._broker.set_permission(PERM_READ_WRITE)
+        self._say(Step("permission", "done: brokerPermission = 6"))
+
+
+def left_text(left: list[Leftover]) -> str:
+    """For messages."""
+    return ", ".join(f"{leftover.count} {leftover.what}" for leftover in left)

@@ -1,0 +1,171 @@
+"""What the nodes of `tiered mount` serve: rows of `mount ls`, and the contents of a node's admin pages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
+
+import orjson
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from rocketmq_tiered.process.findings import Finding
+from rocketmq_tiered.process.metrics import PREFIX, ScrapeCollector
+from rocketmq_tiered.server.mount.mount_node import MountNode
+from rocketmq_tiered.server.mount.node_lease import AnnouncedArchives, NodeLease, NodeLog
+from tiered.console import camel_names
+from tiered.object_store.interface import ObjectStore
+
+BEAT_S = 1.0
+STALLED_S = 10.0
+
+
+class MountRow(NamedTuple):
+    """A broker to be mounted, and its holder, if any. ``state``: served, leaving, not served, or a problem."""
+
+    cluster: str
+    broker: str
+    node: str
+    address: str
+    since_ms: int
+    state: str
+    queues: int
+    consumers: int
+    groups: int
+    lag: int
+    stored_bytes: int
+
+
+def mount_rows(store: ObjectStore) -> list[MountRow]:
+    """Rows of all brokers below ``store``. Raises what the store raises."""
+    leases = NodeLog(store, "", lambda: 0).newest()
+    announced = AnnouncedArchives(store).read()
+    rows = rows_of(leases.values())
+    known = {(row.cluster, row.broker) for row in rows if row.state != "leaving"}
+    rows += [
+        MountRow(*name, "", "", 0, "not served", queues, 0, 0, 0, 0)
+        for name, queues in announced.items() if name not in known
+    ]  # fmt: skip
+    return sorted(rows)
+
+
+def rows_of(leases: Iterable[NodeLease]) -> list[MountRow]:
+    """Rows of what living nodes serve."""
+    return [
+        MountRow(
+            record.cluster, record.broker, lease.node, record.address, record.since_ms,
+            "leaving" if record.is_leaving else record.problem or "served", record.queues, record.consumers,
+            record.groups, record.lag, record.stored_bytes,
+        )
+        for lease in leases if lease.is_living for record in lease.mounts
+    ]  # fmt: skip
+
+
+def of_mounts(node: MountNode) -> list[Finding]:
+    """Findings of a node of `tiered mount`."""
+    found = []
+    if node.problem:
+        step = "check the object store; other nodes serve these brokers until the lease is renewed"
+        found.append(
+            Finding("mount-lease", f"the node's lease is not renewed: {node.problem}", step, is_bad=True)
+        )
+    for name, why in sorted(node.failures.items()):
+        what = f"{'/'.join(name)} is not mounted here: {why}"
+        found.append(Finding("mount", what, "correct that; it is tried again every few seconds", is_bad=True))
+    for record in node.records():
+        if record.problem:
+            what = f"{record.cluster}/{record.broker} is not registered: {record.problem}"
+            found.append(Finding("mount", what, "check the name servers (broker.name_servers)", is_bad=True))
+    return found
+
+
+class MountAdminSource:
+    """See AdminSource. ``beat`` runs on the event loop, the pages in the admin server's threads."""
+
+    def __init__(self, nodes: Sequence[MountNode], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._nodes, self._clock_s = nodes, clock_s
+        self._beaten_s = clock_s()
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._registry.register(_MountCollector(self))
+
+    async def beat(self) -> None:
+        """Show that the event loop runs, until cancelled."""
+        while True:
+            self._beaten_s = self._clock_s()
+            await asyncio.sleep(BEAT_S)
+
+    def findings(self) -> list[Finding]:
+        """What an operator should look at."""
+        return [finding for node in self._nodes for finding in of_mounts(node)]
+
+    def health(self) -> tuple[bool, str]:
+        """Whether the event loop runs."""
+        silent_s = self._clock_s() - self._beaten_s
+        return silent_s <= STALLED_S, "serving" if silent_s <= STALLED_S else "the event loop is held up"
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether this node holds its lease."""
+        texts = [finding.text for finding in self.findings()]
+        holds = all(node.member.holds() for node in self._nodes)
+        return holds, "\n".join(["serving" if holds else "no lease is held", *texts])
+
+    def rows(self) -> list[MountRow]:
+        """What all nodes serve, as their leases say."""
+        return sorted(row for node in self._nodes for row in rows_of(node.member.leases.values()))
+
+    def status_json(self) -> bytes:
+        """See AdminSource."""
+        document = {
+            "nodes": [
+                {
+                    "url": node.place.url, "node": node.member.node, "state": node.state.value,
+                    "holdsLease": node.member.holds(), "storeProblem": node.problem, "moves": node.moves,
+                    "takeovers": node.member.takeovers,
+                    "brokers": [camel_names(asdict(record)) for record in node.records()],
+                    "failures": {"/".join(name): why for name, why in node.failures.items()},
+                }
+                for node in self._nodes
+            ],
+            "findings": [camel_names(asdict(finding)) for finding in self.findings()],
+        }  # fmt: skip
+        return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+
+    def metrics(self) -> bytes:
+        """See AdminSource."""
+        return generate_latest(self._registry)
+
+    @property
+    def nodes(self) -> Sequence[MountNode]:
+        """Those of this process."""
+        return self._nodes
+
+
+class _MountCollector(ScrapeCollector):
+    def __init__(self, source: MountAdminSource) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of one scrape."""
+        nodes = self._source.nodes
+        records = [record for node in nodes for record in node.records()]
+        gauges = {
+            "brokers": ("retired brokers served here", len(records)),
+            "lease_held": (
+                "1 while this node holds its lease",
+                int(all(node.member.holds() for node in nodes)),
+            ),
+            "consumers": (
+                "connected members of consumer groups",
+                sum(record.consumers for record in records),
+            ),
+            "lag_messages": ("messages not consumed by groups", sum(record.lag for record in records)),
+            "moves": ("brokers taken since the start", sum(node.moves for node in nodes)),
+            "attention": ("findings an operator should look at", len(self._source.findings())),
+        }
+        for name, (meaning, value) in gauges.items():
+            yield GaugeMetricFamily(f"{PREFIX}_mount_{name}", meaning, value=value)

@@ -1,0 +1,1 @@
+"""Retired brokers, mounted read-only: archives of one prefix, shared among nodes and served in archive mode."""

@@ -1,0 +1,94 @@
+"""One node among those that share the retired brokers below a prefix: its lease, those of others, what to do.
+
+    renew the lease → read all leases → end those of silent nodes → read the brokers to be mounted → decide
+
+Blocking: ``step`` is called by one thread at a time, the questions from any. Owns this order.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from rocketmq_tiered.server.mount.node_lease import (
+    AnnouncedArchives,
+    BrokerName,
+    MountRecord,
+    NodeLease,
+    NodeLog,
+    NodeState,
+)
+from rocketmq_tiered.server.mount.sharing import LEASE_S, MARGIN_S, RENEW_S, Decision, Sightings, decide
+from tiered.errors import FencedError
+from tiered.object_store.interface import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+
+class Membership:
+    """``now_s``: a monotonic clock. ``clock_ms``: wall clock, only shown."""
+
+    def __init__(
+        self, store: ObjectStore, node: str, now_s: Callable[[], float], clock_ms: Callable[[], int]
+    ) -> None:
+        self.node, self._now_s = node, now_s
+        self._log = NodeLog(store, node, clock_ms)
+        self._archives = AnnouncedArchives(store)
+        self._sightings = Sightings()
+        self._held_until_s = -math.inf
+        self.leases: Mapping[str, NodeLease] = {}
+        """As last read."""
+        self.announced: Mapping[BrokerName, int] = {}
+        self.takeovers = 0
+        """Leases of others that this node ended."""
+
+    @property
+    def lease(self) -> str:
+        """See NodeLease."""
+        return self._log.lease
+
+    def holds(self) -> bool:
+        """Whether no other node can have ended this node's lease."""
+        return self._now_s() < self._held_until_s
+
+    def has_lapsed(self, lease: str) -> bool:
+        """Whether the process that kept ``lease`` has lost it."""
+        return not any(found.lease == lease and found.is_living for found in self.leases.values())
+
+    def addresses_of(self, name: BrokerName) -> set[str]:
+        """Addresses at which nodes serve a broker, or did."""
+        records = (record for lease in self.leases.values() for record in lease.mounts)
+        return {record.address for record in records if record.name == name}
+
+    def step(self, state: NodeState, mounts: Sequence[MountRecord]) -> Decision:
+        """One round. Raises FencedError if the lease is lost: everything held is to be closed; the next call joins as a
+        new process. Raises what the store raises."""
+        began_s = self._now_s()
+        try:
+            if not self._log.lease:
+                self._held_until_s = -math.inf
+                self._log.join()
+            else:
+                self._log.renew(state, mounts)
+            read_s = self._now_s()
+            leases = self._log.newest()
+        except FencedError:
+            self._held_until_s = -math.inf
+            raise
+        self._held_until_s = began_s + LEASE_S - MARGIN_S
+        self._sightings.note(leases, read_s, self._now_s())
+        for node in self._sightings.silent():
+            if node != self.node and leases[node].is_living and (ended := self._log.end(leases[node])):
+                logger.warning("node is silent: its lease is ended", extra={"node": node})
+                self.takeovers += 1
+                leases[node] = ended
+        self.leases = leases
+        self.announced = self._archives.read()
+        return decide(self.node, leases, self.announced)
+
+    def wait_s(self) -> float:
+        """Time to the next round: a renewal, or the moment at which a node is silent."""
+        others = [node for node, lease in self.leases.items() if node != self.node and lease.is_living]
+        left_s = self._sightings.next_silent_s(others) - self._now_s()
+        return min(RENEW_S, max(1.0, left_s))

@@ -1,0 +1,211 @@
+"""A node that serves its share of the retired brokers below one URL: acts on the decisions of membership.py.
+
+Taking, giving and closing a broker are tasks of their own: none delays the renewal of the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from rocketmq_tiered.server.mount.mounted_archive import MountedArchive, MountPlace
+from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, NodeState, withdraw_archive
+from rocketmq_tiered.server.mount.sharing import Decision
+from tiered.errors import FencedError, TieredError
+from tiered.object_store.interface import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+TAKES_MAX = 4
+"""Brokers that are opened at once."""
+MOVED_S = 45.0
+"""How long a released broker waits for its successor's registration."""
+LINGER_S = 30.0
+"""Reads are served this long after it: clients read routes that often."""
+CHECK_EVERY = 6
+"""Rounds between two counts of lag, and checks for expired brokers."""
+RETRY_S = 1.0
+
+
+class MountNode:
+    """Belongs to one event loop. ``store``: at the URL."""
+
+    def __init__(self, place: MountPlace, store: ObjectStore) -> None:
+        self.place, self._store = place, store
+        self.member = place.membership
+        self.mounted: dict[BrokerName, MountedArchive] = {}
+        self.failures: dict[BrokerName, str] = {}
+        """Why brokers of this node's share are not served."""
+        self.problem = ""
+        """Why the lease was not renewed; empty if it was."""
+        self.state = NodeState.ACTIVE
+        self.moves = 0
+        """Brokers taken so far."""
+        self._busy: dict[BrokerName, asyncio.Task[None]] = {}
+        self._opening = asyncio.Semaphore(TAKES_MAX)
+        self._wake = asyncio.Event()
+        self._rounds = 0
+        self._task: asyncio.Task[None] | None = None
+        self._ports: set[int] = set()
+        """Those in use, here or by other programs."""
+
+    def start(self) -> None:
+        """Share the brokers from now on."""
+        self._task = asyncio.create_task(self._run())
+
+    def records(self) -> list[MountRecord]:
+        """What this node serves, by name. Callable from any thread."""
+        return [mounted.record() for _, mounted in sorted(self.mounted.items())]
+
+    async def drain(self) -> None:
+        """Give everything to other nodes, wait until clients have moved if there are any, and leave."""
+        self.state = NodeState.DRAINING
+        self._wake.set()
+        while self.mounted or self._busy:
+            self._wake.set()
+            await asyncio.sleep(0.2)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.state = NodeState.LEFT
+        try:
+            await asyncio.to_thread(self.member.step, NodeState.LEFT, [])
+        except (TieredError, KeyError) as error:
+            logger.warning("the lease runs out instead of being released: %s", error)
+
+    # -- rounds -----------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            wait_s = RETRY_S
+            try:
+                decision = await asyncio.to_thread(self.member.step, self.state, self.records())
+                self.problem = ""
+                wait_s = self.member.wait_s()
+            except FencedError as error:
+                await self._lose_all(str(error))
+            except TieredError as error:
+                if not self.problem:
+                    logger.warning("lease not renewed: %s", error)
+                self.problem = str(error)
+            else:
+                self._act(decision)
+            self._close_lost()
+            self._rounds += 1
+            if self._rounds % CHECK_EVERY == 1:
+                self._check_each()
+            if self._wake.is_set():
+                wait_s = min(wait_s, RETRY_S)
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(RETRY_S / 10)
+
+    def _act(self, decision: Decision) -> None:
+        for name in decision.take:
+            if name not in self.mounted:
+                self._spawn(name, self._take(name))
+        for name in (*decision.give, *decision.stop):
+            if name in self.mounted:
+                self._spawn(name, self._give(self.mounted[name]))
+        known = self.member.announced
+        self.failures = {name: why for name, why in self.failures.items() if name in known}
+
+    def _spawn(self, name: BrokerName, work: Coroutine[Any, Any, None]) -> None:
+        if name in self._busy:
+            work.close()
+            return
+        task = self._busy[name] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._finished(name))
+
+    def _finished(self, name: BrokerName) -> None:
+        self._busy.pop(name, None)
+        self._wake.set()
+
+    async def _take(self, name: BrokerName) -> None:
+        async with self._opening:
+            if self.state is not NodeState.ACTIVE:
+                return
+            port = self._free_port()
+            try:
+                mounted = await MountedArchive.taken(self.place, name, port)
+            except (TieredError, OSError) as error:
+                if not isinstance(error, OSError):  # else another program has the port
+                    self._ports.discard(port)
+                if self.failures.get(name) != str(error):
+                    logger.warning("broker not mounted: %s", error, extra={"broker": name.broker})
+                self.failures[name] = str(error)
+                return
+            self.failures.pop(name, None)
+            self.mounted[name] = mounted
+            self.moves += 1
+            logger.info("broker mounted", extra={"broker": name.broker, "address": mounted.address})
+
+    def _free_port(self) -> int:
+        mount = self.place.settings.mount
+        if mount.first_port == 0:
+            return 0
+        ports = range(mount.first_port, mount.first_port + mount.ports)
+        port = next((port for port in ports if port not in self._ports), None)
+        if port is None:  # those that other programs had may be free again
+            self._ports = {mounted.port for mounted in self.mounted.values()}
+            port = next((port for port in ports if port not in self._ports), mount.first_port)
+        self._ports.add(port)
+        return port
+
+    async def _give(self, mounted: MountedArchive) -> None:
+        """Release the groups, and serve reads until clients have moved to the successor."""
+        await mounted.release()
+        logger.info("broker released", extra={"broker": mounted.name.broker})
+        self._wake.set()
+        others = [
+            lease
+            for node, lease in self.member.leases.items()
+            if node != self.member.node and lease.is_living
+        ]
+        if (others or mounted.name not in self.member.announced) and await mounted.moved(MOVED_S):
+            await asyncio.sleep(LINGER_S)
+        await self._close(mounted)
+
+    async def _lose_all(self, why: str) -> None:
+        logger.error("%s: everything it served is closed", why)
+        for mounted in list(self.mounted.values()):
+            self._spawn(mounted.name, self._close(mounted))
+        self._wake.set()
+
+    def _close_lost(self) -> None:
+        for mounted in list(self.mounted.values()):
+            if mounted.is_lost:
+                self._spawn(mounted.name, self._close(mounted))
+
+    async def _close(self, mounted: MountedArchive) -> None:
+        mounted.is_leaving = True
+        self.mounted.pop(mounted.name, None)
+        await mounted.close()
+        self._ports.discard(mounted.port)
+
+    def _check_each(self) -> None:
+        for mounted in list(self.mounted.values()):
+            mounted.note_lag()
+            if mounted.is_leaving or mounted.name in self._busy:
+                continue
+            if not mounted.is_retired:
+                self._spawn(mounted.name, self._give(mounted))
+            elif mounted.is_empty():
+                self._spawn(mounted.name, self._end(mounted))
+
+    async def _end(self, mounted: MountedArchive) -> None:
+        """Everything has expired: the broker leaves the routes."""
+        logger.info(
+            "broker has no messages left: it is no longer mounted", extra={"broker": mounted.name.broker}
+        )
+        await mounted.release()
+        assert mounted.registrar is not None
+        mounted.registrar.has_ended = True
+        await self._close(mounted)
+        await asyncio.to_thread(withdraw_archive, self._store, mounted.name)

@@ -1,0 +1,233 @@
+"""One retired broker as a node serves it: the archive, the groups, a port and a registration of their own.
+
+claim the groups → listen → register; release the groups → serve reads until clients have moved → close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fetcher.access import ArchiveAccess, open_async_access
+from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
+from rocketmq_tiered.server.backend.backend import TopicConfig
+from rocketmq_tiered.server.backend.route_handlers import RETRY_PREFIX
+from rocketmq_tiered.server.backend.served_archive import ServedArchive
+from rocketmq_tiered.server.groups.group_names import is_legal_group
+from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.listen.memory_shares import MemoryShares
+from rocketmq_tiered.server.mount.membership import Membership
+from rocketmq_tiered.server.mount.mount_registrar import MASTER_THERE, MountRegistrar
+from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord
+from rocketmq_tiered.server.mount.sharing import LOCK_TRUST_S
+from rocketmq_tiered.server.retries.retry_log import RetryLog
+from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
+from rocketmq_tiered.server.slave.registration import MASTER_ID, SlaveConfig
+from tiered.catalog.retirement import retired_since
+from tiered.errors import FencedError, TieredError, UnavailableError
+from tiered.remoting.tls import ClientTls
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 60.0
+"""How often the catalog is read: only maintenance changes it."""
+RETRY_TOPICS_MAX = 10_000
+"""Retry topics made for groups of clients, which choose names freely."""
+
+
+@dataclass(frozen=True)
+class MountPlace:
+    """What all brokers mounted below ``url`` share. ``host``: that clients dial."""
+
+    url: str
+    settings: Settings
+    membership: Membership
+    host: str
+    name_servers: tuple[str, ...]
+    tls: ClientTls | None = None
+
+
+class MountedArchive:
+    """Belongs to one event loop, from ``taken`` to ``close``."""
+
+    def __init__(self, place: MountPlace, access: ArchiveAccess, archive: ServedArchive) -> None:
+        self.name = BrokerName(access.cluster, access.broker)
+        self._place, self._access, self._archive = place, access, archive
+        self._opened = archive, access
+        self.address, self.since_ms = "", 0
+        self.is_leaving = False
+        self._tasks: list[asyncio.Task[None]] = []
+        settings, member = place.settings.serve, place.membership
+        memory = MemoryShares(settings.memory_bytes)
+        owner = f"node {member.node} of tiered mount"
+        log = GroupLog(
+            access.store, owner, _now_ms, generation_of=access.generation, lease=member.lease,
+            has_lapsed=member.has_lapsed,
+        )  # fmt: skip
+        self._lease = member.lease
+        self._offsets = GroupOffsets(
+            log, lease_ms=settings.lease_ms, bytes_max=memory.offsets, node_holds=self._node_holds
+        )
+        limits = RetryLimits(memory.retries, settings.dead_letter_keep_ms)
+        self._retries = RetryQueues(RetryLog(access.store, owner), self._offsets, limits, _now_ms)
+        self._settings = settings
+        self.service: ArchiveService | None = None
+        self.registrar: MountRegistrar | None = None
+        self._lag = 0
+
+    def _node_holds(self) -> bool:
+        member = self._place.membership
+        return member.lease == self._lease and member.holds()
+
+    @classmethod
+    async def taken(cls, place: MountPlace, name: BrokerName, port: int) -> MountedArchive:
+        """Claim the broker's groups, and serve it on ``port``. Raises FencedError if another server has them,
+        UnavailableError if the broker is not retired, OSError if the port is taken."""
+        settings = place.settings
+        access = await asyncio.to_thread(
+            lambda: open_async_access(place.url, cluster=name.cluster, broker=name.broker, settings=settings)
+        )
+        archive = ServedArchive(access)
+        mounted = cls(place, access, archive)
+        try:
+            if retired_since(access.state) is None:
+                raise UnavailableError(f"{access.title} has a writer: it is not retired")
+            await archive.load()
+            await mounted._start(port)
+        except BaseException:
+            await mounted.close()
+            raise
+        return mounted
+
+    async def _start(self, port: int) -> None:
+        if not await self._offsets.claim():
+            raise FencedError("consumer groups of this archive are served by another server")
+        mount, place = self._place.settings.mount, self._place
+        serve = replace(
+            self._settings, bind=f"{mount.bind}:{port}", advertise=f"{place.host}:{port}",
+            refresh_ms=int(REFRESH_S * 1000),
+        )  # fmt: skip
+        service = ArchiveService(self._archive, self._offsets, self._retries, serve)
+        if self._offsets.has_taken_over:
+            service.locks_from_s = time.monotonic() + LOCK_TRUST_S
+        service.earliest_ms = self._archive.earliest_stored_ms
+        service.heard = self._make_retry_topics
+        self.service = service
+        self.address, self.since_ms = await service.start(), _now_ms()
+        self._make_retry_topics()
+        config = SlaveConfig(self.name.broker, "", place.name_servers, self.address, MASTER_ID, place.tls)
+        self.registrar = MountRegistrar(
+            config, self.name.cluster, service.topics,
+            holds=lambda: self._offsets.holds_lease and not self.is_leaving,
+            holders=lambda: place.membership.addresses_of(self.name),
+        )  # fmt: skip
+        self.registrar.start()
+        self._tasks = [asyncio.create_task(self._archive.watch(REFRESH_S))]
+
+    def _make_retry_topics(self) -> None:
+        """A broker makes a group's retry topic at the first heartbeat; clients find it by its route only."""
+        service = self.service
+        assert service is not None
+        topics = service.topics()
+        names = {group.name for group in service.clients.groups()} | self._offsets.groups()
+        missing = [name for name in names if is_legal_group(name) and f"{RETRY_PREFIX}{name}" not in topics]
+        for name in missing[: max(0, RETRY_TOPICS_MAX - len(service.created))]:
+            topic = f"{RETRY_PREFIX}{name}"
+            service.created[topic] = TopicConfig(topic, 1, 1)
+        if missing and self.registrar is not None:
+            self.registrar.wake()
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 before it does."""
+        return int(self.address.rpartition(":")[2] or 0)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another server has the groups."""
+        return not self._offsets.is_owner and not self.is_leaving
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether the broker has no writer, by the catalog read last."""
+        return retired_since(self._access.state) is not None
+
+    def is_empty(self) -> bool:
+        """Whether all messages have expired, and none wait to be consumed again."""
+        if self._retries.state.messages:
+            return False
+        bounds = (self._archive.bounds(*place) for place in self._places())
+        return all(found is None or found.minimum >= found.maximum for found in bounds)
+
+    def _places(self) -> set[tuple[str, int]]:
+        return {(queue.topic, queue.queue_id) for queue in self._access.state.visible_queues()}
+
+    def problem(self) -> str:
+        """What an operator should look at; empty if all is well."""
+        if self.registrar is None:
+            return "starting"
+        found = [status.why for status in self.registrar.statuses() if status.why]
+        return self._archive.problem or next(iter(sorted(found, key=lambda why: MASTER_THERE not in why)), "")
+
+    def note_lag(self) -> None:
+        """Count again what groups have not consumed."""
+        self._lag = 0
+        for (_, topic), queues in self._offsets.table().items():
+            for number, offset in queues.items():
+                bounds = self._archive.bounds(topic, number & 0xFFFFFFFF)
+                self._lag += 0 if bounds is None else max(0, bounds.maximum - max(offset, bounds.minimum))
+
+    def record(self) -> MountRecord:
+        """For the node's lease."""
+        service, state = self.service, self._access.state
+        groups = [] if service is None else service.status().groups
+        return MountRecord(
+            *self.name, self.address, self.since_ms, queues=len(state.table),
+            consumers=sum(members for _, members in groups), groups=len(self._offsets.groups()), lag=self._lag,
+            stored_bytes=0, is_leaving=self.is_leaving, problem="" if self.is_leaving else self.problem(),
+        )  # fmt: skip
+
+    # -- end --------------------------------------------------------------------------------------------------
+
+    async def release(self) -> None:
+        """Release the groups, durably; reads continue."""
+        self.is_leaving = True
+        if self.service is not None:
+            await self.service.release_groups()
+
+    async def moved(self, timeout_s: float, is_replaced: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until another address is registered, at most ``timeout_s``; returns whether it is."""
+        ends_s = time.monotonic() + timeout_s
+        while self.registrar is not None and time.monotonic() < ends_s:
+            if self.registrar.is_replaced or is_replaced():
+                return True
+            self.registrar.wake()
+            await asyncio.sleep(1.0)
+        return False
+
+    async def close(self) -> None:
+        """Stop serving. The registration stays for its successor, unless ``registrar.has_ended``."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.registrar is not None:
+            await self.registrar.leave()
+        if self.service is not None:
+            try:
+                await self.service.close(drain_s=1.0)
+            except TieredError as error:
+                logger.warning(
+                    "mounted broker not closed in order: %s", error, extra={"broker": self.name.broker}
+                )
+        await asyncio.to_thread(self._access.close)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,248 @@
+"""Leases of nodes: numbered objects below ``mount.nodes/<node>/``, newest first, each created only if absent.
+
+A node renews its lease by writing the next version. If that is taken, the node is fenced: a later process of its name
+has started, or another node has seen it silent and ended its lease. No clock of another node is read. Brokers to be
+mounted are objects below ``mount.archives/``. Neither name can be a cluster's: escapes have hex digits after a dot.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
+from tiered.formats.container import decode_container, encode_container
+from tiered.formats.keys import archive_prefix, escape
+from tiered.formats.memory_bound import LARGE, stored_bytes_max
+from tiered.object_store.interface import ObjectStore
+
+NODES: Final = "mount.nodes/"
+ARCHIVES: Final = "mount.archives/"
+LEASE_KIND: Final = b"RMQTNODE"
+ARCHIVE_KIND: Final = b"RMQTMOUN"
+VERSIONS_KEPT: Final = 3
+_VERSION_MAX: Final = 10**20 - 1
+
+
+class NodeState(StrEnum):
+    """``ENDED``: by another node, which saw it silent."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    LEFT = "left"
+    ENDED = "ended"
+
+
+class BrokerName(NamedTuple):
+    """A broker, by its archive."""
+
+    cluster: str
+    broker: str
+
+
+@dataclass(frozen=True)
+class MountRecord:
+    """A broker as its holder serves it. ``is_leaving``: released; reads are served until clients have moved."""
+
+    cluster: str
+    broker: str
+    address: str = ""
+    since_ms: int = 0
+    queues: int = 0
+    consumers: int = 0
+    groups: int = 0
+    lag: int = 0
+    """Messages that groups have not consumed."""
+    stored_bytes: int = 0
+    is_leaving: bool = False
+    problem: str = ""
+
+    @property
+    def name(self) -> BrokerName:
+        """Its broker."""
+        return BrokerName(self.cluster, self.broker)
+
+
+@dataclass(frozen=True)
+class NodeLease:
+    """One version. ``process``: random id of the process that keeps it."""
+
+    node: str
+    process: str
+    version: int
+    state: NodeState
+    renewed_ms: int
+    """By the node's clock; only shown."""
+    mounts: tuple[MountRecord, ...] = ()
+
+    @property
+    def lease(self) -> str:
+        """Its name in snapshots of groups."""
+        return f"{self.node}/{self.process}"
+
+    @property
+    def is_living(self) -> bool:
+        """Whether its node still holds what it lists."""
+        return self.state in (NodeState.ACTIVE, NodeState.DRAINING)
+
+
+def lease_key(node: str, version: int) -> str:
+    """Key of a version; newer versions of a node sort first."""
+    return f"{NODES}{escape(node)}/{_VERSION_MAX - version:020d}"
+
+
+def encode_lease(lease: NodeLease) -> bytes:
+    """The object's bytes."""
+    return encode_container(LEASE_KIND, asdict(lease), {})
+
+
+def decode_lease(data: bytes, *, source: str) -> NodeLease:
+    """Raises CorruptionError or UnsupportedFormatError naming ``source``."""
+    header = decode_container(data, LEASE_KIND, source=source, allowance=LARGE).header
+    try:
+        mounts = tuple(MountRecord(**record) for record in header.pop("mounts"))
+        return NodeLease(**{**header, "state": NodeState(header["state"]), "mounts": mounts})
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"{source}: lease of a node does not parse: {error!r}") from error
+
+
+class NodeLog:
+    """Reads all leases below a prefix and writes one as a process. Blocking; not thread-safe."""
+
+    def __init__(self, store: ObjectStore, node: str, clock_ms: Callable[[], int]) -> None:
+        self.store, self.node, self._clock_ms = store, node, clock_ms
+        self._own: NodeLease | None = None
+        self._read: dict[str, NodeLease] = {}
+        """By key."""
+
+    @property
+    def lease(self) -> str:
+        """See NodeLease; empty before ``join``."""
+        return "" if self._own is None else self._own.lease
+
+    def join(self) -> None:
+        """Take the node's name as a new process, which fences an earlier one."""
+        newest = self.newest().get(self.node)
+        version = 1 if newest is None else newest.version + 1
+        self._put(NodeLease(self.node, secrets.token_hex(8), version, NodeState.ACTIVE, self._clock_ms()))
+
+    def renew(self, state: NodeState, mounts: Sequence[MountRecord]) -> None:
+        """Write the next version. Raises FencedError if this process lost its lease. After other errors the version may
+        exist: the next call resolves that."""
+        own = self._own
+        if own is None:
+            raise FencedError(f"node {self.node} has no lease")
+        self._put(replace(
+            own, version=own.version + 1, state=state, renewed_ms=self._clock_ms(), mounts=tuple(mounts),
+        ))  # fmt: skip
+
+    def _put(self, wanted: NodeLease) -> None:
+        key = lease_key(self.node, wanted.version)
+        try:
+            self.store.put_if_absent(key, [encode_lease(wanted)])
+        except AlreadyExistsError:
+            found = self._get(key)
+            if found is None or found.process != wanted.process or not found.is_living:
+                self._own = None
+                raise FencedError(f"the lease of node {self.node} was taken over") from None
+            # Our own, whose reply was lost, with older content.
+            return self._put(replace(wanted, version=wanted.version + 1))
+        self._own = wanted
+        return None
+
+    def newest(self) -> dict[str, NodeLease]:
+        """The newest lease of every node. Raises FencedError if this process's is not its node's newest: it slept until
+        its next version was written and removed."""
+        keys: dict[str, list[str]] = {}
+        for info in self.store.list(NODES):
+            place, _, version = info.key.rpartition("/")
+            if version.isdecimal():
+                keys.setdefault(place, []).append(info.key)
+        read = {}
+        for found in keys.values():
+            if (lease := self._get(found[0])) is not None:
+                read[found[0]] = lease
+        self._read = read
+        leases = {lease.node: lease for lease in read.values()}
+        own = self._own
+        if own is not None:
+            if (newest := leases.get(self.node)) is None or newest.version != own.version:
+                self._own = None
+                raise FencedError(f"the lease of node {self.node} was taken over")
+            stale = keys[lease_key(self.node, own.version).rpartition("/")[0]][VERSIONS_KEPT:]
+            if stale:
+                self.store.delete(stale)
+        return leases
+
+    def _get(self, key: str) -> NodeLease | None:
+        if (known := self._read.get(key)) is not None:
+            return known
+        try:
+            data = self.store.get(key, stored_bytes_max())
+        except NotFoundError:
+            return None  # replaced since the listing
+        return decode_lease(data, source=f"{self.store.url}/{key}")
+
+    def end(self, silent: NodeLease) -> NodeLease | None:
+        """End the lease of a silent node: it cannot renew ``silent``. None: it was renewed after all."""
+        ended = replace(silent, version=silent.version + 1, state=NodeState.ENDED)
+        key = lease_key(silent.node, ended.version)
+        try:
+            self.store.put_if_absent(key, [encode_lease(ended)])
+        except AlreadyExistsError:
+            found = self._get(key)
+            return found if found is not None and found.state is NodeState.ENDED else None
+        return ended
+
+
+# -- brokers to be mounted ------------------------------------------------------------------------------------
+
+
+def archive_key(name: BrokerName) -> str:
+    """Key of the object that asks nodes to mount a broker."""
+    return f"{ARCHIVES}{archive_prefix(*name)}"
+
+
+def announce_archive(store: ObjectStore, name: BrokerName, queues: int) -> None:
+    """Ask the nodes below ``store`` to mount a retired broker. Idempotent."""
+    header = {"cluster": name.cluster, "broker": name.broker, "queues": queues}
+    try:
+        store.put_if_absent(archive_key(name), [encode_container(ARCHIVE_KIND, header, {})])
+    except AlreadyExistsError:
+        return
+
+
+def withdraw_archive(store: ObjectStore, name: BrokerName) -> None:
+    """Ask the nodes not to mount a broker any more."""
+    store.delete([archive_key(name)])
+
+
+class AnnouncedArchives:
+    """Brokers to be mounted, with their queues; objects are read once."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._known: dict[str, tuple[BrokerName, int]] = {}
+
+    def read(self) -> Mapping[BrokerName, int]:
+        """All of now. Raises what the store raises."""
+        known = {}
+        for info in self._store.list(ARCHIVES):
+            try:
+                known[info.key] = self._known.get(info.key) or self._parsed(info.key)
+            except NotFoundError:
+                continue  # withdrawn since the listing
+        self._known = known
+        return dict(known.values())
+
+    def _parsed(self, key: str) -> tuple[BrokerName, int]:
+        source = f"{self._store.url}/{key}"
+        data = self._store.get(key, stored_bytes_max())
+        header = decode_container(data, ARCHIVE_KIND, source=source, allowance=LARGE).header
+        try:
+            return BrokerName(str(header["cluster"]), str(header["broker"])), int(header["queues"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptionError(f"{source}: broker to be mounted does not parse: {error!r}") from error

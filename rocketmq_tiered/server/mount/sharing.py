@@ -1,0 +1,112 @@
+"""Which node serves which retired broker, and which node is silent. Pure.
+
+Every node decides for itself from the leases it read. Nodes that decide differently for a moment both try to claim the
+groups of a broker, which only one of them can (groups/group_state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, NodeLease, NodeState
+
+RENEW_S: Final = 5.0
+LEASE_S: Final = 15.0
+"""A lease that was not renewed for this long, by the reader's own clock, may be ended."""
+MARGIN_S: Final = 2.0
+"""A holder stops this much earlier: clocks do not run equally fast."""
+LOCK_TRUST_S: Final = 30.0
+"""Clients trust a queue lock for this long (REBALANCE_LOCK_MAX_LIVE_TIME)."""
+CONSUMER_WEIGHT: Final = 10
+"""A connected consumer counts as this many queues."""
+GIVES_MAX: Final = 8
+"""Brokers that a node gives away at once to balance."""
+SLACK: Final = 0.1
+"""Share of a node's load by which a move must help."""
+
+
+class Sightings:
+    """When the version of each lease was first seen, by this process's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, int, float]] = {}
+        self._read_s = 0.0
+
+    def note(self, leases: Mapping[str, NodeLease], began_s: float, ended_s: float) -> None:
+        """``leases`` were read between these times."""
+        before, self._read_s = self._seen, began_s
+        self._seen = {}
+        for node, lease in leases.items():
+            known = before.get(node)
+            is_same = known is not None and known[:2] == (lease.process, lease.version)
+            self._seen[node] = (
+                known if known is not None and is_same else (lease.process, lease.version, ended_s)
+            )
+
+    def silent(self) -> list[str]:
+        """Nodes whose lease was not renewed for LEASE_S."""
+        return [node for node, seen in self._seen.items() if self._read_s - seen[2] >= LEASE_S]
+
+    def next_silent_s(self, nodes: Iterable[str]) -> float:
+        """When the first of ``nodes`` is silent unless it renews."""
+        return min(
+            (self._seen[node][2] + LEASE_S for node in nodes if node in self._seen), default=float("inf")
+        )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``take``: claim and serve; ``give``: release to another node; ``stop``: release, as it is no longer announced."""
+
+    take: tuple[BrokerName, ...] = ()
+    give: tuple[BrokerName, ...] = ()
+    stop: tuple[BrokerName, ...] = ()
+
+
+def weight_of(queues: int, consumers: int = 0) -> int:
+    """The load of a broker."""
+    return max(1, queues) + CONSUMER_WEIGHT * consumers
+
+
+def decide(me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerName, int]) -> Decision:
+    """What node ``me`` does now. ``announced``: brokers to be mounted, with their queues."""
+    held = {
+        node: [record for record in lease.mounts if not record.is_leaving]
+        for node, lease in leases.items() if lease.is_living
+    }  # fmt: skip
+    mine = held.get(me, [])
+    stop = tuple(record.name for record in mine if record.name not in announced)
+    mine = [record for record in mine if record.name in announced]
+    if leases[me].state is not NodeState.ACTIVE:
+        return Decision(give=tuple(record.name for record in mine), stop=stop)
+    loads = {node: _load(records) for node, records in held.items() if leases[node].state is NodeState.ACTIVE}
+    taken = {record.name for records in held.values() for record in records}
+    free = sorted((-weight_of(queues), name) for name, queues in announced.items() if name not in taken)
+    take = []
+    for negative, name in free:
+        target = min(loads, key=lambda node: (loads[node], node))
+        loads[target] -= negative
+        if target == me:
+            take.append(name)
+    return Decision(tuple(take), () if free else _given(me, mine, loads), stop)
+
+
+def _given(me: str, mine: list[MountRecord], loads: dict[str, int]) -> tuple[BrokerName, ...]:
+    """Brokers to give away: each to the node with the least load, while that makes the larger load smaller."""
+    given: list[BrokerName] = []
+    for record in sorted(mine, key=lambda record: (record.consumers, -record.queues, record.name)):
+        target = min(loads, key=lambda node: (loads[node], node))
+        weight = weight_of(record.queues, record.consumers)
+        if target == me or len(given) == GIVES_MAX:
+            break
+        if loads[me] - (loads[target] + weight) >= max(1, SLACK * loads[me]):
+            given.append(record.name)
+            loads[me] -= weight
+            loads[target] += weight
+    return tuple(given)
+
+
+def _load(records: Iterable[MountRecord]) -> int:
+    return sum(weight_of(record.queues, record.consumers) for record in records)
