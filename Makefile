@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
-WORKERS ?= 2
+# One more than the cores of a small machine: tests wait for servers, limits of time, and the disk.
+WORKERS ?= 3
 RESULTS_DIR ?= build/soak
 # Tests start hundreds of processes: none compiles what another one has compiled.
 unexport PYTHONDONTWRITEBYTECODE

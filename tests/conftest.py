@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import tarfile
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import botocore.session
 import pytest
 import zstandard
 from hypothesis import settings
@@ -25,6 +27,9 @@ pytest_plugins = ["tests.servers.fixtures"]
 # The first example of a test may compile a kernel, and machines are shared: time is not what properties test.
 settings.register_profile("tiered", deadline=None, max_examples=examples(100))
 settings.load_profile("tiered")
+
+# All S3 clients of a process share the SDK's description of the service, which takes longer to load than a test.
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 
 STORE_PACKS = Path(__file__).parent / "data" / "stores"
 

@@ -13,7 +13,7 @@ EXTENDED = {
     "benchmarks/test_aging.py": r"test_everything",
     "broker_store/test_real_stores.py": ALL,
     "end_to_end/test_ground_truth.py": r".*\[[ADG]",
-    "end_to_end/test_read_truth.py": r".*\[[AGH]",
+    "end_to_end/test_read_truth.py": r".*\[[ABDGH]",
     "faults/test_kill_compaction.py": r".*\[(a|before sources)",
     "faults/test_kill_maintenance.py": ALL,
     "faults/test_kill_nine.py": r".*\[(commit sent|data put|index build|reply lost|scan)",

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 16
 REQUEST_TIMEOUT_S = 10
+POLL_S = 0.1
+"""How long `close` may wait for the server's thread."""
 HOST_CHARS_MAX = 100
 """Limit of a refused Host in the log."""
 REFUSALS_LOGGED_EVERY_S = 60.0
@@ -106,7 +108,9 @@ class AdminServer:
                 else "set admin.host to an address of this host"
             )
             raise UsageError(message, hint=hint) from None
-        self._thread = threading.Thread(target=self._server.serve_forever, name="admin", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(POLL_S,), name="admin", daemon=True
+        )
         self._thread.start()
 
     @property

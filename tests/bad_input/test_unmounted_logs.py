@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.sweeps import sweep
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
@@ -53,7 +54,7 @@ def test_an_empty_commitlog_directory_is_no_other_log(
     assert backfill(store, memory).messages == 0
 
 
-@pytest.mark.parametrize("is_begun", [True, False])
+@pytest.mark.parametrize("is_begun", sweep([True, False], fast=[True]))
 def test_one_of_two_directories_without_its_disk_makes_no_gap(
     is_begun: bool, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -80,7 +80,7 @@ def truth_of(directory: Path, name: str) -> Path:
     return directory / "truth" / TRUTH_OF_ROUND.get(name, "")
 
 
-@pytest.mark.parametrize("name", sweep(BROKERS_5, fast=["D", "F", "K"], rest="integration"))
+@pytest.mark.parametrize("name", sweep(BROKERS_5, fast=["F", "K"], rest="integration"))
 def test_bounds_and_offsets_by_time_are_the_brokers(name: str, real_store: Callable[[str], Path]) -> None:
     directory = real_store(name)
     with archived(directory) as archive:

@@ -23,12 +23,12 @@ SHORT_LIVED = IndexSettings(unindexed_objects_max=1, after_backfill=True)
 SETTINGS = OffloadSettings(batch_bytes=512 << 10, split_bytes=128 << 10, block_bytes=64 << 10, root_every=3)
 
 
-@pytest.mark.parametrize("step", sweep([1, 5], fast=[5]))
+@pytest.mark.parametrize("step", sweep([1, 8], fast=[8]))
 @pytest.mark.parametrize("after_effect", [False, True])
 def test_a_crash_at_each_request_loses_and_repeats_nothing(
     after_effect: bool, step: int, real_store: Callable[[str], Path]
 ) -> None:
-    """The fast tests crash at every fifth request, others before and after its effect."""
+    """The fast tests crash at every eighth request, others before and after its effect."""
     directory = real_store("F")
     clean = CrashingStore(MemoryStore("memory://clean"), 1 << 60, after_effect=False)
     whole = backfill(directory / "store", clean, settings=SETTINGS)

@@ -226,7 +226,7 @@ def filters_of(chars: int) -> tuple[object, int]:
     filters = CompiledFilters(Turns())
 
     async def fill() -> None:
-        for number in range(300):
+        for number in range(100):
             expression = " AND ".join(f"p{number}_{part} = {part}" for part in range(chars // 10))
             await filters.find(PullRequest("t", 0, 0, 1, 1, "g", expression, SQL92))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,22 @@ NOT_IN_STORE_A = {"recCrc32", "offsetMsgId", "uniqKey"}
 
 
 @pytest.mark.parametrize(
-    "name", sweep(["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"], fast=["D", "E", "K"])
+    ("name", "step"),
+    [
+        *sweep([(name, 1) for name in ("A", "B", "C", "D", "E", "F", "G", "H", "H2", "K")], fast=()),
+        *(("D", 3), ("E", 3), ("K", 1)),
+    ],
 )
-def test_json_of_every_record_equals_the_truth(name: str, real_store: Callable[[str], Path]) -> None:
+def test_json_of_every_record_equals_the_truth(
+    name: str, step: int, real_store: Callable[[str], Path]
+) -> None:
     files = {
         int(file.name): file.read_bytes() for file in (real_store(name) / "store" / "commitlog").iterdir()
     }
     file_bytes = max(len(data) for data in files.values())
     compared = 0
     for truth in truth_directories(real_store(name)):
-        for expected in archived_messages(truth):
+        for expected in islice(archived_messages(truth), 0, None, step):
             base = expected["commitLogOffset"] // file_bytes * file_bytes
             if base not in files:
                 continue

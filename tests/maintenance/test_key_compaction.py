@@ -14,7 +14,7 @@ from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.fetcher.reading_fakes import plain_fetcher
 from tests.maintenance.compaction_scene import EVERYTHING
 from tests.maintenance.keyed_scene import KEYED, OTHER, Table, pull
-from tests.sweeps import examples
+from tests.sweeps import examples, sweep
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
 from tiered.model.tables import RunKind
@@ -86,9 +86,10 @@ def test_any_interleaving_gives_the_dict(
         table.check()
 
 
+@pytest.mark.parametrize("every", sweep([9, 25], fast=[25]))
 @pytest.mark.parametrize("after_effect", [False, True])
 def test_a_kill_at_any_request_leaves_an_archive_that_the_next_pass_finishes(
-    tmp_path: Path, *, after_effect: bool
+    tmp_path: Path, *, after_effect: bool, every: int
 ) -> None:
     step, done = 1, False
     while not done:
@@ -103,6 +104,6 @@ def test_a_kill_at_any_request_leaves_an_archive_that_the_next_pass_finishes(
         found = table.check()
         table.collect()
         assert table.check() == found
-        step += 9
+        step += every
     kinds = RunIndex(table.store).runs_of(load(table.store), KEYED).runs["kind"].tolist()
     assert RunKind.SPARSE in kinds

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.fetcher.broker_store_writer import WrittenStore
 
 Run = Callable[..., tuple[int, str, str]]
-CYCLES = ("--set", "offload.batch_bytes=65536")
+CYCLES = ("--set", "offload.batch_bytes=131072")
 
 
 def data_files(directory: Path) -> set[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 import rocketmq_tiered
 
 Run = Callable[..., tuple[int, str, str]]
-CYCLES = ("--set", "offload.batch_bytes=65536")
+CYCLES = ("--set", "offload.batch_bytes=262144")
 HOT = "t_compact_hot"
 
 
@@ -104,7 +104,7 @@ def check_python(url: str, latest: list[dict[str, Any]], left: list[dict[str, An
             hole = offsets[0] - 1
             assert [one.queue_offset for one in queue.messages(hole, limit=3)] == offsets[:3]
             times = {one["queueOffset"]: one["storeTimestamp"] for one in left if one["queueId"] == number}
-            for offset in offsets[:: max(1, len(offsets) // 50)]:
+            for offset in offsets[:: max(1, len(offsets) // 10)]:
                 assert queue.timestamp_of(offset) == times[offset]
                 at = queue.offset_by_time(times[offset])
                 assert times[next(one for one in offsets if one >= at)] == times[offset]

@@ -148,7 +148,7 @@ def test_a_version_with_more_keys_than_memory_has_room_for_is_one_file() -> None
 
 
 @pytest.mark.parametrize(
-    ("memory_bytes", "rows"), [(1 << 18, 5), pytest.param(1 << 20, 20, marks=pytest.mark.soak)]
+    ("memory_bytes", "rows"), [(1 << 17, 3), pytest.param(1 << 20, 20, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("as_set", sweep([True, False], fast=[True], rest="integration"))
 def test_its_memory_is_that_of_the_setting_and_one_key_section(

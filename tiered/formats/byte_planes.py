@@ -6,6 +6,7 @@ columns one behind the other. Plane 0 holds the lowest byte of each, plane 7 the
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ _PLANES = 8
 def row_bytes(dtype: np.dtype[Any]) -> int:
     """Encoded bytes of a row."""
     return _PLANES * len(dtype.names or ())
+
+
+@lru_cache(maxsize=128)
+def _is_of_integers(dtype: np.dtype[Any]) -> bool:
+    return all(dtype[name].kind in "iu" for name in dtype.names or ())
 
 
 def encode(table: Table) -> bytes:
@@ -35,10 +41,11 @@ def encode(table: Table) -> bytes:
 def decode(data: bytes, position: int, rows: int, dtype: np.dtype[Any]) -> Table:
     """The table of ``rows`` rows in ``data`` from ``position`` on. Raises ValueError if ``data`` is too short or a
     column is not of integers."""
-    names = dtype.names or ()
-    if any(dtype[name].kind not in "iu" for name in names):
+    if not _is_of_integers(dtype):
         raise ValueError("a column is not of integers")
-    table = np.empty(rows, dtype)
+    names, table = dtype.names or (), np.empty(rows, dtype)
+    if not rows:
+        return table
     planes = np.frombuffer(data, np.uint8, rows * row_bytes(dtype), position)
     zigzag = planes.reshape(_PLANES, -1).T.copy().view("<u8").reshape(len(names), rows)
     is_negative = zigzag & np.uint64(1)

@@ -20,6 +20,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import fastcrc
@@ -182,7 +183,7 @@ def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, *, is_packe
     for _ in range(count):
         name, position = _short_text(raw, position)
         descr, position = _short_text(raw, position)
-        dtype = np.dtype([(field, kind) for field, kind in json.loads(descr)])
+        dtype = _dtype_of(descr)
         (rows,) = struct.unpack_from("<Q", raw, position)
         position += 8
         stored_bytes = rows * (byte_planes.row_bytes(dtype) if is_packed else dtype.itemsize)
@@ -195,6 +196,11 @@ def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, *, is_packe
             tables[name] = _columns(raw, position, rows, dtype)
         position += stored_bytes
     return Container(header, tables, memory)
+
+
+@lru_cache(maxsize=128)
+def _dtype_of(descr: str) -> np.dtype[Any]:
+    return np.dtype([(field, kind) for field, kind in json.loads(descr)])
 
 
 def _columns(raw: bytes, position: int, rows: int, dtype: np.dtype[Any]) -> Table:

@@ -25,11 +25,11 @@ from tiered.formats.record import Record
 
 STORES = ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"]
 FAST = [
-    ("F", True, 1),
-    ("G", True, 9),
+    ("F", True, 4),
+    ("G", True, 15),
     ("H2", True, 1),
-    ("K", True, 5),
-    ("K", False, 9),
+    ("K", True, 10),
+    ("K", False, 15),
 ]
 """Store, with index files, every how many of its queries."""
 SLOW = [(name, indexed, 1) for name in STORES for indexed in (True, False)]
