@@ -38,6 +38,7 @@ EXTENDED = {
     "integration/test_ground_truth_servers.py": r".*(localstack\[[A-EGH]|minio\[[ACDEGH])",
     "integration/test_hostile.py": ALL,
     "integration/test_install_and_run_pages.py": ALL,
+    "integration/test_key_compaction_live.py": ALL,
     "integration/test_live_broker.py": r".*\[(4|5\.5)|test_restarts",
     "integration/test_live_lmq.py": r".*\[(4|5\.5\.0-False)",
     "integration/test_proxy_clients.py": r".*\[(4|5\.5)|test_mqadmin",
