@@ -30,7 +30,7 @@ class _Object:
 
 
 def records_in_log_order(store: ObjectStore, state: CatalogState) -> Iterator[bytes]:
-    """Every archived record once, by physical offset; except those of superseded log histories.
+    """Every archived record of the commitlog once, by physical offset; except those of superseded log histories.
 
     Raises CorruptionError or what the store raises.
     """
@@ -56,7 +56,8 @@ def _objects(store: ObjectStore, state: CatalogState) -> list[_Object]:
             row = state.queue(queue)
             superseded.append(row is None or bool(row["flags"] & QUEUE_SUPERSEDED))
         for run in chunk.runs:
-            if int(run["kind"]) == RunKind.LMQ or superseded[int(run["queue"])]:
+            is_of_log = int(run["kind"]) != RunKind.LMQ and int(run["min_phys"]) >= 0
+            if not is_of_log or superseded[int(run["queue"])]:
                 continue
             row = chunk.objects[int(run["object"])]
             key = chunk.object_keys[int(row["key"])]

@@ -12,14 +12,14 @@ from fetcher.rows.run_list import RunList
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_SPARSE
+from tiered.model.tables import QUEUE_BATCH, QUEUE_FILLED, QUEUE_HIDDEN, QUEUE_SPARSE
 
 
 class QueueView:
     """Bounds and gaps of ``queue`` in ``state``: offsets [min_offset, max_offset)."""
 
     __slots__ = (
-        "_gaps", "first_offset", "is_batch", "is_hidden", "is_sparse", "max_offset", "min_offset", "queue",
+        "_gaps", "first_offset", "is_batch", "is_filled", "is_hidden", "is_sparse", "max_offset", "min_offset", "queue",
         "state", "tail",
     )  # fmt: skip
 
@@ -31,6 +31,8 @@ class QueueView:
         self.is_hidden = bool(int(row["flags"]) & QUEUE_HIDDEN)
         """The queue is of a deleted topic, or an earlier generation: read by name only, never by consumers."""
         self.is_batch = bool(int(row["flags"]) & QUEUE_BATCH)
+        self.is_filled = bool(int(row["flags"]) & QUEUE_FILLED)
+        """A later version may have added lower offsets."""
         self.is_sparse = bool(int(row["flags"]) & QUEUE_SPARSE)
         self.first_offset = None if self.is_sparse else self.min_offset
         """The minimum in replies: of a queue with dropped rows the first one left, once it was read."""

@@ -57,7 +57,7 @@ class RunWindows:
     def in_memory(self, view: QueueView, offset: int) -> RunList | None:
         """Runs around ``offset`` of the view's queue, if they take no request."""
         tail = self._tail(view)
-        if offset >= tail.begin:
+        if offset >= tail.begin and (not view.is_filled or tail.at(offset) >= 0):
             return tail
         found = self._window(view, offset)
         if found is not None:

@@ -5,20 +5,31 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
 from rocketmq_tiered.cli.repeated import repeat
 from rocketmq_tiered.maintenance.compaction_job import rewrite_options
-from rocketmq_tiered.maintenance.key_job import compact_keys
+from rocketmq_tiered.maintenance.key_begins import Copying, CopyReport
+from rocketmq_tiered.maintenance.key_job import MAP_SHARE, IsKeyed, compact_keys
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from rocketmq_tiered.process.archive_rules import rules_of
-from rocketmq_tiered.process.loaded_archive import open_for_reading
+from rocketmq_tiered.process.broker_side import credentials_of, tls_of
+from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from rocketmq_tiered.process.progress import Progress
+from tiered.archive.rewrite.result import RewriteOptions
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.console import print_json, print_lines
 from tiered.errors import UsageError
+from tiered.remoting.client import BrokerClient
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import with_rules_in_force
+from tiered.settings.sections import Settings
+
+TIMEOUT_S = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="key_compaction.min_age_ms",
         metavar="DURATION",
         help="compact only what was committed before this time, such as 72h",
+    )
+    parser.add_argument(
+        "--from-broker",
+        metavar="HOST:PORT",
+        help="also copy what the archive's broker has in its compaction log below the begin of each queue",
     )
     parser.add_argument(
         "--spool",
@@ -67,13 +83,33 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
                 hint='set key_compaction = "on" in a [[topics.rules]] entry of the archive\'s owner',
             )
         writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)
-        report = compact_keys(
-            archive.store, archive.state, settings, writing,
-            lambda topic: options.topic in (None, topic) and rule_of(topic).key_compaction,
-            apply=options.apply,
-        )  # fmt: skip
+
+        def is_keyed(topic: str) -> bool:
+            return options.topic in (None, topic) and rule_of(topic).key_compaction
+
+        copied = _copied(options, archive, settings, writing, is_keyed) if options.from_broker else None
+        state = load(archive.store) if copied and copied.is_applied else archive.state
+        report = compact_keys(archive.store, state, settings, writing, is_keyed, apply=options.apply)
     if options.json:
-        print_json(report.document())
+        print_json(report.document() | ({"copied": copied.document()} if copied else {}))
     else:
-        print_lines(*report.lines(archive.title))
+        print_lines(*(copied.lines(archive.title) if copied else ()), *report.lines(archive.title))
     return 0
+
+
+def _copied(
+    options: argparse.Namespace,
+    archive: LoadedArchive,
+    settings: Settings,
+    writing: RewriteOptions,
+    is_keyed: IsKeyed,
+) -> CopyReport:
+    """Copy begins of queues from the broker, or count what would be copied."""
+    client = BrokerClient(options.from_broker, TIMEOUT_S, credentials_of(settings), tls_of(settings))
+    with closing(client), Progress("copied", 0, quiet=options.json, unit="offsets") as progress:
+        maintenance = MaintenanceCommit.opened(
+            archive.store, archive.state, "compact-keys", archive.store.clock_ms
+        )
+        memory = settings.key_compaction.memory_bytes // MAP_SHARE
+        copying = Copying(maintenance, client, writing.spool_directory, memory, writing.codec)
+        return copying.all(options.from_broker, is_keyed, progress.update, apply=options.apply)

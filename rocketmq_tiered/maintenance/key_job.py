@@ -8,7 +8,7 @@ from typing import Any
 
 from rocketmq_tiered.maintenance.compaction_job import limits_of
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
-from rocketmq_tiered.maintenance.key_queues import KeyedQueue, keyed_queues
+from rocketmq_tiered.maintenance.key_queues import KeyedQueue, keyed_queues, page_ranges
 from rocketmq_tiered.maintenance.key_rounds import (
     KeyFigures,
     KeyPass,
@@ -163,13 +163,15 @@ class KeyCompaction:
         part = next(passes_of(due, own.memory_bytes // 4), None)
         if part is None:
             return None
-        found = KeyPass(histories_of(state))
+        filled = any(one.is_filled for one in part)
+        is_one = filled and len(page_ranges(state, self._before_version, limits.runs_max)) == 1
+        found = KeyPass(histories_of(state), in_one_round=is_one)
         for one in part:
             self._done.add(one.queue)
             self._seen[one.queue] = one.cut
             read_queue(
                 self._store, one, found, self._options.spool_directory, own.memory_bytes // MAP_SHARE,
-                keeps_keyless=own.keyless == "keep",
+                keeps_keyless=own.keyless == "keep", keeps_tombstones=one.is_filled and not is_one,
             )  # fmt: skip
         return found
 

@@ -32,6 +32,8 @@ class KeyedQueue:
     cut: int
     floor: int = 0
     seen: int = 0
+    is_filled: bool = False
+    """A later commit may have added lower offsets: where rounds are several, a tombstone could go before them."""
 
     @property
     def begin(self) -> int:
@@ -68,8 +70,7 @@ def keyed_queues(
     """Queues of topics that ``is_keyed``, with something new to compact. ``damaged`` objects stay, and what is above
     them. Raises what reading pages raises."""
     fixed = damaged | state.unindexed.keys()
-    # Of a queue with a filled gap, a later commit may have added lower offsets: a tombstone could go before them.
-    excluded = QUEUE_LMQ | QUEUE_BATCH | QUEUE_HIDDEN | QUEUE_FILLED
+    excluded = QUEUE_LMQ | QUEUE_BATCH | QUEUE_HIDDEN
     wanted = {
         queue
         for row, queue in enumerate(state.directory.keys[: len(state.table)])
@@ -131,4 +132,6 @@ def _keyed(state: CatalogState, queue: QueueKey, found: list[RunChunk], stays: i
     chunk = selected(chunk, order)
     if len(order) < RUNS_MIN or not (chunk.runs["kind"] == RunKind.PLAIN).any():
         return None
-    return KeyedQueue(queue, chunk, int(chunk.runs["end_queue_offset"][-1]), int(row["min_queue_offset"]))
+    is_filled = bool(int(row["flags"]) & QUEUE_FILLED)
+    end, minimum = int(chunk.runs["end_queue_offset"][-1]), int(row["min_queue_offset"])
+    return KeyedQueue(queue, chunk, end, minimum, is_filled=is_filled)

@@ -58,13 +58,15 @@ class KeyFigures:
 @dataclass
 class KeyPass:
     """What was read of some queues, of one state: what stays of them, and the last row of each run, by its begin.
-    ``made``: objects that rounds of this pass have written."""
+    ``made``: objects that rounds of this pass have written. ``in_one_round``: a tombstone may go only with all that is
+    older."""
 
     histories: Histories
     kept: dict[QueueKey, KeptOffsets] = field(default_factory=dict)
     last_rows: dict[tuple[QueueKey, int], int] = field(default_factory=dict)
     figures: KeyFigures = KeyFigures()
     made: set[str] = field(default_factory=set)
+    in_one_round: bool = False
 
 
 def read_queue(
@@ -75,6 +77,7 @@ def read_queue(
     memory_bytes: int,
     *,
     keeps_keyless: bool,
+    keeps_tombstones: bool = False,
 ) -> None:
     """Add to ``found`` what stays of the queue. Raises OSError of the spool, and what reading objects raises."""
     kept = KeptOffsets(one.begin, one.cut)
@@ -115,7 +118,7 @@ def read_queue(
             found.last_rows[one.queue, int(run["base_queue_offset"])] = last
         figures = KeyFigures(1, 0, messages, size_bytes, free, free_bytes, 0, keyless)
         for latest in keys.latest():
-            values = picked(latest, latest["is_tombstone"] == 0)
+            values = picked(latest, (latest["is_tombstone"] == 0) | keeps_tombstones)
             kept.keep(values["offset"].astype(np.int64))
             figures += KeyFigures(
                 keys=len(latest), new_messages=len(values), new_bytes=int(values["size"].sum(dtype=np.int64)),
@@ -137,14 +140,17 @@ def planned_key_rounds(
     damaged: Set[str] = frozenset(),
 ) -> Iterator[PlannedRound]:
     """Rounds that drop what does not stay by ``found``, one in memory at a time; after the first one, the archive has
-    changed. None if its log histories changed since: what was dropped could come back."""
+    changed. None if its log histories changed since: what was dropped could come back; or if one became several."""
     if histories_of(state) != found.histories:
         return
     counter = ObjectRunCounter()
     first, last = min(found.kept, default=None), max(found.kept, default=None)
     if first is None or last is None:
         return
-    for chosen in page_ranges(state, before_version, limits.runs_max):
+    ranges = page_ranges(state, before_version, limits.runs_max)
+    if found.in_one_round and len(ranges) > 1:
+        return
+    for chosen in ranges:
         if not chosen.spilled_version and not any(
             page.first <= last and first <= page.last for page in chosen.pages
         ):

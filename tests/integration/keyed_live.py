@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rocketmq_tiered.sending.outgoing import OutgoingMessage
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
-from tests.integration.client_scene import ClientScene, ask, broker_config, delete_old_files, until
+from tests.integration.client_scene import ClientScene, ask, begin_deleting, broker_config, until
 from tests.servers.rocketmq import MQADMIN
 from tiered.formats.record import decode_record
 from tiered.remoting.client import BrokerClient
@@ -46,7 +46,7 @@ class Reply(NamedTuple):
 
 @dataclass
 class Reader:
-    """A consumer that keeps the last message of each key, and may stop and go on at another server."""
+    """A consumer that keeps the last message of each key, and may stop, then continue at another server."""
 
     offset: int = 0
     state: dict[str, tuple[int, bytes]] = field(default_factory=dict)
@@ -155,6 +155,13 @@ class Keyed:
         return self.compacted_by_broker()
 
     def expire_commitlog(self) -> None:
-        """Its messages are no longer in the broker's commitlog."""
+        """Its messages are no longer in the broker's commitlog, archived or not."""
         self.scene.fill(600)
-        delete_old_files(self.scene)
+        end = len(self.sent)
+        begin_deleting(self.scene, 1 << 60)
+        address, code = self.scene.broker.broker_address, RequestCode.GET_MIN_OFFSET
+
+        def is_gone() -> bool:
+            return int(ask(address, code, topic=KEYED, queueId=0).ext_fields["offset"]) == end
+
+        until(is_gone, "the broker deletes nothing", 90)

@@ -12,6 +12,7 @@ import pytest
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.integration.client_scene import ClientScene, ask, beside_clients, need_clients, until, wait_for
 from tests.integration.keyed_live import KEYED, Keyed, Reader, compacting_broker, expected, pulled
+from tests.integration.live import Sidecar
 from tests.integration.live_scene import Scene
 from tests.servers.child import free_port
 from tests.servers.store_directory import StoreDirectory
@@ -51,7 +52,7 @@ def compact_keys(keyed: Keyed, cut: int) -> int:
 
 
 def check_views(keyed: Keyed, archive: str, cut: int, *, is_expired: bool = False) -> int:
-    """``cut``: of the archive's last round. The broker's, which may compact meanwhile."""
+    """``cut``: of the archive's last round. Of the broker's cuts, the one that it has at the end."""
     check_server(keyed, archive, cut, minimum=0)
     while True:
         brokers = keyed.compacted_by_broker()
@@ -107,7 +108,6 @@ def test_broker_proxy_and_archive_give_the_same_view(keyed: Keyed, tmp_path: Pat
             cut = compact_keys(keyed, cuts[1])
             cuts = check_views(keyed, address, cut), cut
         keyed.expire_commitlog()
-        sidecar.wait_until_archived(60)
         cuts = check_views(keyed, address, cuts[1], is_expired=True), cuts[1]
         for at, one in enumerate(lagging):
             one.read(servers[at % 3], keyed.kept(cuts[at % 3 == 2]))
@@ -118,6 +118,49 @@ def test_broker_proxy_and_archive_give_the_same_view(keyed: Keyed, tmp_path: Pat
     finally:
         if archive is not None:
             archive.stop()
+    finish(sidecar)
+
+
+def test_an_archive_that_began_late_gets_its_begin_from_the_broker(keyed: Keyed, tmp_path: Path) -> None:
+    sidecar = keyed.scene.sidecar
+    keyed.send(300, range(50))
+    keyed.wait_for_round(200)
+    keyed.expire_commitlog()
+    sidecar.start()
+    sidecar.wait_until_following(60)
+    for _ in range(3):
+        keyed.send(40, range(30, 70))
+        sidecar.wait_until_archived(60)
+    command = (
+        "compact-keys",
+        sidecar.url,
+        "--older-than",
+        "0",
+        "--from-broker",
+        keyed.scene.broker.broker_address,
+    )
+    dry = sidecar.tiered(*command)
+    assert dry.returncode == 0 and "dry run, add --apply to copy" in dry.stdout, dry.stdout + dry.stderr
+    done = sidecar.tiered(*command, "--apply", "--json")
+    assert done.returncode == 0, done.stderr
+    copied = json.loads(done.stdout)["copied"]
+    assert 5 < copied["messages"] < 50 and copied["queues"] == 1
+    again = sidecar.tiered(*command, "--apply")
+    assert "nothing to copy" in again.stdout, again.stdout + again.stderr
+    keyed.send(40, range(30, 70))
+    sidecar.wait_until_archived(60)
+    archive, address = tiered_serve(sidecar.url, tmp_path)
+    archive.start()
+    try:
+        assert Reader().read(address, range(len(keyed.sent))).view == keyed.view
+        assert pulled(address, 0)[0].minimum < 300
+    finally:
+        archive.stop()
+    finish(sidecar)
+
+
+def finish(sidecar: Sidecar) -> None:
+    """Nothing is damaged or left over."""
     assert sidecar.stop() == 0, sidecar.log.read_text()[-2000:]
     for command in (
         ("gc", sidecar.url, "--apply", "--grace", "0s"),

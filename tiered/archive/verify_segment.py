@@ -20,7 +20,7 @@ from tiered.formats.segment_layout import HEADER_BYTES, check_header
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_checks import RESERVED_CRC_BYTES
 from tiered.kernels.record_columns import InvalidReason, RecordColumns
-from tiered.kernels.rescan import rescan
+from tiered.kernels.rescan import own_phys, rescan
 from tiered.model.queue import LMQ_PREFIX, SCHEDULE_TOPIC, QueueKey
 from tiered.model.tables import RUN_DTYPE, RunKind, Table, picked
 from tiered.object_store.interface import ObjectStore
@@ -273,7 +273,10 @@ class _FullCheck:
             return
         part = slice(span.first_row, span.end_row)
         starts = rows.position[part] - span.raw_offset
-        table, found, valid, reason = _rescanned(data, starts, rows.size[part], rows.phys[part])
+        phys = rows.phys[part]
+        if len(phys) and phys[0] < 0:
+            phys = own_phys(data, starts)
+        table, found, valid, reason = _rescanned(data, starts, rows.size[part], phys)
         queue = index.queue_of(run)
         if reason:
             self._report(queue, rows, span.first_row + valid, f"fails {reason}", span)
@@ -282,7 +285,7 @@ class _FullCheck:
         # A record of another queue may be in this one too, as an LMQ entry that only some brokers make (DOUBT_PLAIN).
         is_own, is_named = found.queue[:valid] == own, np.zeros(valid, bool)
         is_named[found.lmq_row[: found.lmq_rows][found.lmq_queue[: found.lmq_rows] == own]] = True
-        for name, wanted in self._expected(queue, rows, part).items():
+        for name, wanted in (self._expected(queue, rows, part) | {"phys": phys}).items():
             differs = getattr(found, name)[:valid] != wanted
             if name in ("queue_offset", "inner_num"):
                 differs &= is_own | ~is_named
@@ -312,7 +315,6 @@ class _FullCheck:
         whose parent is not archived."""
         expected: dict[str, NDArray[np.generic]] = {
             "size": rows.size[part],
-            "phys": rows.phys[part],
             "store_timestamp": rows.store_timestamp[part],
         }
         if not queue.topic.startswith(LMQ_PREFIX):

@@ -11,7 +11,7 @@ would refuse. Rules (each has a test of its name):
 - new objects carry the epoch of the commit, so an attempt of a fenced epoch can never become visible;
 - a floor rises, and stays within its queue;
 - a removed run exists; added runs cover the same offsets as removed ones, or the removed ones were the queue's oldest,
-  or the added run is inside a recorded gap.
+  or the added run is inside a recorded gap, or sparse and right before a queue's begin of which nothing expired.
 
 Costs a few numpy passes over the commit's runs and one copy of the queue table; Python loops run only over new queues,
 gaps and removals. Changes that any kind of commit may carry are in apply_extras.py.

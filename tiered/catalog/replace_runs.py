@@ -1,4 +1,5 @@
-"""Applies maintenance to queues: runs replaced, expired, or filling a recorded gap. Pure.
+"""Applies maintenance to queues: runs replaced, expired, filling a recorded gap, or
+before the begin. Pure.
 
 The chain and the objects are in apply.py, appends in append_runs.py.
 """
@@ -12,7 +13,7 @@ import numpy as np
 from tiered.catalog.commit import CommitDraft, CommitInvalidError
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, RunChunk, selected
 from tiered.model.queue import QueueKey
-from tiered.model.tables import GAP_DTYPE, QUEUE_FILLED, RunKind, Table
+from tiered.model.tables import GAP_DTYPE, QUEUE_EXPIRED, QUEUE_FILLED, QUEUE_SPARSE, RunKind, Table
 
 Interval = tuple[int, int]
 
@@ -98,6 +99,12 @@ def _replace_in_queue(
     if gone:
         table["row_count"][row] -= removed["rows"].sum()
         return _expire(key, row, table, gaps, gone)
+    minimum, is_begin = int(table["min_queue_offset"][row]), bool((runs["kind"] == RunKind.SPARSE).all())
+    if is_begin and len(added) == 1 and added[0][1] == minimum and not table["flags"][row] & QUEUE_EXPIRED:
+        # What the queue had before the archive began. Such runs have no place in the TieredCommitLog.
+        table["min_queue_offset"][row], table["flags"][row] = added[0][0], table["flags"][row] | QUEUE_SPARSE
+        table["row_count"][row] += runs["rows"].sum()
+        return gaps
     for run in runs:
         gaps = _fill(key, row, gaps, int(run["base_queue_offset"]), int(run["end_queue_offset"]))
     expected = table["end_byte"][row] + np.cumsum(runs["byte_count"]) - runs["byte_count"]

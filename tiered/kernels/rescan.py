@@ -20,6 +20,14 @@ from tiered.kernels.record_columns import (
 )
 from tiered.kernels.record_rows import emit_record
 
+_PHYS_AT = 28
+
+
+def own_phys(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """PHYSICALOFFSET of the records at ``starts``."""
+    stored = data[starts[:, None] + np.arange(_PHYS_AT, _PHYS_AT + 8)]
+    return np.ascontiguousarray(stored).view(">i8").ravel().astype(np.int64)
+
 
 def rescan(
     data: NDArray[np.uint8],

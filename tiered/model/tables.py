@@ -70,8 +70,12 @@ QUEUE_LMQ = 2
 QUEUE_BATCH = 4
 QUEUE_SUPERSEDED = 8  # of an earlier log history; its next record starts a new generation
 QUEUE_EXPIRED = 16  # a floor was set: runs in pages may lie below ``min_queue_offset``
-QUEUE_FILLED = 32  # a gap was filled: a later version may have added lower offsets
+QUEUE_FILLED = 32  # a gap was filled, or the begin: a later version may have added lower offsets
 QUEUE_SPARSE = 64  # key compaction dropped rows: the first one may be above ``min_queue_offset``
+
+COPIED_PHYS = -(1 << 50)
+"""Physical offsets of records that a broker's compaction log had, and no commitlog: from here on, and negative. What
+the record itself says is its position in that log."""
 
 FLOOR_DTYPE = np.dtype([
     ("queue", "<u4"),

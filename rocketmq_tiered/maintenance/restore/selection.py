@@ -47,7 +47,9 @@ class Selection:
         runs = page.chunk.runs
         number = runs["queue"]
         found: NDArray[np.bool_] = wanted[number] & (runs["end_queue_offset"] > minimum[number])
-        found &= runs["max_store_timestamp"] >= self.since_ms
+        found &= (runs["max_store_timestamp"] >= self.since_ms) & (
+            runs["min_phys"] >= 0
+        )  # not of another log
         return found
 
     def whole_runs(self, page: Page) -> NDArray[np.bool_]:

@@ -44,10 +44,13 @@ class Places:
 
 
 def places_of_segment(index: SegmentIndex, runs: Iterable[RunPart]) -> Places:
-    """The records of ``runs``, in any order. LMQ rows are entries of others' records."""
+    """The records of ``runs`` that a commitlog had, in any order. LMQ rows are entries of others' records."""
     parts = [np.zeros(0, PLACE_DTYPE)]
     for run in runs:
-        if int(index.runs["kind"][run.ordinal]) == RunKind.LMQ:
+        if (
+            int(index.runs["kind"][run.ordinal]) == RunKind.LMQ
+            or int(index.runs["min_phys"][run.ordinal]) < 0
+        ):
             continue
         phys = index.row_columns(run).phys
         part = np.zeros(len(phys), PLACE_DTYPE)

@@ -159,7 +159,7 @@ class _Rewriting:
         self._head_runs, self._head_rows = _sequence_heads(candidates, plan)
         self._heads = {run: number for number, run in enumerate(self._head_runs.tolist())}
         from_phys, to_phys = candidates.objects["min_phys"], candidates.objects["end_phys"]
-        self._phys = int(from_phys[plan.sources].min()), int(to_phys[plan.sources].max())
+        self._phys = max(0, int(from_phys[plan.sources].min())), max(0, int(to_phys[plan.sources].max()))
         self._queue_numbers = {queue: number for number, queue in enumerate(candidates.queues)}
         self._runs: list[Table] = []
         self._objects: list[NDArray[Any]] = []

@@ -170,6 +170,7 @@ def continues(before: _Columns, after: _Columns) -> NDArray[np.bool_]:
         | (is_sparse & (next_kind == RunKind.PLAIN))
         | ((kind == RunKind.PLAIN) & (next_kind == RunKind.SPARSE))
     )
+    continues &= (before["min_phys"] < 0) == (after["min_phys"] < 0)  # records of another log are apart
     found: NDArray[np.bool_] = continues & (
         is_sparse | (kind == RunKind.LMQ) | (before["base_byte"] + before["byte_count"] == after["base_byte"])
     )

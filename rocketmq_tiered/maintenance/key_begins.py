@@ -1,0 +1,369 @@
+"""The begin of queues whose keys are compacted, from a broker: its compaction log is older than its commitlog, of which
+the archive is made.
+
+As the broker's slaves do, a consumer pulls from 0 up to the archive's begin; what stays becomes sparse runs there. It
+pulls what is above first: of a key with a later message nothing is copied, even if that message, a tombstone, leaves
+broker and archive before all is read.
+
+Sources: CompactionLog.pullMessageFromMaster, MessageFetcher.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketmq_tiered.maintenance.key_rounds import KeyFigures
+from tiered.archive.kept_offsets import KeptOffsets
+from tiered.archive.offset_map import OffsetMap, entries_of
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.deletions import Reason
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.requirements import Requirements, histories_of
+from tiered.catalog.state import CatalogState
+from tiered.console import counted, size_text
+from tiered.errors import CorruptionError, UnansweredError, UnavailableError, UsageError
+from tiered.formats.keys import compaction_attempts_from, data_key
+from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
+from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
+from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.record_columns import RecordColumns
+from tiered.kernels.rescan import own_phys, rescan
+from tiered.model.queue import QueueKey
+from tiered.model.tables import (
+    COPIED_PHYS,
+    OBJECT_DTYPE,
+    QUEUE_BATCH,
+    QUEUE_EXPIRED,
+    QUEUE_HIDDEN,
+    QUEUE_LMQ,
+    QUEUE_SUPERSEDED,
+    RUN_DTYPE,
+    RunKind,
+    concatenated,
+    picked,
+)
+from tiered.remoting.client import SUCCESS, BrokerClient, RequestCode
+from tiered.settings.topic_rules import is_compacted
+
+GROUP = "TOOLS_CONSUMER"
+"""Every broker has this group: pulls register nothing."""
+OBJECT_BYTES, OBJECT_ROWS = 32 << 20, 131_072
+_BATCH_BYTES = 1 << 20
+_RETRIES, _RETRY_S = 50, 0.2
+_NOT_FOUND, _RETRY_AT_ONCE, _MOVED = 19, 20, 21
+_PULLED = 4
+"""The pull's sysFlag: with its subscription."""
+Report = Callable[[int, int], None]
+"""Offsets done, and all."""
+
+
+class Begin(NamedTuple):
+    """A queue that the archive has from offset ``end`` on."""
+
+    queue: QueueKey
+    end: int
+
+
+class Pulled(NamedTuple):
+    """Records ``data[starts[i] : starts[i] + sizes[i]]`` at ``offsets``."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+
+
+def missing_begins(state: CatalogState, is_keyed: Callable[[str], bool]) -> list[Begin]:
+    """Queues of topics that ``is_keyed`` whose first messages are not in the archive, and did not expire there."""
+    other = QUEUE_HIDDEN | QUEUE_SUPERSEDED | QUEUE_EXPIRED | QUEUE_LMQ | QUEUE_BATCH
+    return sorted(
+        Begin(queue, int(row["min_queue_offset"]))
+        for queue, row in state.queues()
+        if int(row["min_queue_offset"]) > 0 and not int(row["flags"]) & other and is_keyed(queue.topic)
+    )
+
+
+def compacted_at(client: BrokerClient, state: CatalogState, address: str) -> Callable[[str], bool]:
+    """Which topics the archive's broker at ``address`` compacts. Raises UsageError if that is another broker."""
+    config = client.broker_config() or {}
+    found = config.get("brokerClusterName"), config.get("brokerName")
+    if found != (state.cluster, state.broker):
+        raise UsageError(
+            f"{address} is broker {found[0]}/{found[1]}, and the archive is of {state.cluster}/{state.broker}",
+            hint="give the address of the archive's broker",
+        )
+    table = client.topics() or {}
+    return lambda topic: is_compacted(table.get(topic))
+
+
+def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterator[Pulled]:
+    """Messages of [begin, end) that the broker has, in order, about a megabyte at a time. Raises UnavailableError, and
+    CorruptionError for a malformed reply."""
+    fields = {
+        "consumerGroup": GROUP, "topic": queue.topic, "queueId": str(queue.queue_id), "maxMsgNums": "1024",
+        "sysFlag": str(_PULLED), "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0",
+        "subscription": "*", "expressionType": "TAG",
+    }  # fmt: skip
+    offset, bodies, retries = begin, list[bytes](), 0
+    while offset < end:
+        answer = client.call(RequestCode.PULL_MESSAGE, fields | {"queueOffset": str(offset)})
+        if answer.code == _RETRY_AT_ONCE and retries < _RETRIES:
+            retries += 1
+            time.sleep(_RETRY_S)
+            continue
+        if answer.code not in (SUCCESS, _NOT_FOUND, _MOVED):
+            raise UnavailableError(f"the broker refuses a pull of {queue}: {answer.remark or answer.code}")
+        following = int(answer.ext_fields.get("nextBeginOffset", offset))
+        if answer.code == SUCCESS:
+            bodies.append(answer.body)
+        if following <= offset:
+            break
+        offset, retries = following, 0
+        if sum(map(len, bodies)) >= _BATCH_BYTES:
+            yield _split(b"".join(bodies), end, queue)
+            bodies = []
+    if bodies:
+        yield _split(b"".join(bodies), end, queue)
+
+
+def _split(data: bytes, end: int, queue: QueueKey) -> Pulled:
+    starts, at = [], 0
+    while at + 28 <= len(data):
+        starts.append(at)
+        at += max(28, int.from_bytes(data[at : at + 4], "big"))
+    if at != len(data):
+        raise CorruptionError(f"the broker's reply to a pull of {queue} is malformed")
+    offsets = [int.from_bytes(data[one + 20 : one + 28], "big") for one in starts]
+    bounds = np.array([*starts, at], np.int64)
+    found = np.array(offsets, np.int64) < end
+    sizes = np.diff(bounds).astype(np.int32)
+    return Pulled(
+        np.frombuffer(bytearray(data), np.uint8),
+        bounds[:-1][found],
+        sizes[found],
+        np.array(offsets, np.int64)[found],
+    )
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """``figures``: of the begins of queues, as the broker has them (before) and the archive (after)."""
+
+    broker: str
+    is_applied: bool
+    figures: KeyFigures
+
+    def document(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        own = self.figures
+        return {
+            "broker": self.broker, "applied": self.is_applied, "queues": own.queues, "messages": own.new_messages,
+            "bytes": own.new_bytes,
+        }  # fmt: skip
+
+    def lines(self, title: str) -> list[str]:
+        """For people."""
+        own = self.figures
+        if not own.queues:
+            return [f"{title}: nothing to copy: the begin of every queue with keys is archived, or expired"]
+        verb = "copied" if self.is_applied else "dry run, add --apply to copy"
+        return [
+            f"{title}: {verb} {counted(own.new_messages, 'message')}, {size_text(own.new_bytes)}, from the begin of "
+            f"{counted(own.queues, 'queue')} at {self.broker}"
+        ]
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Copies begins of queues into an archive. ``spool`` takes keys that exceed ``memory_bytes``."""
+
+    maintenance: MaintenanceCommit
+    client: BrokerClient
+    spool: Path
+    memory_bytes: int
+    codec: BlockCodec
+
+    def all(
+        self, address: str, is_keyed: Callable[[str], bool], report: Report, *, apply: bool
+    ) -> CopyReport:
+        """The begins of all queues that archive and broker compact, one commit each. Raises as ``copy``, UsageError for
+        another broker, and what the broker's client raises."""
+        at_broker = compacted_at(self.client, self.maintenance.state, address)
+        found = CopyReport(address, apply, KeyFigures())
+        for begin in missing_begins(
+            self.maintenance.state, lambda topic: is_keyed(topic) and at_broker(topic)
+        ):
+            figures = self.copy(begin, report) if apply else self.read(begin, report)[0]
+            found = replace(found, figures=found.figures + figures)
+        return found
+
+    def read(self, begin: Begin, report: Report) -> tuple[KeyFigures, KeptOffsets]:
+        """What stays of ``begin``."""
+        queue, figures = begin.queue, KeyFigures(queues=1)
+        answer = self.client.call(
+            RequestCode.GET_MAX_OFFSET, {"topic": queue.topic, "queueId": str(queue.queue_id)}
+        )
+        end = max(begin.end, int(answer.ext_fields.get("offset", 0)))
+        keys, kept = OffsetMap(self.spool, self.memory_bytes), KeptOffsets(0, begin.end)
+        try:
+            for first, last in ((begin.end, end), (0, begin.end)):
+                for pulled in pulls(self.client, queue, first, last):
+                    report(int(pulled.offsets[-1]) - first if len(pulled.offsets) else 0, end)
+                    entries = entries_of(pulled.data, pulled.starts, pulled.sizes, pulled.offsets)
+                    if last == begin.end:
+                        figures += KeyFigures(messages=len(entries), bytes=int(entries["size"].sum()))
+                    keys.add(picked(entries, entries["has_key"] > 0))
+            for latest in keys.latest():
+                mine = picked(latest, (latest["offset"] < begin.end) & (latest["is_tombstone"] == 0))
+                kept.keep(mine["offset"].astype(np.int64))
+                figures += KeyFigures(
+                    keys=len(mine), new_messages=len(mine), new_bytes=int(mine["size"].sum())
+                )
+            return figures, kept
+        finally:
+            keys.close()
+
+    def copy(self, begin: Begin, report: Report) -> KeyFigures:
+        """Copy ``begin`` and commit it. Raises UnavailableError if the archive has changed; what was put is garbage."""
+        started = self.maintenance.refresh()
+        figures, kept = self.read(begin, report)
+        if not figures.new_messages:
+            return figures
+        required = Requirements(epoch=started.epoch, histories=histories_of(started))
+        nonce = compaction_attempts_from(random.SystemRandom().getrandbits(40))
+        segments: list[tuple[str, WrittenSegment]] = []
+        held: list[Pulled] = []
+        base = written = 0
+        for pulled in (*pulls(self.client, begin.queue, 0, begin.end), None):
+            if held and (pulled is None or _is_full(held)):
+                segment, body = self._encoded(
+                    started, begin.queue, held, (base, written, nonce + len(segments))
+                )
+                key = data_key(begin.queue, base, started.epoch, nonce + len(segments))
+                if not self.maintenance.announce([key], required):
+                    raise _changed(begin.queue)
+                self._put(key, body)
+                segments.append((key, segment))
+                base, written, held = (
+                    int(segment.runs["end_queue_offset"][0]),
+                    written + int(segment.runs["byte_count"][0]),
+                    [],
+                )
+            if pulled is not None:
+                is_kept = kept.mask(pulled.offsets)
+                report(int(pulled.offsets[-1]) if len(is_kept) else 0, begin.end)
+                if is_kept.any():
+                    held.append(Pulled(pulled.data, *(column[is_kept] for column in pulled[1:])))
+        self._commit(begin, started, segments, required)
+        return figures
+
+    def _put(self, key: str, body: list[bytes]) -> None:
+        try:
+            self.maintenance.put(key, body)
+        except UnansweredError as error:
+            raise UnavailableError(
+                f"no response to the PUT of {key}", hint="run the command again"
+            ) from error
+
+    def _encoded(
+        self, state: CatalogState, queue: QueueKey, held: list[Pulled], place: tuple[int, int, int]
+    ) -> tuple[WrittenSegment, list[bytes]]:
+        """One object with ``held``. ``place``: the first offset, the bytes before it, and the attempt."""
+        base, written, attempt = place
+        columns = [_columns(queue, pulled) for pulled in held]
+        names = ("size", "tags_code", "store_timestamp", "key_count", "key_hashes")
+        size, tags, times, key_count, hashes = (
+            np.concatenate([column[name] for column in columns]) for name in names
+        )
+        ends = np.concatenate([pulled.offsets for pulled in held]) + 1
+        begins = np.concatenate([[base], ends[:-1]])
+        position = np.cumsum(size, dtype=np.int64) - size
+        none = np.full(len(size), -1, np.int64)
+        rows = RowTable(
+            position, size, tags, times, COPIED_PHYS + written + position, begins,
+            (ends - begins).astype(np.int32), key_count, none, none, hashes,
+        )  # fmt: skip
+        head = np.zeros(1, RUN_DTYPE)
+        head["kind"], head["base_queue_offset"], head["base_byte"] = RunKind.SPARSE, base, written
+        head["min_store_timestamp"], head["min_phys"] = times.min(), rows.phys[0]
+        file = io.BytesIO()
+        writer = SegmentWriter(file, self.codec)
+        writer.begin_runs([queue], head)
+        writer.add_rows(rows, [])
+        for pulled in held:
+            data = pulled.data.data
+            ranges = zip(pulled.starts.tolist(), pulled.sizes.tolist(), strict=True)
+            writer.add_records([data[at : at + length] for at, length in ranges], pulled.sizes)
+        meta = SegmentMeta(
+            state.cluster, state.broker, state.epoch, attempt, state.cursor.history, state.version, 0, 0,
+            self.maintenance.store.clock_ms(), "compact-keys",
+        )  # fmt: skip
+        segment = writer.finish(meta)
+        return segment, [file.getvalue(), segment.keys, segment.tail]
+
+    def _commit(
+        self,
+        begin: Begin,
+        started: CatalogState,
+        segments: list[tuple[str, WrittenSegment]],
+        required: Requirements,
+    ) -> None:
+        runs = concatenated([segment.runs for _, segment in segments], RUN_DTYPE)
+        runs["queue"], runs["object"] = 0, np.arange(len(runs))
+        runs["end_queue_offset"][-1] = begin.end
+        objects = concatenated(
+            [segment.object_row(started.epoch, 0) for _, segment in segments], OBJECT_DTYPE
+        )
+        objects["key"] = np.arange(len(objects))
+        keys = tuple(key for key, _ in segments)
+        draft = CommitDraft(
+            CommitKind.MAINTENANCE, queues=[begin.queue], runs=runs, objects=objects, object_keys=keys,
+            restored=keys, reason=Reason.COMPACTED,
+        )  # fmt: skip
+        before = started.queue(begin.queue)
+
+        def change(newest: CatalogState) -> CommitDraft | None:
+            now = newest.queue(begin.queue)
+            if before is None or now is None:
+                return None
+            # Where key compaction dropped a tombstone since, a value that was read before would come back.
+            grown = [int(now[name]) - int(before[name]) for name in ("row_count", "end_queue_offset")]
+            return draft if grown[0] == grown[1] and now["min_queue_offset"] == begin.end else None
+
+        if not self.maintenance.commit(change, replace(required, announced=frozenset(keys))):
+            raise _changed(begin.queue)
+
+
+def _is_full(held: list[Pulled]) -> bool:
+    rows, size = (sum(map(of, held)) for of in (lambda one: len(one.sizes), lambda one: int(one.sizes.sum())))
+    return rows + _BATCH_BYTES // 100 > OBJECT_ROWS or size + _BATCH_BYTES > OBJECT_BYTES
+
+
+def _columns(queue: QueueKey, pulled: Pulled) -> dict[str, NDArray[Any]]:
+    """Columns of records, which are those of ``queue``. Raises CorruptionError."""
+    table, found = QueueTable(), RecordColumns(rows=len(pulled.starts) or 1)
+    count, reason = rescan(
+        pulled.data, pulled.starts, pulled.sizes, own_phys(pulled.data, pulled.starts), table, found
+    )
+    if reason or (found.queue[:count] != table.ordinal(queue.topic, queue.queue_id)).any():
+        raise CorruptionError(
+            f"the broker's message of {queue} at {pulled.offsets[count % len(pulled.offsets)]} is damaged"
+        )
+    names = ("size", "tags_code", "store_timestamp", "key_count")
+    columns: dict[str, NDArray[Any]] = {name: getattr(found, name)[:count].copy() for name in names}
+    return columns | {"key_hashes": found.key_hashes[: found.keys].copy()}
+
+
+def _changed(queue: QueueKey) -> UnavailableError:
+    return UnavailableError(
+        f"the archive has changed while the begin of {queue} was copied", hint="run the command again"
+    )
