@@ -116,7 +116,7 @@ def test_the_view_is_that_of_all_messages(tmp_path: Path, seed: int) -> None:
     assert (kinds["kind"] == RunKind.SPARSE).sum() > 1 and kinds["min_phys"][0] < 0 <= kinds["min_phys"][1]
 
 
-def test_a_tombstone_that_leaves_the_broker_meanwhile_counts(tmp_path: Path) -> None:
+def test_a_tombstone_that_leaves_the_broker_while_copying_counts(tmp_path: Path) -> None:
     table, broker = begun_late(tmp_path)
     table.write(12, keys=25, tombstones=0.5)
     broker.before_pull = lambda offset: setattr(broker, "cut", len(table.sent)) if offset == 14 else None
@@ -124,7 +124,7 @@ def test_a_tombstone_that_leaves_the_broker_meanwhile_counts(tmp_path: Path) -> 
     table.check()
 
 
-def test_rounds_of_the_archive_meanwhile_void_the_copy(tmp_path: Path) -> None:
+def test_rounds_of_the_archive_while_copying_void_the_copy(tmp_path: Path) -> None:
     table, broker = begun_late(tmp_path)
     table.write(12)
     broker.before_pull = lambda offset: table.compact() if offset == 0 else None
