@@ -20,6 +20,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.errors import WITHOUT_EFFECT
 from tiered.formats.segment import BlockCodec, EncodedSegment
+from tiered.formats.timer_object import EncodedTimers
 from tiered.object_store.abandonment import Abandonment
 from tiered.object_store.interface import ObjectStore
 from uploader.attempts import AttemptPolicy
@@ -72,6 +73,8 @@ class UploadContext:
     log: Callable[[str, dict[str, object]], None]
     new_settings: Callable[[CatalogState], dict[str, Any]] = lambda _state: {}
     """Settings of the archive that differ from those of a state: the next commit has them."""
+    max_delay_ms: int = 0
+    """See timers.max_delay_ms."""
 
 
 @dataclass
@@ -85,6 +88,9 @@ class Attempt:
     timeout_s: float
     """The longest of its PUTs."""
     abandonment: Abandonment
+    timers: EncodedTimers | None = None
+    """Its last object, if the cycle has timers, and the number in that key."""
+    timers_number: int = 0
     _failure: Exception | None = None
     _failing_since_s: float = 0.0
 

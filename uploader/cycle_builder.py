@@ -12,10 +12,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
+from tiered.catalog.timer_refs import TimerRef
 from tiered.formats.segment import EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
 from tiered.model.tables import GapReason
 from tiered.object_store.abandonment import Abandonment, abandonable
+from tiered.object_store.interface import Body
 from tiered.object_store.own_name import put_own
 from uploader.attempts import Stop, after_failure, attempt_timeout_ms
 from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
@@ -23,6 +26,7 @@ from uploader.cycle_draft import gap_reason, object_key
 from uploader.cycle_plan import CyclePlan
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch
+from uploader.timer_entries import encoded_timers
 
 IN_FLIGHT_MAX = 2
 
@@ -120,18 +124,27 @@ class CycleBuilder:
             longest_ms = max(longest_ms, timeout_ms)
             keys.append(key)
             encoded.append(segment)
-            puts.append(
-                self._put_pool.submit(self._put, key, encoded, len(encoded) - 1, timeout_ms, abandonment)
-            )
-        cycle.attempt = Attempt(keys, encoded, puts, longest_ms / 1000, abandonment)
+            body = partial(self._body, encoded, len(encoded) - 1)
+            puts.append(self._put_pool.submit(self._put, key, body, timeout_ms, abandonment))
+        timers = encoded_timers(cycle.plan.timers, batch.arena, context.max_delay_ms)
+        if timers is not None:
+            keys.append(TimerRef.of(timers, state.epoch, self._attempt).key)
+            timeout_ms = attempt_timeout_ms(context.policy, timers.size_bytes, cycle.failures)
+            longest_ms = max(longest_ms, timeout_ms)
+            body = partial(list, timers.body)
+            puts.append(self._put_pool.submit(self._put, keys[-1], body, timeout_ms, abandonment))
+        cycle.attempt = Attempt(keys, encoded, puts, longest_ms / 1000, abandonment, timers, self._attempt)
         for put in puts:
             put.add_done_callback(lambda _: self._in_flight.notify())
 
-    def _put(
-        self, key: str, encoded: list[EncodedSegment], number: int, timeout_ms: int, abandonment: Abandonment
-    ) -> None:
+    @staticmethod
+    def _body(encoded: list[EncodedSegment], number: int) -> Body:
+        """Looked up when it is sent: memory of an abandoned attempt is free before."""
+        return encoded[number].body
+
+    def _put(self, key: str, body: Callable[[], Body], timeout_ms: int, abandonment: Abandonment) -> None:
         with abandonable(abandonment):
-            put_own(self._context.archive, key, encoded[number].body, timeout_s=timeout_ms / 1000)
+            put_own(self._context.archive, key, body(), timeout_s=timeout_ms / 1000)
 
     # -- retries ----------------------------------------------------------------------------------------------
 
@@ -162,6 +175,7 @@ class CycleBuilder:
         )  # fmt: skip
         self._in_flight.add_garbage(attempt.keys_that_may_exist())
         attempt.encoded.clear()
+        attempt.timers = None
         cycle.attempt = None
         if isinstance(step, Stop):
             raise step.error

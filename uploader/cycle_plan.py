@@ -30,6 +30,7 @@ from uploader.queue_generations import QueueGenerations
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
 from uploader.queue_ttl_classes import QueueTtlClasses
 from uploader.skipped_log import SkippedLog
+from uploader.timer_rows import TimerQueues, TimerRows
 from uploader.topic_selections import TopicSelections
 
 Ints = NDArray[Any]
@@ -76,6 +77,7 @@ class CyclePlan:
     rows: int
     raw_bytes: int
     unusual: list[UnusualQueue]
+    timers: TimerRows | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class _Runs:
 
 class CyclePlanner:
     """Plans cycles for one queue table. ``skipped``: parts of the log that earlier processes skipped.
-    ``selections``: of topics, by place in the log."""
+    ``selections``: of topics, by place in the log. ``timer_topic``: the gateway topic of timers."""
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class CyclePlanner:
         skipped: SkippedLog | None = None,
         ttl_classes: QueueTtlClasses | None = None,
         selections: TopicSelections | None = None,
+        timer_topic: str = "",
     ) -> None:
         self._table = table
         self._tails = tails
@@ -129,6 +132,7 @@ class CyclePlanner:
         self._ttl_classes = ttl_classes or QueueTtlClasses()
         self._generations = QueueGenerations(table)
         self._scratch = SplitScratch()
+        self._timer_queues = TimerQueues(table, timer_topic)
 
     def plan(
         self,
@@ -161,7 +165,8 @@ class CyclePlanner:
             self._object(group, int(ttl_days[group[0]]), columns, rows, runs, order, generation_of_row)
             for group in groups
         ]
-        return CyclePlan(objects, gaps, change, len(rows.queue), int(runs.byte_count.sum()), unusual)
+        timers = self._timers(columns, rows, runs, order)
+        return CyclePlan(objects, gaps, change, len(rows.queue), int(runs.byte_count.sum()), unusual, timers)
 
     def next_offsets(self, ordinals: Ints) -> Ints:
         """Ends of queues, UNKNOWN for new ones."""
@@ -266,6 +271,18 @@ class CyclePlanner:
         if self._selections.excluded(queue.topic, begin_phys, end_phys):
             return GapReason.EXCLUDED
         return self._skipped.reason(begin_phys) if reason is GapReason.NEVER_WRITTEN else reason
+
+    def _timers(self, columns: RecordColumns, rows: _Rows, runs: _Runs, order: Ints) -> TimerRows | None:
+        """Records of the gateway topic; None without any."""
+        found = self._timer_queues.among(runs.ordinal)
+        if not len(found):
+            return None
+        row = order[positions(runs.first[found], runs.rows[found])]
+        record = rows.record[row]
+        keys = map(self._generations.key, runs.ordinal[found].tolist(), runs.generation[found].tolist())
+        queue = np.repeat(np.arange(len(found)), runs.rows[found])
+        place = columns.position[record], columns.size[record], columns.phys[record]
+        return TimerRows(list(keys), queue, rows.queue_offset[row], *place)
 
     def _change(self, runs: _Runs) -> TailChange:
         is_last = np.ones(len(runs.ordinal), bool)

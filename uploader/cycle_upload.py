@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tiered.catalog.commit import CommitDraft
+from tiered.catalog.timer_refs import TimerRef
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GapReason
 from uploader.broker_state_archive import BrokerStateArchive
@@ -121,9 +122,11 @@ class CycleUploader:
         state = self._context.writer.state
         check = batch.log_check() or state.cursor.check
         place = CycleRange(state.epoch, state.cursor.history, batch.from_phys, batch.to_phys, check)
-        draft = cycle_draft(cycle.plan, attempt.keys, attempt.encoded, place, batch)
+        draft = cycle_draft(cycle.plan, attempt.keys[: len(attempt.encoded)], attempt.encoded, place, batch)
+        timers = attempt.timers
         return replace(
             draft,
+            timers=() if timers is None else (TimerRef.of(timers, state.epoch, attempt.timers_number),),
             settings=with_known_hosts(draft.settings, state) | self._context.new_settings(state),
             state_objects=state_objects,
             pending_deletions=self._in_flight.pending_deletions(),

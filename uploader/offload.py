@@ -74,6 +74,8 @@ SHORT_WAIT_S = 0.05
 IDLE_WAIT_S = 0.25
 """Longest wait of an idle part before it notices the end; a backfill uses the short one."""
 METADATA_EVERY_S = 60.0
+TIMER_SLACK_MS = 3_600_000
+"""Servers that refuse timers too far ahead before they answer have clocks of their own."""
 ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can include newer data."""
 
@@ -105,7 +107,7 @@ class Offloader:
         options = options or ObjectOptions()
         self._index_settings = options.index
         self._topic_filter = topic_filter
-        self._rules = dict(options.rules_document)
+        self._rules, self._timers = dict(options.rules_document), options.timers
         self._environment = environment or Environment()
         self._pins = pins
         self._bound_source = BoundSource(broker_store, offsets_source, silence)
@@ -197,6 +199,7 @@ class Offloader:
                 skipped=SkippedLog.of(self._writer.state),
                 ttl_classes=self._ttl_classes,
                 selections=self._selections,
+                timer_topic=self._timers.topic,
             ),
             header_check=header_check_of(self._store, self._table, self._bound_source),
             tails=self._tails,
@@ -212,6 +215,7 @@ class Offloader:
             claim=self._owner.claim,
             log=environment.log,
             new_settings=self._new_settings,
+            max_delay_ms=self._timers.max_delay_ms + TIMER_SLACK_MS,
         )
 
     def _new_settings(self, state: CatalogState) -> dict[str, Any]:

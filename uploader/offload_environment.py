@@ -10,6 +10,7 @@ from typing import Any
 
 from tiered.catalog.state import CatalogState
 from tiered.settings.sections import IndexSettings
+from tiered.settings.timer_section import TimerSettings
 from tiered.settings.topic_rules import TopicRules
 
 
@@ -31,6 +32,7 @@ class ObjectOptions:
     index: IndexSettings = field(default_factory=IndexSettings)
     rules: TopicRules = field(default_factory=TopicRules)
     rules_document: Mapping[str, Any] = field(default_factory=dict)
+    timers: TimerSettings = field(default_factory=TimerSettings)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
         writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)
 
         def is_keyed(topic: str) -> bool:
-            return options.topic in (None, topic) and rule_of(topic).key_compaction
+            is_chosen = options.topic in (None, topic) and topic != settings.timers.topic
+            return is_chosen and rule_of(topic).key_compaction
 
         copied = _copied(options, archive, settings, writing, is_keyed) if options.from_broker else None
         state = load(archive.store) if copied and copied.is_applied else archive.state

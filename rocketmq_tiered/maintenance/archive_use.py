@@ -12,6 +12,7 @@ from tiered.formats.keys import (
     PAGES_PREFIX,
     SETS_PREFIX,
     STATE_PREFIX,
+    TIMER_PREFIX,
     parse_data_key,
 )
 from tiered.object_store.interface import ObjectInfo
@@ -28,6 +29,7 @@ KINDS = {
     PAGES_PREFIX: "catalog pages",
     INDEX_PREFIX: "message index",
     STATE_PREFIX: "broker tables and group offsets",
+    TIMER_PREFIX: "timers",
 }
 OTHER = "others"
 

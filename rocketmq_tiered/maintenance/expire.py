@@ -8,7 +8,7 @@ again against the newest state, without a second pass. What expires is decided i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from rocketmq_tiered.maintenance.expire_plan import (
 )
 from rocketmq_tiered.maintenance.gc import require_same_clock
 from tiered.archive.segment_reader import SegmentCache, SegmentReader
+from tiered.archive.timers import TimerFiles
 from tiered.catalog.commit import NO_PAGES, CommitDraft, CommitKind, PageChange
 from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason
 from tiered.catalog.floors import is_expired
@@ -39,6 +40,7 @@ from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import catalog_key
 from tiered.formats.run_part import CatalogRun
 from tiered.formats.segment import RowTable
+from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.topic_rules import TopicRule
@@ -91,7 +93,7 @@ def plan_pass(
     Raises UsageError when the clock is off, or the topic of ``erase`` is unknown.
     """
     now_ms = require_same_clock(store, clock())
-    queues = _queues(state, rule_of, erase)
+    queues = _queues(state, rule_of, erase, TimerFiles(store).first_offsets(state))
     planner = ExpiryPlanner(queues, _commit_times(store, state, queues, now_ms), now_ms, missed)
     index = RunIndex(store)
     for page in _in_order(state, index):
@@ -153,7 +155,12 @@ def commit_pass(
 # -- planning -------------------------------------------------------------------------------------------------
 
 
-def _queues(state: CatalogState, rule_of: Callable[[str], TopicRule], erase: Erasure | None) -> ExpiryQueues:
+def _queues(
+    state: CatalogState,
+    rule_of: Callable[[str], TopicRule],
+    erase: Erasure | None,
+    held: Mapping[QueueKey, int],
+) -> ExpiryQueues:
     rules: list[TopicRule] = []
     numbers: dict[str, int] = {}
     topic = np.zeros(state.queue_count, np.int64)
@@ -170,7 +177,11 @@ def _queues(state: CatalogState, rule_of: Callable[[str], TopicRule], erase: Era
         raise UsageError(f"topic {erase.topic} is not in the archive", hint="check the name with `tiered ls`")
     floor = state.table["min_queue_offset"].astype(np.int64)
     versions = [history.version for history in state.log_histories]
-    return ExpiryQueues(rules, topic, floor, erased, versions)
+    first = np.full(state.queue_count, NEVER_MS, np.int64)
+    for key, offset in held.items():
+        if (number := state.row_of(key)) is not None:
+            first[number] = offset
+    return ExpiryQueues(rules, topic, floor, erased, versions, first if held else None)
 
 
 def _commit_times(store: ObjectStore, state: CatalogState, queues: ExpiryQueues, now_ms: int) -> CommitTimes:

@@ -61,13 +61,15 @@ Parents = Callable[[Table], Table]
 class ExpiryQueues:
     """The queues of an archive by number, hidden ones and earlier generations too. ``topic`` indexes ``rules``;
     ``floor``: their minimum offsets; ``erased``: all their runs expire, whatever their age. ``history_versions``: the
-    first version of each log history but the first."""
+    first version of each log history but the first. ``held``: of each queue, the first offset that a timer
+    needs; what lies there or after it stays."""
 
     rules: Sequence[TopicRule]
     topic: Ints
     floor: Ints
     erased: Bools | None = None
     history_versions: Sequence[int] = ()
+    held: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.topic)
@@ -91,6 +93,14 @@ class ExpiryQueues:
     def is_erased(self) -> Bools:
         """Whether all runs of each queue expire."""
         return np.zeros(len(self), bool) if self.erased is None else self.erased
+
+    def is_held(self, runs: Table) -> Bools:
+        """Which of ``runs`` stay for timers."""
+        return (
+            np.zeros(len(runs), bool)
+            if self.held is None
+            else runs["end_queue_offset"] > self.held[runs["queue"]]
+        )
 
     def _by_queue(self, values: list[int]) -> Ints:
         found: Ints = np.array(values, np.int64)[self.topic]
@@ -192,7 +202,7 @@ class ExpiryPlanner:
         if not len(runs):
             return
         due_ms = self._due_ms(runs, queue)
-        is_due = (due_ms <= self._now_ms) | queues.is_erased[queue]
+        is_due = ((due_ms <= self._now_ms) | queues.is_erased[queue]) & ~queues.is_held(runs)
         is_lmq = (runs["kind"] == RunKind.LMQ) & ~queues.is_erased[queue]
         first = _starts(queue)
         at = queue[first]
@@ -273,7 +283,7 @@ class ExpiryPlanner:
     def _hold(self, runs: Table, queue: Ints, is_gone: Bools, is_lmq: Bools, is_due: Bools) -> None:
         topic = self._queues.topic[queue]
         waits = (self._state[queue] == _AT_LMQ) & ~is_gone
-        has_limit = (self._queues.max_bytes[topic] >= 0) & ~waits & ~is_gone
+        has_limit = (self._queues.max_bytes[topic] >= 0) & ~waits & ~is_gone & ~self._queues.is_held(runs)
         held = (self._lmqs, waits, LMQ_DTYPE), (self._limited, has_limit, LIMITED_DTYPE)
         columns = {"queue": queue, "topic": topic, "is_lmq": is_lmq, "is_due": is_due}
         for tables, chosen, dtype in held:

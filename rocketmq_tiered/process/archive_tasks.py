@@ -158,4 +158,4 @@ class ArchiveTasks:
 
 def _is_keyed(store: ObjectStore, state: CatalogState, settings: Settings) -> IsKeyed:
     rule_of = rules_in(store, state, settings)
-    return lambda topic: rule_of(topic).key_compaction
+    return lambda topic: rule_of(topic).key_compaction and topic != settings.timers.topic

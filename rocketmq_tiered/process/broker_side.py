@@ -118,4 +118,5 @@ def name_servers_of(settings: Settings, conf: BrokerConf | None) -> tuple[str, .
 
 def topic_filter_of(settings: Settings, conf: BrokerConf | None, cluster: str, broker: str) -> TopicFilter:
     """The topics of this broker to archive; its system topics are known by name."""
-    return settings.topics.topic_filter(cluster, broker, "" if conf is None else conf.trace_topic)
+    found = settings.topics.topic_filter(cluster, broker, "" if conf is None else conf.trace_topic)
+    return replace(found, timer_topic=settings.timers.topic)

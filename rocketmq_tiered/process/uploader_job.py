@@ -153,7 +153,7 @@ class UploaderJob:
             pins=pins,
             environment=_with_standby(_environment(writer, archive, names), writer, self._has_standby_lag),
             options=ObjectOptions(
-                settings.index, TopicRules.of(settings), _rules_to_commit(settings, writer)
+                settings.index, TopicRules.of(settings), _rules_to_commit(settings, writer), settings.timers
             ),
         )
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))

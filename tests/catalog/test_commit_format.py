@@ -27,6 +27,7 @@ from tiered.catalog.deletions import DeletionChange, DeletionList, Reason
 from tiered.catalog.index_refs import IndexChange, IndexRef
 from tiered.catalog.snapshot import decode_root, describe, encode_root
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, Owner, PageRef, RootRef
+from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.formats.container import Container, decode_container, encode_container
 from tiered.model.queue import QueueKey
@@ -66,6 +67,7 @@ def full_draft() -> CommitDraft:
         common_version=2,
         pages=PageChange(RootRef("pages/r", 6), 5, [page], ["pages/o"], 3),
         index=IndexChange([INDEX], ["index/old"]),
+        timers=(TimerRef(4, 7, 5, 9, 3, 1, 2, 80, 40),),
     )
 
 
@@ -232,9 +234,8 @@ def test_a_commit_without_data_does_not_copy_the_queues() -> None:
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [("kind", "runs of kind 7"), ("commit", "kind repair"), ("timers", "table timers"),
-     ("quarantine", "table quarantine")],
-)  # fmt: skip
+    [("kind", "runs of kind 7"), ("commit", "kind repair"), ("quarantine", "table quarantine")],
+)
 def test_what_is_reserved_is_refused_by_name(change: str, name: str) -> None:
     _, data = encode_commit(full_draft(), PLACE, "n")
     container = decode_container(data, COMMIT_KIND, source="x")
@@ -251,5 +252,5 @@ def test_what_is_reserved_is_refused_by_name(change: str, name: str) -> None:
 def test_reserved_tables_may_be_empty() -> None:
     made, data = encode_commit(full_draft(), PLACE, "n")
     container = decode_container(data, COMMIT_KIND, source="x")
-    container.tables["timers"] = np.zeros(0, [("hour", "<i8")])
+    container.tables["quarantine"] = np.zeros(0, [("hour", "<i8")])
     assert same(decode_commit(encoded(container), source="x"), made)

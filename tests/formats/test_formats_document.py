@@ -25,7 +25,8 @@ from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import PAGE_KIND
 from tiered.catalog.snapshot import ROOT_KIND
 from tiered.catalog.state import REMOVED_DTYPE
-from tiered.formats import segment_layout
+from tiered.catalog.timer_refs import TIMER_DTYPE
+from tiered.formats import segment_layout, timer_object
 from tiered.formats.catalog_dictionary import DICTIONARY
 from tiered.formats.container import decode_container
 from tiered.formats.fields import FIELD_TABLE, INNER_FIELD_TABLE
@@ -37,6 +38,7 @@ from tiered.formats.segment_layout import (
     SEGMENT_RUN_DTYPE,
     TRAILER_BYTES,
 )
+from tiered.formats.timer_object import ENTRY_DTYPE, HOUR_DTYPE
 from tiered.formats.version import FORMAT_MAJOR, FORMAT_MINOR
 from tiered.model.tables import (
     FLOOR_DTYPE,
@@ -50,10 +52,11 @@ from tiered.object_store.file import FileStore
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8")
 TRAILERS = {FOOTER_KIND: TRAILER_BYTES, INDEX_FOOTER_KIND: index_layout.TRAILER_BYTES}
-NAMES = {"u1": "u8", "u4": "u32", "i4": "i32", "i8": "i64"}
+NAMES = {"u1": "u8", "u4": "u32", "i4": "i32", "i8": "i64", "u8": "u64"}
 SECTIONS = {
     "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE],
-    "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE, FLOOR_DTYPE],
+    "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE, FLOOR_DTYPE, TIMER_DTYPE],
+    "Timer object": [ENTRY_DTYPE, HOUR_DTYPE, timer_object.PAGE_DTYPE],
     "Root page": [QUEUE_STATE_DTYPE],
     "Index file": [PLACE_DTYPE, COVERED_DTYPE, PLACES_PAGE_DTYPE],
 }
@@ -109,7 +112,7 @@ def test_message_fields_are_these() -> None:
 
 def test_reserved_names_are_these() -> None:
     reserved = _section("Versions").partition("Reserved in 1.0")[2]
-    for name in ("repair", "timers", "quarantine"):
+    for name in ("repair", "quarantine"):
         assert f"`{name}`" in reserved
 
 

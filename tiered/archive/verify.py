@@ -29,6 +29,7 @@ from tiered.archive.verify_queues import check_queues
 from tiered.archive.verify_report import VerifyReport
 from tiered.archive.verify_runs import LivingRuns, WindowObjects
 from tiered.archive.verify_segment import Anomaly, AnomalyKind, SegmentCheck, SegmentResult, check_segment
+from tiered.archive.verify_timers import check_timers
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, refresh
 from tiered.catalog.commit import Commit
 from tiered.catalog.garbage import KeySet
@@ -50,6 +51,7 @@ from tiered.formats.keys import (
     SERVE_PREFIX,
     SETS_PREFIX,
     STATE_PREFIX,
+    TIMER_PREFIX,
     catalog_key,
     parse_catalog_key,
 )
@@ -67,7 +69,7 @@ UNCHECKED_MAX = 16
 SegmentChecker = Callable[[CatalogState, Mapping[str, SegmentCheck]], Iterable[tuple[str, SegmentResult]]]
 """Checks objects of one catalog version, given in order of their keys; Spark jobs pass their own."""
 
-_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX)
+_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX, TIMER_PREFIX)
 
 
 def verify_archive(
@@ -111,6 +113,9 @@ def verify_archive(
         found, items = check_indexes(store, state, runs.between, full=full and sample >= 1)
         report.anomalies += found
         report.counts["keys"] = items
+        found, timers = check_timers(store, state, full=full)
+        report.anomalies += found
+        report.counts |= {"timers": timers} if timers else {}
     except UnavailableError as error:
         report.unchecked["index"] = error.message
     report = report.joined(current.anomalies)

@@ -38,12 +38,13 @@ from tiered.formats.keys import (
     SERVE_PREFIX,
     SETS_PREFIX,
     STATE_PREFIX,
+    TIMER_PREFIX,
     catalog_key,
     parse_catalog_key,
 )
 from tiered.object_store.interface import ObjectInfo, ObjectStore
 
-_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX)
+_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX, TIMER_PREFIX)
 Progress = Callable[[int, int], object]
 """(objects listed, objects named)."""
 

@@ -13,6 +13,7 @@ from tiered.catalog.deletions import after_change as after_deletion_change
 from tiered.catalog.index_refs import after_change
 from tiered.catalog.kept_roots import with_root
 from tiered.catalog.state import CatalogState, RootRef, RunChunk, selected
+from tiered.catalog.timer_refs import after_change as after_timer_change
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
 _MOVES_NOTHING = (CommitKind.CLAIM, CommitKind.RELEASE)
@@ -23,6 +24,7 @@ def with_extras(before: CatalogState, state: CatalogState, commit: Commit) -> Ca
     state = _with_marks(state, commit.draft)
     state = _with_pages(state, commit)
     state = _with_index(state, commit)
+    state = _with_timers(state, commit)
     return _with_garbage(before, state, commit)
 
 
@@ -112,6 +114,24 @@ def _with_index(state: CatalogState, commit: Commit) -> CatalogState:
     return replace(state, indexes=indexes)
 
 
+def _with_timers(state: CatalogState, commit: Commit) -> CatalogState:
+    if not commit.draft.timers:
+        return state
+    if commit.draft.kind not in (CommitKind.APPEND, CommitKind.MAINTENANCE):
+        raise CommitInvalidError(f"{commit.draft.kind} cannot change timers")
+    try:
+        timers = after_timer_change(
+            state.timers,
+            commit.draft.timers,
+            epoch=commit.place.epoch,
+            may_move=commit.draft.kind == CommitKind.MAINTENANCE,
+            pending_deletions={*state.pending_deletions, *commit.draft.pending_deletions},
+        )
+    except ValueError as error:
+        raise CommitInvalidError(str(error)) from error
+    return replace(state, timers=timers)
+
+
 def _without_older(chunk: RunChunk, version: int) -> RunChunk:
     kept = chunk.runs["version"] > version
     return chunk if kept.all() else selected(chunk, kept)
@@ -148,6 +168,7 @@ def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> 
     return replace(state, pending_deletions=pending_deletions)
 
 
-def _named(state: CatalogState) -> tuple[int, RootRef, int, int, int]:
+def _named(state: CatalogState) -> tuple[int | RootRef, ...]:
     """Identities of the parts that reference catalog objects; equal ones skip comparing all keys."""
-    return id(state.pages), state.root, id(state.state_objects), id(state.indexes), id(state.deletion_lists)
+    parts = (state.pages, state.state_objects, state.indexes, state.deletion_lists, state.timers)
+    return state.root, *map(id, parts)

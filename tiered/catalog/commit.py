@@ -27,6 +27,7 @@ from tiered.catalog.state import (
     PageRef,
     RootRef,
 )
+from tiered.catalog.timer_refs import TIMER_DTYPE, TimerRef, timer_refs, timer_table
 from tiered.errors import CorruptionError, TieredError, UnsupportedFormatError
 from tiered.formats.container import Container, decode_container, encode_container
 from tiered.formats.queue_names import queue_table
@@ -42,7 +43,7 @@ from tiered.model.tables import (
 )
 
 COMMIT_KIND = b"RMQTCMIT"
-_TABLES = {"queues", "runs", "removed", "objects", "gaps", "floors"}
+_TABLES = {"queues", "runs", "removed", "objects", "gaps", "floors", "timers"}
 
 
 class CommitKind(StrEnum):
@@ -117,6 +118,8 @@ class CommitDraft:
     common_version: int = 0
     pages: PageChange = NO_PAGES
     index: IndexChange = NO_INDEX_CHANGE
+    timers: Sequence[TimerRef] = ()
+    """New objects of timers, and others with new progress; those without anything left are removed."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,7 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
                 resolved_version=whole(pages["resolved_version"]),
             ),
             index=_index_change(header),
+            timers=timers_of(container),
         )
         place = CommitPlace(
             version=whole(header["version"]),
@@ -272,6 +276,11 @@ def queue_keys(container: Container) -> list[QueueKey]:
     return list(map(QueueKey, names, table["queue_id"].tolist(), table["generation"].tolist()))
 
 
+def timers_of(container: Container) -> tuple[TimerRef, ...]:
+    """The objects of the table ``timers``, which is absent without any. Raises ValueError."""
+    return timer_refs(container.table("timers", TIMER_DTYPE)) if "timers" in container.tables else ()
+
+
 def _index_change(header: Mapping[str, Any]) -> IndexChange:
     index = fields(header["index"])
     return IndexChange([index_ref(item) for item in items(index["added"])], texts(index["removed"]))
@@ -314,4 +323,6 @@ def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], di
         "queues": queues, "runs": draft.runs, "removed": draft.removed,
         "objects": draft.objects, "gaps": draft.gaps, "floors": draft.floors,
     }  # fmt: skip
+    if draft.timers:
+        tables["timers"] = timer_table(draft.timers)
     return header, tables

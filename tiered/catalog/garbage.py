@@ -34,12 +34,13 @@ from tiered.formats.keys import (
     PAGES_PREFIX,
     SETS_PREFIX,
     STATE_PREFIX,
+    TIMER_PREFIX,
     catalog_key,
     epoch_of,
 )
 from tiered.object_store.interface import ObjectInfo, ObjectStore, Upload
 
-COLLECTED = (DATA_PREFIX, INDEX_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX)
+COLLECTED = (DATA_PREFIX, INDEX_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX, TIMER_PREFIX)
 
 
 class KeySet:

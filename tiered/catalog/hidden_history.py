@@ -106,7 +106,7 @@ def _part(state: CatalogState, queues: Sequence[QueueKey], table: Table) -> Cata
     return replace(
         state, directory=QueueDirectory(queues), table=table, gaps=gaps, chunks=(), pages=(),
         tombstones=np.zeros(0, REMOVED_DTYPE), root=NO_ROOT, kept_roots=(), log_histories=(), state_objects={},
-        pending_deletions={}, deletion_lists=(), indexes=(),
+        pending_deletions={}, deletion_lists=(), indexes=(), timers=(),
     )  # fmt: skip
 
 

@@ -128,6 +128,7 @@ class MaintenanceCommit:
         if not self._unnamed:
             return ()
         named = {index.key for index in draft.index.added} | {listed.key for listed in draft.deletions.added}
+        named |= {timers.key for timers in draft.timers}
         named |= {
             *draft.restored,
             *draft.pending_deletions,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from tiered.catalog.commit import queue_keys, refuse_unknown
+from tiered.catalog.commit import queue_keys, refuse_unknown, timers_of
 from tiered.catalog.deletions import DeletionList, PendingDeletion
 from tiered.catalog.index_refs import index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
@@ -23,6 +23,7 @@ from tiered.catalog.state import (
     RootRef,
     RunChunk,
 )
+from tiered.catalog.timer_refs import timer_table
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
@@ -56,6 +57,8 @@ def encode_root(state: CatalogState) -> bytes:
         "queues": table, "gaps": state.gaps, "tombstones": state.tombstones,
         "runs": memory.runs, "objects": memory.objects,
     }  # fmt: skip
+    if state.timers:
+        tables["timers"] = timer_table(state.timers)
     return encode_container(ROOT_KIND, header, tables, is_packed=True)
 
 
@@ -104,6 +107,7 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             },
             deletion_lists=tuple(row(DeletionList, item) for item in items(header["deletion_lists"])),
             indexes=tuple(index_ref(item) for item in items(header["indexes"])),
+            timers=timers_of(container),
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CorruptionError(f"{source}: root page does not parse: {error!r}") from error
@@ -139,4 +143,5 @@ def describe(state: CatalogState) -> dict[str, object]:
         "pages": sorted(state.pages), "state_objects": dict(state.state_objects),
         "settings": json.loads(json.dumps(state.settings)), "pending_deletions": dict(state.pending_deletions),
         "deletion_lists": state.deletion_lists, "indexes": state.indexes,
+        "timers": state.timers,
     }  # fmt: skip

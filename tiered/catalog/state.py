@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tiered.catalog.deletions import DeletionList, PendingDeletion, Reason
 from tiered.catalog.index_refs import IndexRef, indexed_version, unindexed
 from tiered.catalog.queue_directory import QueueDirectory
+from tiered.catalog.timer_refs import TimerRef
 from tiered.formats.keys import object_of
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
@@ -180,6 +181,8 @@ class CatalogState:
     deletion_lists: tuple[DeletionList, ...] = ()
     indexes: tuple[IndexRef, ...] = ()
     """Index files, by version."""
+    timers: tuple[TimerRef, ...] = ()
+    """Objects of timers of which something is left."""
     unread_root: RootRef = NO_ROOT
     """The root that was unreadable when this was loaded from commits instead. Not stored."""
 
@@ -358,7 +361,7 @@ class CatalogState:
         keys = {object_of(page.key) for page in self.pages} | {history.root for history in self.log_histories}
         keys |= {history.hidden for history in self.log_histories if history.hidden}
         keys |= set(self.state_objects.values()) | {index.key for index in self.indexes}
-        keys |= {listed.key for listed in self.deletion_lists}
+        keys |= {listed.key for listed in self.deletion_lists} | {timers.key for timers in self.timers}
         return keys | {root.key for root in (self.root, *self.kept_roots) if root.key}
 
 

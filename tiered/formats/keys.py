@@ -19,6 +19,7 @@ DATA_PREFIX = "data/"
 SETS_PREFIX = "sets/"
 INDEX_PREFIX = "index/"
 STATE_PREFIX = "state/"
+TIMER_PREFIX = "timer/"
 SERVE_PREFIX = "state/serve/"
 """State that servers keep for clients; no commit names it."""
 
@@ -44,6 +45,7 @@ _SET_KEY = re.compile(
 _PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-\d{20}-(?P<epoch>\d{1,20})-[A-Za-z0-9_]+\Z")
 _STATE_KEY = re.compile(r"state/[A-Za-z0-9_]+-(?P<epoch>\d{1,20})-\d{1,20}-[A-Za-z0-9_]+\Z")
 _INDEX_KEY = re.compile(r"index/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,20})_[A-Za-z0-9_]+\.idx\Z")
+_TIMER_KEY = re.compile(r"timer/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,20})-\d{1,20}\Z")
 _CATALOG_KEY = re.compile(r"catalog/(\d{20})\Z")
 _PART = re.compile(r"([^:]*):(\d{1,20}):(\d{1,20})\Z")
 _BATCH_ID = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
@@ -205,6 +207,11 @@ def index_key(begin_ms: int, end_ms: int, epoch: int, identity: str) -> str:
     return f"{INDEX_PREFIX}{max(0, begin_ms):013d}-{max(0, end_ms):013d}-{epoch}_{identity}.idx"
 
 
+def timer_key(begin_ms: int, end_ms: int, epoch: int, number: int) -> str:
+    """The key of an object of timers delivered in [begin, end] (ms since the epoch), made in ``epoch``."""
+    return f"{TIMER_PREFIX}{begin_ms:013d}-{end_ms:013d}-{epoch}-{number}"
+
+
 def state_key(name: str, epoch: int, attempt: int, digest: str) -> str:
     """The key of a snapshot of one broker table; it ends in the digest of the content."""
     assert _LABEL.match(name) and _LABEL.match(digest)
@@ -221,7 +228,9 @@ def epoch_of(key: str) -> int | None:
     data = parse_data_key(key)
     if data is not None:
         return data.epoch
-    found = parse_set_key(key) or _PAGE_KEY.match(key) or _STATE_KEY.match(key) or _INDEX_KEY.match(key)
-    if found is None:
-        return None
-    return found.epoch if isinstance(found, SetKeyParts) else int(found["epoch"])
+    parts = parse_set_key(key)
+    if parts is not None:
+        return parts.epoch
+    patterns = (_PAGE_KEY, _STATE_KEY, _INDEX_KEY, _TIMER_KEY)
+    found = next(filter(None, (pattern.match(key) for pattern in patterns)), None)
+    return None if found is None else int(found["epoch"])

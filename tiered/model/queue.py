@@ -37,7 +37,7 @@ class TopicFilter:
     """Which topics are archived, by names and shell patterns.
 
     System topics are archived if ``include`` has their name itself, or with ``include_system``. ``exclude`` takes
-    precedence. ``trace_topic``: the broker's trace topic, if renamed.
+    precedence. ``trace_topic``: the broker's trace topic, if renamed. ``timer_topic`` is always archived.
     """
 
     include: Sequence[str] = ("*",)
@@ -46,6 +46,7 @@ class TopicFilter:
     cluster: str = ""
     broker: str = ""
     trace_topic: str = ""
+    timer_topic: str = ""
 
     def is_system(self, topic: str) -> bool:
         """Whether the topic is the broker's own, as are ``<cluster>_REPLY_TOPIC`` and the names of both."""
@@ -63,6 +64,8 @@ class TopicFilter:
 
     def refusal(self, topic: str) -> str:
         """Why messages of ``topic`` are not archived; empty if they are."""
+        if topic and topic == self.timer_topic:
+            return ""
         excluding = next((pattern for pattern in self.exclude if fnmatch.fnmatchcase(topic, pattern)), None)
         if excluding is not None:
             return f"topics.exclude has {excluding}"

@@ -16,6 +16,7 @@ from tiered.settings.declaration import setting
 from tiered.settings.mount_section import MountSettings
 from tiered.settings.retention_sections import HOUR_MS, GcSettings, RetentionSettings
 from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_name
+from tiered.settings.timer_section import TimerSettings
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -556,6 +557,7 @@ class Settings:
     serve: ServeSettings = field(default_factory=ServeSettings)
     slave: SlaveSettings = field(default_factory=SlaveSettings)
     mount: MountSettings = field(default_factory=MountSettings)
+    timers: TimerSettings = field(default_factory=TimerSettings)
 
 
 SECTIONS: dict[str, type[Any]] = {  # those with settings
@@ -577,6 +579,7 @@ SECTIONS: dict[str, type[Any]] = {  # those with settings
     "serve": ServeSettings,
     "slave": SlaveSettings,
     "mount": MountSettings,
+    "timers": TimerSettings,
 }
 
 UNSUPPORTED: dict[str, str] = {

@@ -1,0 +1,102 @@
+"""Timer objects in the catalog: which exist, and how far each was delivered. Pure.
+
+Entries of an object are handed over in their order, so its progress is two numbers of rows: [0, done) are over, [done,
+claimed) may have been sent, the others are pending. Rows are claimed by a commit before they are sent: what was sent is
+known after a crash but for the claimed ones, of which the broker is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tiered.formats.keys import timer_key
+from tiered.formats.timer_object import EncodedTimers
+from tiered.model.tables import Table
+
+TIMER_DTYPE = np.dtype([
+    ("epoch", "<i8"), ("number", "<i8"),  # of its key
+    ("begin_ms", "<i8"), ("end_ms", "<i8"),  # first and last time of delivery
+    ("entries", "<i8"), ("done", "<i8"), ("claimed", "<i8"),
+    ("size_bytes", "<i8"), ("tail_bytes", "<i8"),
+])  # fmt: skip
+
+
+class TimerRef(NamedTuple):
+    """One object of timer entries."""
+
+    epoch: int
+    number: int
+    begin_ms: int
+    end_ms: int
+    entries: int
+    done: int
+    claimed: int
+    size_bytes: int
+    tail_bytes: int
+
+    @property
+    def key(self) -> str:
+        """The object."""
+        return timer_key(self.begin_ms, self.end_ms, self.epoch, self.number)
+
+    @classmethod
+    def of(cls, encoded: EncodedTimers, epoch: int, number: int) -> TimerRef:
+        """A new object."""
+        return cls(
+            epoch, number, encoded.begin_ms, encoded.end_ms, encoded.entries, 0, 0,
+            encoded.size_bytes, encoded.tail_bytes,
+        )  # fmt: skip
+
+    def moved(self, done: int, claimed: int) -> TimerRef:
+        """With other progress."""
+        return self._replace(done=done, claimed=claimed)
+
+    @property
+    def over(self) -> TimerRef:
+        """With nothing left: a commit of this removes it."""
+        return self.moved(self.entries, self.entries)
+
+
+def timer_table(refs: Sequence[TimerRef]) -> Table:
+    """``refs`` as a table."""
+    return np.array([tuple(ref) for ref in refs], TIMER_DTYPE)
+
+
+def timer_refs(table: Table) -> tuple[TimerRef, ...]:
+    """The reverse of ``timer_table``. Raises ValueError."""
+    refs = tuple(TimerRef(*row) for row in table.tolist())
+    for ref in refs:
+        if not 0 <= ref.done <= ref.claimed <= ref.entries or not 0 < ref.tail_bytes < ref.size_bytes:
+            raise ValueError(f"impossible timer object {ref}")
+    return refs
+
+
+def after_change(
+    refs: Sequence[TimerRef],
+    changed: Sequence[TimerRef],
+    *,
+    epoch: int,
+    may_move: bool,
+    pending_deletions: Container[str],
+) -> tuple[TimerRef, ...]:
+    """The objects after a commit of ``epoch`` with ``changed`` ones, without those of which nothing is left. Raises
+    ValueError: a new one that is not of the epoch, has progress or is garbage; another whose progress goes back, or
+    that may not move."""
+    found = {(ref.epoch, ref.number): ref for ref in refs}
+    for ref in changed:
+        identity = ref.epoch, ref.number
+        before = found.get(identity)
+        if before is None:
+            if ref.epoch != epoch or ref.claimed:
+                raise ValueError(f"{ref.key} is not a new object of epoch {epoch}")
+            if ref.key in pending_deletions:
+                raise ValueError(f"{ref.key} is a pending deletion")
+        elif not may_move or before.moved(ref.done, ref.claimed) != ref:
+            raise ValueError(f"{ref.key} cannot be changed")
+        elif ref.done < before.done or ref.claimed < before.claimed:
+            raise ValueError(f"progress of {ref.key} would go back")
+        found[identity] = ref
+    return tuple(ref for ref in found.values() if ref.done < ref.entries)

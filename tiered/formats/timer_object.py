@@ -1,0 +1,144 @@
+"""Objects of timer entries: the hours of delivery of one commit, or of several that were merged.
+
+    pages of entries, by (delivery time, key, order) | footer: hours, pages, queues
+
+The TimerFlatFile of an hour is the rows that the objects have of it, one behind the other. Pages and footer are
+containers. The catalog has the footer's length, so one ranged GET opens an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiered.errors import CorruptionError
+from tiered.formats.container import decode_container, encode_container
+from tiered.formats.queue_names import queue_table
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_DTYPE, Table, begins
+from tiered.model.timer import HOUR_MS
+
+PAGE_KIND, FOOTER_KIND = b"RMQTTIMP", b"RMQTTIMF"
+PAGE_ROWS = 8_192
+
+ENTRY_DTYPE = np.dtype([
+    ("deliver_ms", "<i8"),           # when it is delivered; of a cancellation, when its timer is; 0: refused
+    ("key_hash", "<u8"),             # XXH64 of the unique key; of a refused message, the Refusal
+    ("order", "<i8"),                # physical offset of its message, or one more than that of what it changes
+    ("queue_offset", "<i8"),         # of the message
+    ("queue", "<u4"),                # row of the footer's table ``queues``
+    ("kind", "<u4"),                 # EntryKind
+])  # fmt: skip
+"""One entry. Entries of an object are sorted by its first three fields."""
+
+HOUR_DTYPE = np.dtype([("hour", "<i8"), ("rows", "<i8")])
+PAGE_DTYPE = np.dtype([("rows", "<i8"), ("stored_bytes", "<i8"), ("first_ms", "<i8"), ("last_ms", "<i8")])
+OFFSET_DTYPE = np.dtype([("min_queue_offset", "<i8")])
+
+
+@dataclass(frozen=True)
+class EncodedTimers:
+    """An object ready to be put."""
+
+    body: list[bytes]
+    size_bytes: int
+    tail_bytes: int
+    begin_ms: int
+    end_ms: int
+    entries: int
+
+
+@dataclass(frozen=True)
+class TimerFooter:
+    """What an object has. ``hours``: rows by hour. ``page_row``, ``page_at``: where each page begins, and the end of
+    the last. ``min_offsets``: of each queue, the first message that an entry refers to."""
+
+    queues: Sequence[QueueKey]
+    min_offsets: Table
+    hours: Table
+    pages: Table
+    page_row: Table
+    page_at: Table
+
+
+def sorted_entries(entries: Table) -> Table:
+    """In the order of an object."""
+    found: Table = entries.take(np.lexsort((entries["order"], entries["key_hash"], entries["deliver_ms"])))
+    return found
+
+
+def encode_timers(entries: Iterator[Table], queues: Sequence[QueueKey]) -> EncodedTimers:
+    """An object of ``entries``, at least one, which come in order; their ``queue`` indexes ``queues``."""
+    body: list[bytes] = []
+    pages: list[tuple[int, int, int, int]] = []
+    hours: dict[int, int] = {}
+    least = np.full(len(queues), 1 << 62, np.int64)
+    for page in _pages(entries):
+        data = encode_container(PAGE_KIND, {}, {"entries": page}, is_packed=True)
+        body.append(data)
+        pages.append((len(page), len(data), int(page["deliver_ms"][0]), int(page["deliver_ms"][-1])))
+        found, counts = np.unique(page["deliver_ms"] // HOUR_MS, return_counts=True)
+        for hour, count in zip(found.tolist(), counts.tolist(), strict=True):
+            hours[hour] = hours.get(hour, 0) + count
+        np.minimum.at(least, page["queue"], page["queue_offset"])
+    topics, table = queue_table(queues)
+    offsets = np.zeros(len(queues), OFFSET_DTYPE)
+    offsets["min_queue_offset"] = least
+    footer = encode_container(
+        FOOTER_KIND,
+        {"topics": topics},
+        {
+            "queues": table, "offsets": offsets, "pages": np.array(pages, PAGE_DTYPE),
+            "hours": np.array(list(hours.items()), HOUR_DTYPE),
+        },
+        is_packed=True,
+    )  # fmt: skip
+    body.append(footer)
+    size = sum(map(len, body))
+    return EncodedTimers(body, size, len(footer), pages[0][2], pages[-1][3], sum(hours.values()))
+
+
+def _pages(entries: Iterator[Table]) -> Iterator[Table]:
+    """``entries`` in parts of PAGE_ROWS."""
+    left = np.zeros(0, ENTRY_DTYPE)
+    for some in entries:
+        left = np.concatenate([left, some]) if len(left) else some
+        while len(left) >= PAGE_ROWS:
+            yield left[:PAGE_ROWS]
+            left = left[PAGE_ROWS:]
+    if len(left):
+        yield left
+
+
+def decode_footer(data: bytes, *, source: str, entries: int, pages_bytes: int) -> TimerFooter:
+    """Check and parse the footer of an object with ``entries`` in ``pages_bytes``. Raises CorruptionError."""
+    container = decode_container(data, FOOTER_KIND, source=source)
+    try:
+        container.charge_queues()
+        topics, table = container.header["topics"], container.table("queues", QUEUE_DTYPE)
+        queues = [
+            QueueKey(topics[topic], queue_id, generation) for topic, queue_id, generation in table.tolist()
+        ]
+        hours, pages = container.table("hours", HOUR_DTYPE), container.table("pages", PAGE_DTYPE)
+        least = container.table("offsets", OFFSET_DTYPE)["min_queue_offset"]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise CorruptionError(f"{source}: footer of timers does not parse: {error!r}") from error
+    page_row, page_at = begins(pages["rows"]), begins(pages["stored_bytes"])
+    wanted = (entries, entries, pages_bytes, len(queues))
+    if (int(page_row[-1]), int(hours["rows"].sum()), int(page_at[-1]), len(least)) != wanted:
+        raise CorruptionError(f"{source}: footer of timers has other entries than the catalog")
+    return TimerFooter(queues, least, hours, pages, page_row, page_at)
+
+
+def decode_page(data: bytes, *, source: str, rows: int, queues: int) -> Table:
+    """Entries of a page. Raises CorruptionError."""
+    container = decode_container(data, PAGE_KIND, source=source)
+    try:
+        entries = container.table("entries", ENTRY_DTYPE)
+    except (KeyError, ValueError) as error:
+        raise CorruptionError(f"{source}: page of timers does not parse: {error!r}") from error
+    if len(entries) != rows or (len(entries) and int(entries["queue"].max()) >= queues):
+        raise CorruptionError(f"{source}: page of timers does not match its footer")
+    return entries

@@ -1,0 +1,37 @@
+"""Entries of the timers that a cycle archives: found in the rows of the gateway topic, for an object of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
+from tiered.kernels.timers import find_timers
+from tiered.model.timer import EntryKind
+from uploader.timer_rows import TimerRows
+
+
+def encoded_timers(
+    rows: TimerRows | None, arena: NDArray[np.uint8], max_delay_ms: int
+) -> EncodedTimers | None:
+    """The object of the timers in ``rows``, whose records are in ``arena``; None without rows."""
+    if rows is None:
+        return None
+    found = find_timers(
+        arena, rows.position.astype(np.int64), rows.size.astype(np.int64), max_delay_ms=max_delay_ms
+    )
+    deliver_ms, key_hash, refusal, cancelled_ms, cancelled_hash, has_cancel = found.T
+    is_refused = refusal != 0
+    is_timer, is_cancel = ~is_refused & (deliver_ms > 0), ~is_refused & (has_cancel == 1)
+    parts = []
+    for which, kind, ms, hashes in (
+        (is_timer, EntryKind.TIMER, deliver_ms, key_hash),
+        (is_cancel, EntryKind.CANCEL, cancelled_ms, cancelled_hash),
+        (is_refused, EntryKind.REFUSED, np.zeros_like(refusal), refusal),
+    ):
+        part = np.zeros(int(which.sum()), ENTRY_DTYPE)
+        part["deliver_ms"], part["key_hash"] = ms[which], hashes[which].view(np.uint64)
+        part["order"], part["queue_offset"] = rows.phys[which], rows.queue_offset[which]
+        part["queue"], part["kind"] = rows.queue[which], kind
+        parts.append(part)
+    return encode_timers(iter([sorted_entries(np.concatenate(parts))]), rows.queues)
