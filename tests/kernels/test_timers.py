@@ -32,7 +32,7 @@ VALUES = st.sampled_from(
         f"x{NOW} K1".encode(),
         "5 k\u00fc 2".encode(),
         b"5  k",
-    ]  # fmt: skip
+    ]
 )
 PAIRS = st.lists(st.tuples(NAMES, VALUES), max_size=6)
 FLAGS = st.sampled_from([0, 0, 0, 1, 0x8, 0x10, 0x30, 0x80])
