@@ -2,7 +2,7 @@
 
 Entries of an object are handed over in their order, so its progress is two numbers of rows: [0, done) are over, [done,
 claimed) may have been sent, the others are pending. Rows are claimed by a commit before they are sent: what was sent is
-known after a crash but for the claimed ones, of which the broker is asked.
+known after a crash but for the claimed ones, of which the broker knows more.
 """
 
 from __future__ import annotations
