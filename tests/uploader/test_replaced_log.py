@@ -67,8 +67,11 @@ def another_log(directory: Path, messages: int, files_gone: int = 0) -> Path:
     return directory
 
 
-def follow_a_while(directory: Path, memory: MemoryStore, limits: LogLimits | None = None) -> None:
-    """Until messages are committed."""
+def follow_a_while(
+    directory: Path, memory: MemoryStore, limits: LogLimits | None = None, *, has_messages: bool = True
+) -> None:
+    """Until messages are committed; ``has_messages=False``: a log history."""
+    before = len(load(archive_of(memory)).log_histories)
     stop = threading.Event()
     with open_broker_store(directory) as store:
         offloader = Offloader(
@@ -79,8 +82,9 @@ def follow_a_while(directory: Path, memory: MemoryStore, limits: LogLimits | Non
         thread.start()
         deadline_s = time.monotonic() + 60
         while (status := offloader.status()) is None or not status.counters.messages:
-            if not thread.is_alive() or time.monotonic() > deadline_s:
+            if not has_messages and len(load(archive_of(memory)).log_histories) > before:
                 break
+            assert thread.is_alive() and time.monotonic() < deadline_s
             time.sleep(0.01)
         stop.set()
         thread.join()
@@ -114,7 +118,7 @@ def test_a_run_beside_a_much_shorter_log_stops_and_one_beside_a_little_shorter_c
             offloader.run(threading.Event(), follow=True)
     after = load(archive)
     assert after.version == before.version, "a retry each half minute claims no epoch"
-    follow_a_while(tmp_path / "copy", memory)
+    follow_a_while(tmp_path / "copy", memory, has_messages=False)
     after = load(archive)
     assert [history.common_version > 0 for history in after.log_histories] == [True]
     assert any("archived messages hidden" in record.getMessage() for record in caplog.records)
