@@ -45,6 +45,7 @@ from uploader.outcome_text import outcome_text
 
 TIMEOUT_S = 10.0
 STOP_S = 60.0
+
 LOOK_S = 1.0
 
 

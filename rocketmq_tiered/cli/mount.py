@@ -30,6 +30,7 @@ from rocketmq_tiered.server.mount.mount_node import MountNode
 from rocketmq_tiered.server.mount.mounted_archive import MountPlace
 from tiered.console import camel_names, print_json, print_lines, print_table, time_text
 from tiered.errors import UsageError
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
@@ -61,16 +62,16 @@ def execute(options: argparse.Namespace) -> int:
             opened.callback(store.close)
         node = settings.mount.node or os.uname().nodename
         members = [Membership(store, node, time.monotonic, _now_ms) for store in stores]
-        places = [_place(url, settings, member) for url, member in zip(options.url, members, strict=True)]
-        nodes = [MountNode(place, store) for place, store in zip(places, stores, strict=True)]
+        places = zip(options.url, stores, members, strict=True)
+        nodes = [MountNode(_place(settings, *place)) for place in places]
         asyncio.run(_serve(nodes, settings))
     return 0
 
 
-def _place(url: str, settings: Settings, member: Membership) -> MountPlace:
+def _place(settings: Settings, url: str, store: ObjectStore, member: Membership) -> MountPlace:
     mount = settings.mount
     host = mount.advertise or advertised_host(mount.bind, setting="mount.advertise")
-    return MountPlace(url, settings, member, host, settings.broker.name_servers, tls_of(settings))
+    return MountPlace(url, store, settings, member, host, settings.broker.name_servers, tls_of(settings))
 
 
 async def _serve(nodes: Sequence[MountNode], settings: Settings) -> None:

@@ -16,7 +16,7 @@ from rocketmq_tiered.process.broker_control import PERM_READ_WRITE, BrokerContro
 from rocketmq_tiered.process.detach import Step
 from rocketmq_tiered.sending.outgoing import OutgoingMessage, kept_properties
 from rocketmq_tiered.server.groups.group_state import GENERATION_SHIFT, GroupLog, Offsets, load_snapshot
-from rocketmq_tiered.server.mount.node_lease import BrokerName, NodeLog, withdraw_archive
+from rocketmq_tiered.server.mount.node_lease import BrokerName, lapsed_leases, withdraw_archive
 from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_record import RETRY_PREFIX
 from rocketmq_tiered.server.retries.retry_state import RetryMessage, RetryState
@@ -58,7 +58,7 @@ def take_back(
     if retired_since(load(archive.store)) is not None:
         _end_retirement(archive)
     say(Step("mount", "done: no longer announced"))
-    log = GroupLog(archive.store, PRODUCER, _now_ms, has_lapsed=_lapsed_at(root))
+    log = GroupLog(archive.store, PRODUCER, _now_ms, has_lapsed=lapsed_leases(root))
     _claim(log, sleep)
     say(Step("groups", "done: released by the node that served them"))
     count = _commit(broker, log.offsets)
@@ -80,11 +80,6 @@ def _end_retirement(archive: Archive) -> None:
     )  # fmt: skip
     writer.claim()
     writer.release()
-
-
-def _lapsed_at(root: ObjectStore) -> Callable[[str], bool]:
-    nodes = NodeLog(root, "", _now_ms)
-    return lambda lease: not any(one.lease == lease and one.is_living for one in nodes.newest().values())
 
 
 def _claim(log: GroupLog, sleep: Callable[[float], object]) -> None:

@@ -123,6 +123,25 @@ def test_a_slow_claim_does_not_own_what_another_server_claimed_first(is_first: b
     assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
 
 
+def test_an_owner_taken_over_after_a_lost_reply_is_fenced() -> None:
+    """It writes the version again that its successor found as the newest."""
+    store, clock = LosesAnswers(every=1 << 40), Clock()
+    sleeper = GroupLog(store, "sleeper", clock)
+    sleeper.claim(LEASE_MS)
+    for offset in range(VERSIONS_KEPT):
+        sleeper.write({("g", "t"): {0: offset}})
+    store.every = 1
+    with pytest.raises(UnansweredError):
+        sleeper.write({("g", "t"): {0: 100}})
+    store.every = 1 << 40
+    successor = GroupLog(store, "successor", clock)
+    successor.claim(LEASE_MS, take_over=True)
+    for offset in range(101, 101 + 2 * VERSIONS_KEPT):
+        successor.write({("g", "t"): {0: offset}})
+    with pytest.raises(FencedError):
+        sleeper.write({("g", "t"): {0: 100}})
+
+
 def test_a_claim_whose_answer_was_lost_is_our_own() -> None:
     store = LosesAnswers(every=1)
     log = GroupLog(store, "one", Clock())

@@ -2,9 +2,10 @@
 
 Numbered snapshots under ``state/serve/``, newest first in a listing, each created only if absent: two servers cannot
 both write version n, so the loser is fenced. The version that made a server the owner is kept while the previous owner
-may wake up, however late, because it is the next one that owner would write; it is removed like others once the
-previous owner released the groups or has certainly ended. A new owner checks that it wrote the newest version: it may
-have waited so long that its version existed and was removed. A snapshot is small (groups times queues) and written at
+may wake up, however late, because it is the next one that owner would write; so is the version before, whose reply may
+have been lost. They are removed like others once the previous owner released the groups or has certainly ended. A new
+owner checks that it wrote the newest version: it may have waited so long that its version existed and was removed. A
+snapshot is small (groups times queues) and written at
 most once a flush interval, by one task.
 """
 
@@ -134,7 +135,8 @@ class GroupLog:
         has_lapsed: Callable[[str], bool] = lambda lease: False,
     ) -> None:
         """``is_gone``: whether the server of this name has certainly ended. ``lease``: see GroupSnapshot;
-        ``has_lapsed``: whether a lease has ended."""
+        ``has_lapsed``: whether a lease has ended; called
+        after a snapshot that names it was read."""
         self._lease, self._has_lapsed = lease, has_lapsed
         self._store = store
         self._generation_of = generation_of
@@ -149,6 +151,11 @@ class GroupLog:
         """The version at the last claim, and when it was first seen by our clock."""
         self.has_taken_over = False
         """Whether the groups were claimed from an owner that did not release them."""
+
+    @property
+    def version(self) -> int:
+        """The last version read or written."""
+        return self._last.version
 
     @property
     def offsets(self) -> Offsets:
@@ -177,8 +184,7 @@ class GroupLog:
         age_ms = max(now_ms - found.renewed_ms, now_ms - self._seen[1])
         # Our own id: the reply to an earlier claim was lost.
         has_ended = found.released or found.owner in ("", self._owner) or self._is_gone(found.owner_name)
-        has_lapsed = self._has_lapsed(found.lease) if found.lease else age_ms >= lease_ms
-        if not has_ended and not has_lapsed and not take_over:
+        if not has_ended and not take_over and not self._is_expired(found, age_ms >= lease_ms):
             raise FencedError(
                 f"consumer groups of this archive are served by {found.owner_name}, seen {age_ms // 1000} s ago",
                 hint="go through it (tiered reset-offset --serve), stop it, or give tiered serve --take-over-groups",
@@ -188,7 +194,8 @@ class GroupLog:
         self.write(found.offsets)
         self._check_newest()
         oldest = max(found.first_version, found.version - VERSIONS_KEPT)
-        self._remove(range(oldest + 1, found.version + 1))
+        # An owner that may wake up writes the found version again if it was its own and the reply was lost.
+        self._remove(range(oldest + 1, found.version + has_ended))
 
     def write(self, offsets: Mapping[tuple[str, str], Mapping[int, int]], *, released: bool = False) -> None:
         """Write ``offsets`` as the next version. Raises FencedError if another server wrote it. After other errors it
@@ -215,6 +222,12 @@ class GroupLog:
         if version - VERSIONS_KEPT > self._first_version:
             self._remove([version - VERSIONS_KEPT])
         return None
+
+    def _is_expired(self, found: GroupSnapshot, is_old: bool) -> bool:
+        if not found.lease:
+            return is_old
+        # One of our own: the reply to a claim by an earlier object was lost.
+        return found.lease == self._lease or self._has_lapsed(found.lease)
 
     def _check_newest(self) -> None:
         key = snapshot_key(self._last.version)

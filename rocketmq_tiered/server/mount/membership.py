@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rocketmq_tiered.server.mount.node_lease import (
     AnnouncedArchives,
@@ -40,6 +41,9 @@ class Membership:
         self.leases: Mapping[str, NodeLease] = {}
         """As last read."""
         self.announced: Mapping[BrokerName, int] = {}
+        self.claiming: set[BrokerName] = set()
+        """Brokers whose groups this node may have claimed without knowing: no other node tries until this one knows.
+        The caller removes those that are settled."""
         self.takeovers = 0
         """Leases of others that this node ended."""
 
@@ -52,10 +56,6 @@ class Membership:
         """Whether no other node can have ended this node's lease."""
         return self._now_s() < self._held_until_s
 
-    def has_lapsed(self, lease: str) -> bool:
-        """Whether the process that kept ``lease`` has lost it."""
-        return not any(found.lease == lease and found.is_living for found in self.leases.values())
-
     def addresses_of(self, name: BrokerName) -> set[str]:
         """Addresses at which nodes serve a broker, or did."""
         records = (record for lease in self.leases.values() for record in lease.mounts)
@@ -64,6 +64,8 @@ class Membership:
     def step(self, state: NodeState, mounts: Sequence[MountRecord]) -> Decision:
         """One round. Raises FencedError if the lease is lost: everything held is to be closed; the next call joins as a
         new process. Raises what the store raises."""
+        held = {record.name for record in mounts}
+        mounts = [*mounts, *(MountRecord(*name) for name in sorted(self.claiming - held))]
         began_s = self._now_s()
         try:
             if not self._log.lease:
@@ -75,6 +77,7 @@ class Membership:
             leases = self._log.newest()
         except FencedError:
             self._held_until_s = -math.inf
+            self.claiming.clear()
             raise
         self._held_until_s = began_s + LEASE_S - MARGIN_S
         self._sightings.note(leases, read_s, self._now_s())
@@ -85,7 +88,9 @@ class Membership:
                 leases[node] = ended
         self.leases = leases
         self.announced = self._archives.read()
-        return decide(self.node, leases, self.announced)
+        decision = decide(self.node, leases, self.announced)
+        self.claiming = {name for name in self.claiming if name in self.announced} | set(decision.take)
+        return replace(decision, take=tuple(sorted(self.claiming - held)))
 
     def wait_s(self) -> float:
         """Time to the next round: a renewal, or the moment at which a node is silent."""

@@ -13,8 +13,7 @@ from typing import Any
 from rocketmq_tiered.server.mount.mounted_archive import MountedArchive, MountPlace
 from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, NodeState, withdraw_archive
 from rocketmq_tiered.server.mount.sharing import Decision
-from tiered.errors import FencedError, TieredError
-from tiered.object_store.interface import ObjectStore
+from tiered.errors import FencedError, TieredError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +29,10 @@ RETRY_S = 1.0
 
 
 class MountNode:
-    """Belongs to one event loop. ``store``: at the URL."""
+    """Belongs to one event loop."""
 
-    def __init__(self, place: MountPlace, store: ObjectStore) -> None:
-        self.place, self._store = place, store
+    def __init__(self, place: MountPlace) -> None:
+        self.place = place
         self.member = place.membership
         self.mounted: dict[BrokerName, MountedArchive] = {}
         self.failures: dict[BrokerName, str] = {}
@@ -130,6 +129,7 @@ class MountNode:
     async def _take(self, name: BrokerName) -> None:
         async with self._opening:
             if self.state is not NodeState.ACTIVE:
+                self.member.claiming.discard(name)
                 return
             port = self._free_port()
             try:
@@ -137,12 +137,15 @@ class MountNode:
             except (TieredError, OSError) as error:
                 if not isinstance(error, OSError):  # else another program has the port
                     self._ports.discard(port)
+                if not isinstance(error, UnavailableError):
+                    self.member.claiming.discard(name)
                 if self.failures.get(name) != str(error):
                     logger.warning("broker not mounted: %s", error, extra={"broker": name.broker})
                 self.failures[name] = str(error)
                 return
             self.failures.pop(name, None)
             self.mounted[name] = mounted
+            self.member.claiming.discard(name)
             self.moves += 1
             logger.info("broker mounted", extra={"broker": name.broker, "address": mounted.address})
 
@@ -188,6 +191,8 @@ class MountNode:
         self.mounted.pop(mounted.name, None)
         await mounted.close()
         self._ports.discard(mounted.port)
+        if mounted.owns_groups:  # the store did not answer: no other node can claim them
+            self.member.claiming.add(mounted.name)
 
     def _check_each(self) -> None:
         for mounted in list(self.mounted.values()):
@@ -208,4 +213,4 @@ class MountNode:
         assert mounted.registrar is not None
         mounted.registrar.has_ended = True
         await self._close(mounted)
-        await asyncio.to_thread(withdraw_archive, self._store, mounted.name)
+        await asyncio.to_thread(withdraw_archive, self.place.store, mounted.name)

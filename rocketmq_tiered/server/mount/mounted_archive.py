@@ -22,13 +22,14 @@ from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.listen.memory_shares import MemoryShares
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.mount_registrar import MASTER_THERE, MountRegistrar
-from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord
+from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, lapsed_leases
 from rocketmq_tiered.server.mount.sharing import LOCK_TRUST_S
 from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from rocketmq_tiered.server.slave.registration import MASTER_ID, SlaveConfig
 from tiered.catalog.retirement import retired_since
-from tiered.errors import FencedError, TieredError, UnavailableError
+from tiered.errors import FencedError, TieredError
+from tiered.object_store.interface import ObjectStore
 from tiered.remoting.tls import ClientTls
 from tiered.settings.sections import Settings
 
@@ -42,9 +43,10 @@ RETRY_TOPICS_MAX = 10_000
 
 @dataclass(frozen=True)
 class MountPlace:
-    """What all brokers mounted below ``url`` share. ``host``: that clients dial."""
+    """What all brokers mounted below ``url`` share. ``store``: at the URL; ``host``: that clients dial."""
 
     url: str
+    store: ObjectStore
     settings: Settings
     membership: Membership
     host: str
@@ -67,7 +69,7 @@ class MountedArchive:
         owner = f"node {member.node} of tiered mount"
         log = GroupLog(
             access.store, owner, _now_ms, generation_of=access.generation, lease=member.lease,
-            has_lapsed=member.has_lapsed,
+            has_lapsed=lapsed_leases(place.store),
         )  # fmt: skip
         self._lease = member.lease
         self._offsets = GroupOffsets(
@@ -86,8 +88,8 @@ class MountedArchive:
 
     @classmethod
     async def taken(cls, place: MountPlace, name: BrokerName, port: int) -> MountedArchive:
-        """Claim the broker's groups, and serve it on ``port``. Raises FencedError if another server has them,
-        UnavailableError if the broker is not retired, OSError if the port is taken."""
+        """Claim the broker's groups, and serve it on ``port``. Raises FencedError if another server has them or the
+        broker is not retired, OSError if the port is taken, UnavailableError if it may have claimed the groups."""
         settings = place.settings
         access = await asyncio.to_thread(
             lambda: open_async_access(place.url, cluster=name.cluster, broker=name.broker, settings=settings)
@@ -96,7 +98,7 @@ class MountedArchive:
         mounted = cls(place, access, archive)
         try:
             if retired_since(access.state) is None:
-                raise UnavailableError(f"{access.title} has a writer: it is not retired")
+                raise FencedError(f"{access.title} has a writer: it is not retired")
             await archive.load()
             await mounted._start(port)
         except BaseException:
@@ -153,6 +155,11 @@ class MountedArchive:
     def is_lost(self) -> bool:
         """Whether another server has the groups."""
         return not self._offsets.is_owner and not self.is_leaving
+
+    @property
+    def owns_groups(self) -> bool:
+        """Whether the groups are this process's: after ``close``, they were not released."""
+        return self._offsets.is_owner
 
     @property
     def is_retired(self) -> bool:
@@ -219,13 +226,13 @@ class MountedArchive:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.registrar is not None:
             await self.registrar.leave()
-        if self.service is not None:
-            try:
-                await self.service.close(drain_s=1.0)
-            except TieredError as error:
-                logger.warning(
-                    "mounted broker not closed in order: %s", error, extra={"broker": self.name.broker}
-                )
+        closing = self._offsets.close() if self.service is None else self.service.close(drain_s=1.0)
+        try:
+            await closing
+        except TieredError as error:
+            logger.warning(
+                "mounted broker not closed in order: %s", error, extra={"broker": self.name.broker}
+            )
         await asyncio.to_thread(self._access.close)
 
 

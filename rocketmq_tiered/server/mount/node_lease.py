@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -96,7 +96,9 @@ def lease_key(node: str, version: int) -> str:
 
 def encode_lease(lease: NodeLease) -> bytes:
     """The object's bytes."""
-    return encode_container(LEASE_KIND, asdict(lease), {})
+    return encode_container(
+        LEASE_KIND, {**vars(lease), "mounts": [vars(record) for record in lease.mounts]}, {}
+    )
 
 
 def decode_lease(data: bytes, *, source: str) -> NodeLease:
@@ -196,6 +198,17 @@ class NodeLog:
             found = self._get(key)
             return found if found is not None and found.state is NodeState.ENDED else None
         return ended
+
+
+def lapsed_leases(store: ObjectStore) -> Callable[[str], bool]:
+    """A function that returns whether a lease below ``store`` has ended. It reads them: those read before the lease was
+    first seen may name an earlier process of its node."""
+
+    def has_lapsed(lease: str) -> bool:
+        found = NodeLog(store, "", lambda: 0).newest().values()
+        return not any(one.lease == lease and one.is_living for one in found)
+
+    return has_lapsed
 
 
 # -- brokers to be mounted ------------------------------------------------------------------------------------

@@ -1,0 +1,225 @@
+"""A living broker, retired ones, nodes of `tiered mount` over an object store, and Java clients at work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.servers.child import free_port_block
+from tests.servers.rocketmq import CLUSTER, RocketMq, java_command
+from tests.servers.running_store import RunningStore
+from tiered.formats import fastjson
+from tiered.remoting.client import BrokerClient
+
+ROOT = Path(__file__).parents[2]
+QUEUES = 4
+_QUICK = """
+import sys
+from rocketmq_tiered.cli import detach, main
+waits = detach.Waits
+detach.Waits = lambda wait_s: waits(wait_s, 4, 3, 3)
+sys.exit(main(sys.argv[1:]))
+"""
+"""`tiered`, with less time to wait in detach: these clients read routes every second."""
+Line = tuple[str, ...]
+"""Queue id, queue offset, the body's CRC and length, unique key."""
+
+
+@dataclass
+class Node:
+    """One `tiered mount`."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    name: str
+
+    def stop(self) -> int:
+        """Drain it."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(120)
+
+    def end(self) -> None:
+        """Kill it, paused or not."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class MountScene:
+    """Brokers by name; the first is never retired, and its name server is everybody's."""
+
+    directory: Path
+    objects: RunningStore
+    url: str
+    brokers: dict[str, RocketMq]
+    name_server: str
+    version: str
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    # -- commands ---------------------------------------------------------------------------------------------
+
+    def environment(self) -> dict[str, str]:
+        """Of our processes."""
+        store = self.objects.environment()
+        return {**os.environ, **store, "PYTHONPATH": str(ROOT), "TIERED_ADMIN__PORT": "0"}
+
+    def tiered(self, *arguments: str, code: int = 0) -> str:
+        """What a command prints."""
+        command = [sys.executable, "-m", "rocketmq_tiered.cli", *arguments]
+        done = subprocess.run(
+            command, env=self.environment(), capture_output=True, text=True, timeout=400, check=False
+        )
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def place(self, broker: str) -> list[str]:
+        """Arguments of `tiered detach` for a broker."""
+        found = self.brokers[broker]
+        return [
+            "--store", str(found.store), "--url", self.url, "--broker-conf", str(found.broker_conf),
+            "--broker", broker,
+        ]  # fmt: skip
+
+    def detach(self, broker: str, *more: str) -> subprocess.Popen[bytes]:
+        """`tiered detach` as a child that waits for the broker's end; its output is ``detach-BROKER.txt``."""
+        command = [sys.executable, "-c", _QUICK, "detach", *self.place(broker), *more]
+        with (self.directory / f"detach-{broker}.txt").open("wb") as out:
+            child = subprocess.Popen(command, env=self.environment(), stdout=out, stderr=out)
+        self.children.append(child)
+        return child
+
+    def retire(self, *brokers: str) -> None:
+        """Detach brokers, and stop each when told to."""
+        running = {broker: self.detach(broker) for broker in brokers}
+        for broker, child in running.items():
+            said = self.directory / f"detach-{broker}.txt"
+            until(lambda: b"stop the broker now" in said.read_bytes(), f"{broker} is not closed", 150)  # noqa: B023
+            self.brokers[broker].broker.stop(timeout_s=60)
+            assert child.wait(120) == 0, said.read_text()
+
+    def mount(self, name: str) -> Node:
+        """Start a node."""
+        log = self.directory / f"node-{name}.log"
+        command = [
+            sys.executable, "-m", "rocketmq_tiered.cli", "mount", self.url, "--name-servers", self.name_server,
+            "--node", name, "--advertise", "127.0.0.1", "--set", "mount.bind=127.0.0.1",
+            "--set", f"mount.first_port={free_port_block(6)}",
+        ]  # fmt: skip
+        with log.open("ab") as out:
+            process = subprocess.Popen(command, env=self.environment(), stdout=out, stderr=out)
+        self.children.append(process)
+        self.nodes[name] = node = Node(process, log, name)
+        return node
+
+    # -- what there is ----------------------------------------------------------------------------------------
+
+    def mounted(self) -> dict[str, dict[str, Any]]:
+        """Rows of `mount ls` that are served, by broker."""
+        rows = json.loads(self.tiered("mount", "ls", self.url, "--json"))["brokers"]
+        return {row["broker"]: row for row in rows if row["state"] == "served"}
+
+    def listed(self) -> dict[str, str]:
+        """Address of id 0 by broker, as the name server lists it."""
+        client = BrokerClient(self.name_server, 5.0)
+        try:
+            table = fastjson.loads(client.call(106).body or b"{}").get("brokerAddrTable", {})
+        finally:
+            client.close()
+        return {name: data["brokerAddrs"].get("0", "") for name, data in table.items()}
+
+    def holders(self) -> dict[str, str]:
+        """Node by broker."""
+        return {broker: row["node"] for broker, row in self.mounted().items()}
+
+    def consumer(
+        self, mode: str, group: str, topic: str, flags: Sequence[str] = (), idle_s: int = 60
+    ) -> Path:
+        """Start a Java consumer; returns its output."""
+        output = self.directory / f"{group}.txt"
+        arguments = self.name_server, mode, group, topic, "*", "100000000", str(idle_s), str(output)
+        command = java_command(self.version, self.directory, "Consume", *arguments, flags=flags)
+        with output.with_suffix(".out").open("ab") as log:
+            self.children.append(subprocess.Popen(command, stdout=log, stderr=log))
+        return output
+
+    def fill(self, broker: str, messages: int) -> None:
+        """Send messages to a broker, round robin over the queues of live0 and live1."""
+        found = self.brokers[broker]
+        arguments = self.name_server, broker, "2", str(QUEUES), str(messages), "200", "2", "0"
+        text = found.run_java("Produce", *arguments)
+        assert f"DONE {messages} " in text, text[-300:]
+
+    def end(self) -> None:
+        """End everything."""
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+        for broker in self.brokers.values():
+            broker.broker.kill()
+        next(iter(self.brokers.values())).stop()
+
+
+@contextmanager
+def mounting(
+    version: str, directory: Path, objects: RunningStore, names: Sequence[str], **config: object
+) -> Iterator[MountScene]:
+    """Brokers ``names`` at one name server, with topics live0 and live1."""
+    brokers: dict[str, RocketMq] = {}
+    try:
+        for name in names:
+            place = directory / name
+            place.mkdir()
+            first = next(iter(brokers.values()), None)
+            shared: Mapping[str, object] = {} if first is None else {"namesrvAddr": first.name_server_address}
+            brokers[name] = RocketMq(version, place, {"brokerName": name, **shared, **config})
+            if first is None:
+                brokers[name].name_server.start()
+            brokers[name].broker.start()
+        name_server = brokers[names[0]].name_server_address
+        for broker in brokers.values():
+            for topic in ("live0", "live1"):
+                arguments = name_server, broker.broker_address, "create", CLUSTER, topic, str(QUEUES)
+                broker.run_java("Admin", *arguments)
+        scene = MountScene(directory, objects, objects.fresh_bucket(), brokers, name_server, version)
+        try:
+            yield scene
+        finally:
+            scene.end()
+    finally:
+        for broker in brokers.values():
+            broker.broker.kill()
+        if brokers:
+            brokers[names[0]].stop()
+
+
+def lines(output: Path) -> list[Line]:
+    """Complete lines of a consumer, in order of arrival."""
+    text = output.read_text() if output.exists() else ""
+    return [tuple(line.split()) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def consumed(output: Path) -> Counter[str]:
+    """Unique keys of what was consumed successfully."""
+    return Counter(line[4] for line in lines(output) if line[8] == "ok")
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> float:
+    """Wait; returns the seconds that took."""
+    began_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_s < timeout_s, what
+        time.sleep(0.2)
+    return time.monotonic() - began_s

@@ -1,0 +1,83 @@
+"""Which node serves which retired broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, NodeLease, NodeState
+from rocketmq_tiered.server.mount.sharing import LEASE_S, Decision, Sightings, decide
+
+
+def lease(
+    node: str, *mounts: MountRecord, state: NodeState = NodeState.ACTIVE, version: int = 1
+) -> NodeLease:
+    return NodeLease(node, f"p-{node}", version, state, 0, mounts)
+
+
+def held(number: int, queues: int = 8) -> MountRecord:
+    return MountRecord("c", f"b{number}", queues=queues)
+
+
+def leases_of(*found: NodeLease) -> dict[str, NodeLease]:
+    return {one.node: one for one in found}
+
+
+def test_free_brokers_go_to_the_node_with_the_least_load() -> None:
+    leases = leases_of(lease("n1", held(0)), lease("n2"))
+    announced = {BrokerName("c", f"b{number}"): 8 for number in range(4)}
+    assert decide("n2", leases, announced).take == (BrokerName("c", "b1"), BrokerName("c", "b3"))
+    assert decide("n1", leases, announced).take == (BrokerName("c", "b2"),)
+
+
+def test_a_draining_node_gives_everything_and_takes_nothing() -> None:
+    leases = leases_of(lease("n1", held(0), state=NodeState.DRAINING), lease("n2"))
+    announced = {BrokerName("c", "b0"): 8, BrokerName("c", "b1"): 8}
+    assert decide("n1", leases, announced) == Decision(give=(BrokerName("c", "b0"),))
+    assert decide("n2", leases, announced).take == (BrokerName("c", "b1"),)
+
+
+def test_a_broker_that_is_no_longer_announced_is_stopped() -> None:
+    assert decide("n1", leases_of(lease("n1", held(0))), {}) == Decision(stop=(BrokerName("c", "b0"),))
+
+
+def test_a_new_node_gets_its_share_and_balance_comes_to_rest() -> None:
+    announced = {BrokerName("c", f"b{number}"): 8 for number in range(20)}
+    nodes: dict[str, list[MountRecord]] = {"n1": [held(n) for n in range(20)], "n2": [], "n3": []}
+    for _ in range(12):
+        decisions = {node: decide(node, _leases(nodes), announced) for node in nodes}
+        for node, decision in decisions.items():
+            nodes[node] = [record for record in nodes[node] if record.name not in decision.give]
+        taken = {node: decide(node, _leases(nodes), announced).take for node in nodes}
+        for node, names in taken.items():
+            nodes[node] += [MountRecord(*name, queues=8) for name in names]
+    assert sorted(len(records) for records in nodes.values()) == [6, 7, 7]
+    assert all(decide(node, _leases(nodes), announced) == Decision() for node in nodes)
+
+
+def _leases(nodes: Mapping[str, list[MountRecord]]) -> dict[str, NodeLease]:
+    return {node: lease(node, *records) for node, records in nodes.items()}
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 500)), max_size=30), st.integers(0, 30))
+def test_nodes_with_one_view_take_each_broker_once(found: list[tuple[int, int]], free: int) -> None:
+    nodes: dict[str, list[MountRecord]] = {f"n{number}": [] for number in range(3)}
+    for number, (node, queues) in enumerate(found):
+        nodes[f"n{node}"].append(held(number, queues))
+    announced = {BrokerName("c", f"b{number}"): 8 for number in range(len(found) + free)}
+    decisions = [decide(node, _leases(nodes), announced) for node in nodes]
+    taken = [name for decision in decisions for name in decision.take]
+    assert sorted(taken) == sorted(
+        BrokerName("c", f"b{number}") for number in range(len(found), len(found) + free)
+    )
+
+
+def test_a_node_is_silent_when_its_lease_stood_for_the_time_of_a_lease() -> None:
+    sightings = Sightings()
+    sightings.note(leases_of(lease("n1"), lease("n2")), 0.0, 1.0)
+    sightings.note(leases_of(lease("n1", version=2), lease("n2")), LEASE_S, LEASE_S + 0.1)
+    assert sightings.silent() == []  # the first reading ended at 1.0
+    sightings.note(leases_of(lease("n1", version=2), lease("n2")), LEASE_S + 1, LEASE_S + 1)
+    assert sightings.silent() == ["n2"]
