@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,12 +50,13 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_async_store, open_store, parse_url
 from tiered.object_store.store_options import StoreOptions
 from tiered.private_directory import check_private
-from tiered.settings.sections import Settings
+from tiered.settings.sections import DERIVED, Settings
 from tiered.timestamps import TimePoint, milliseconds
 
 T = TypeVar("T")
 STEP_THREADS = 2
 """Threads for steps of prefetch, which are short, and for refreshing the catalog."""
+SHARE_BYTES_MIN = 8 << 20
 DECODE_THREADS_MAX = 2
 """Unless set: a reader consumes no more than two threads decode."""
 
@@ -87,8 +89,11 @@ def _threads(place: ArchivePlace, settings: Settings) -> RangeReader:
     )
 
 
-def open_async_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
-    """Like ``open_access``, but s3:// is read by an asynchronous client on an event loop thread of its own."""
+def open_async_access(
+    url: str, *, cluster: str, broker: str, settings: Settings, shares: int = 1
+) -> ArchiveAccess:
+    """Like ``open_access``, but s3:// is read by an asynchronous client on an event loop thread of its own. ``shares``:
+    so many archives of this process divide the memory for fetching."""
 
     def reader(place: ArchivePlace) -> RangeReader:
         if parse_url(url).scheme != "s3":  # it would use threads, too, and switch them twice more
@@ -96,7 +101,18 @@ def open_async_access(url: str, *, cluster: str, broker: str, settings: Settings
         own_url = f"{url.rstrip('/')}/{archive_prefix(place.cluster, place.broker)}"
         return LoopRangeReader(open_async_store(own_url, StoreOptions(settings.object_store)))
 
-    return _opened(url, cluster, broker, settings, reader, has_loop=True)
+    return _opened(url, cluster, broker, settings, reader, has_loop=True, shares=shares)
+
+
+def _share(settings: Settings, shares: int) -> Settings:
+    memory_bytes = max(SHARE_BYTES_MIN, settings.fetch.memory_bytes // shares)
+    derived = dict.fromkeys(("cache_bytes", "index_cache_bytes", "query_cache_bytes"), DERIVED)
+    prefetch = replace(
+        settings.prefetch, memory_bytes=memory_bytes * 3 // 8, buffered_bytes=memory_bytes // 4
+    )
+    return replace(
+        settings, fetch=replace(settings.fetch, memory_bytes=memory_bytes, **derived), prefetch=prefetch
+    )
 
 
 def _opened(
@@ -109,8 +125,10 @@ def _opened(
     has_loop: bool = False,
     version: int | None = None,
     history: int | None = None,
+    shares: int = 1,
 ) -> ArchiveAccess:
     limit_decoding(settings.fetch.memory_bytes)
+    settings = settings if shares == 1 else _share(settings, shares)
     root = open_store(url, StoreOptions(settings.object_store))
     try:
         names = cluster or settings.archive.cluster or None, broker or settings.archive.broker or None

@@ -28,7 +28,7 @@ from rocketmq_tiered.server.listen.own_address import advertised_host
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.mount_node import MountNode
 from rocketmq_tiered.server.mount.mounted_archive import MountPlace
-from tiered.console import camel_names, print_json, print_lines, print_table, time_text
+from tiered.console import camel_names, print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
@@ -112,11 +112,11 @@ def _list(urls: Sequence[str], settings: Settings, *, as_json: bool) -> int:
         print_json({"brokers": [camel_names(row._asdict()) for row in rows]})
         return 0
     print_table(
-        ["broker", "node", "address", "since", "state", "queues", "consumers", "groups", "lag"],
+        ["broker", "node", "address", "since", "state", "queues", "consumers", "groups", "lag", "size", "USD/month"],
         [
             [f"{row.cluster}/{row.broker}", row.node or "-", row.address or "-",
              time_text(row.since_ms) if row.since_ms else "-", row.state, row.queues, row.consumers, row.groups,
-             row.lag]
+             row.lag, size_text(row.stored_bytes), row.storage_usd_month]
             for row in rows
         ],
     )  # fmt: skip

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.expiry_task import TOO_MUCH
 from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
-from rocketmq_tiered.process.findings import ABOUT, of_report, unreadable_messages
+from rocketmq_tiered.process.findings import ABOUT, Finding, of_report, unreadable_messages
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.run_state import UP, RunState, word_of
 from tiered.archive.task import EXPIRY, GARBAGE_COLLECTION
@@ -59,7 +59,7 @@ class StatusCollector(ScrapeCollector):
             yield from _queue_families(report)
             yield from _total_families(report)
             yield from _garbage_families(report)
-            yield _attention_family(report)
+            yield attention_family(of_report(report))
             if report.compaction is not None:
                 yield from _compaction_families(report.compaction)
             if report.key_compaction is not None:
@@ -73,10 +73,11 @@ def _state_family(word: str) -> Metric:
     return family
 
 
-def _attention_family(report: StatusReport) -> Metric:
+def attention_family(findings: Iterable[Finding]) -> Metric:
+    """One gauge for each kind of finding."""
     meaning = "1 for what an operator should look at; tiered status has the next step."
     family = GaugeMetricFamily(f"{PREFIX}_attention", meaning, labels=[*_MEDIUM, "about"])
-    found = {finding.about for finding in of_report(report)}
+    found = {finding.about for finding in findings}
     for about in ABOUT:
         family.add_metric([*_MEDIUM.values(), about], int(about in found))
     return family

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -12,13 +13,17 @@ import orjson
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.process.findings import Finding
-from rocketmq_tiered.process.metrics import PREFIX, ScrapeCollector
+from rocketmq_tiered.process.metrics import PREFIX, ScrapeCollector, attention_family
 from rocketmq_tiered.server.mount.mount_node import MountNode
 from rocketmq_tiered.server.mount.node_lease import AnnouncedArchives, NodeLease, NodeLog
 from tiered.console import camel_names
 from tiered.object_store.interface import ObjectStore
 
+logger = logging.getLogger(__name__)
+
+PRICES = Prices()
 BEAT_S = 1.0
 STALLED_S = 10.0
 
@@ -37,6 +42,8 @@ class MountRow(NamedTuple):
     groups: int
     lag: int
     stored_bytes: int
+    storage_usd_month: float
+    """Of the objects, at list prices."""
 
 
 def mount_rows(store: ObjectStore) -> list[MountRow]:
@@ -46,7 +53,7 @@ def mount_rows(store: ObjectStore) -> list[MountRow]:
     rows = rows_of(leases.values())
     known = {(row.cluster, row.broker) for row in rows if row.state != "leaving"}
     rows += [
-        MountRow(*name, "", "", 0, "not served", queues, 0, 0, 0, 0)
+        MountRow(*name, "", "", 0, "not served", queues, 0, 0, 0, 0, 0.0)
         for name, queues in announced.items() if name not in known
     ]  # fmt: skip
     return sorted(rows)
@@ -58,7 +65,7 @@ def rows_of(leases: Iterable[NodeLease]) -> list[MountRow]:
         MountRow(
             record.cluster, record.broker, lease.node, record.address, record.since_ms,
             "leaving" if record.is_leaving else record.problem or "served", record.queues, record.consumers,
-            record.groups, record.lag, record.stored_bytes,
+            record.groups, record.lag, record.stored_bytes, round(PRICES.storage(record.stored_bytes), 2),
         )
         for lease in leases if lease.is_living for record in lease.mounts
     ]  # fmt: skip
@@ -95,8 +102,13 @@ class MountAdminSource:
 
     async def beat(self) -> None:
         """Show that the event loop runs, until cancelled."""
+        logged: set[str] = set()
         while True:
             self._beaten_s = self._clock_s()
+            findings = {finding.what: finding for finding in self.findings()}
+            for what in findings.keys() - logged:
+                logger.error("attention: %s", what, extra={"about": findings[what].about})
+            logged = set(findings)
             await asyncio.sleep(BEAT_S)
 
     def findings(self) -> list[Finding]:
@@ -165,7 +177,7 @@ class _MountCollector(ScrapeCollector):
             ),
             "lag_messages": ("messages not consumed by groups", sum(record.lag for record in records)),
             "moves": ("brokers taken since the start", sum(node.moves for node in nodes)),
-            "attention": ("findings an operator should look at", len(self._source.findings())),
         }
         for name, (meaning, value) in gauges.items():
             yield GaugeMetricFamily(f"{PREFIX}_mount_{name}", meaning, value=value)
+        yield attention_family(self._source.findings())

@@ -48,6 +48,14 @@ class Node:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120)
 
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
     def end(self) -> None:
         """Kill it, paused or not."""
         if self.process.poll() is None:
@@ -160,6 +168,15 @@ class MountScene:
         arguments = self.name_server, broker, "2", str(QUEUES), str(messages), "200", "2", "0"
         text = found.run_java("Produce", *arguments)
         assert f"DONE {messages} " in text, text[-300:]
+
+    def producer(self, broker: str, messages: int, per_second: int) -> subprocess.Popen[bytes]:
+        """Start sending to a broker; the last line of its output counts what was sent and what failed."""
+        arguments = self.name_server, broker, "2", str(QUEUES), str(messages), "200", "1", str(per_second)
+        command = java_command(self.version, self.directory, "Produce", *arguments)
+        with (self.directory / "producer.err").open("wb") as errors:
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        self.children.append(child)
+        return child
 
     def end(self) -> None:
         """End everything."""

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S = 60.0
 """How often the catalog is read: only maintenance changes it."""
+SERVE_BYTES_MIN = 32 << 20
+"""Of ``serve.memory_bytes``, for one broker."""
 RETRY_TOPICS_MAX = 10_000
 """Retry topics made for groups of clients, which choose names freely."""
 
@@ -53,6 +55,10 @@ class MountPlace:
     name_servers: tuple[str, ...]
     tls: ClientTls | None = None
 
+    def shares(self) -> int:
+        """So many brokers may be served by this node: each has this part of its memory."""
+        return max(1, len(self.membership.announced))
+
 
 class MountedArchive:
     """Belongs to one event loop, from ``taken`` to ``close``."""
@@ -65,7 +71,7 @@ class MountedArchive:
         self.is_leaving = False
         self._tasks: list[asyncio.Task[None]] = []
         settings, member = place.settings.serve, place.membership
-        memory = MemoryShares(settings.memory_bytes)
+        memory = MemoryShares(max(SERVE_BYTES_MIN, settings.memory_bytes // place.shares()))
         owner = f"node {member.node} of tiered mount"
         log = GroupLog(
             access.store, owner, _now_ms, generation_of=access.generation, lease=member.lease,
@@ -80,7 +86,7 @@ class MountedArchive:
         self._settings = settings
         self.service: ArchiveService | None = None
         self.registrar: MountRegistrar | None = None
-        self._lag = 0
+        self._lag = self._stored_bytes = 0
 
     def _node_holds(self) -> bool:
         member = self._place.membership
@@ -90,9 +96,14 @@ class MountedArchive:
     async def taken(cls, place: MountPlace, name: BrokerName, port: int) -> MountedArchive:
         """Claim the broker's groups, and serve it on ``port``. Raises FencedError if another server has them or the
         broker is not retired, OSError if the port is taken, UnavailableError if it may have claimed the groups."""
-        settings = place.settings
         access = await asyncio.to_thread(
-            lambda: open_async_access(place.url, cluster=name.cluster, broker=name.broker, settings=settings)
+            lambda: open_async_access(
+                place.url,
+                cluster=name.cluster,
+                broker=name.broker,
+                settings=place.settings,
+                shares=place.shares(),
+            )
         )
         archive = ServedArchive(access)
         mounted = cls(place, access, archive)
@@ -113,6 +124,7 @@ class MountedArchive:
         serve = replace(
             self._settings, bind=f"{mount.bind}:{port}", advertise=f"{place.host}:{port}",
             refresh_ms=int(REFRESH_S * 1000),
+            memory_bytes=max(SERVE_BYTES_MIN, self._settings.memory_bytes // place.shares()),
         )  # fmt: skip
         service = ArchiveService(self._archive, self._offsets, self._retries, serve)
         if self._offsets.has_taken_over:
@@ -129,7 +141,14 @@ class MountedArchive:
             holders=lambda: place.membership.addresses_of(self.name),
         )  # fmt: skip
         self.registrar.start()
-        self._tasks = [asyncio.create_task(self._archive.watch(REFRESH_S))]
+        self._tasks = [
+            asyncio.create_task(self._archive.watch(REFRESH_S)),
+            asyncio.create_task(self._measure()),
+        ]
+
+    async def _measure(self) -> None:
+        store = self._access.store
+        self._stored_bytes = await asyncio.to_thread(lambda: sum(info.size_bytes for info in store.list("")))
 
     def _make_retry_topics(self) -> None:
         """A broker makes a group's retry topic at the first heartbeat; clients find it by its route only."""
@@ -198,7 +217,8 @@ class MountedArchive:
         return MountRecord(
             *self.name, self.address, self.since_ms, queues=len(state.table),
             consumers=sum(members for _, members in groups), groups=len(self._offsets.groups()), lag=self._lag,
-            stored_bytes=0, is_leaving=self.is_leaving, problem="" if self.is_leaving else self.problem(),
+            stored_bytes=self._stored_bytes, is_leaving=self.is_leaving,
+            problem="" if self.is_leaving else self.problem(),
         )  # fmt: skip
 
     # -- end --------------------------------------------------------------------------------------------------
