@@ -30,10 +30,10 @@ GroupOffsets = dict[str, dict[int, int]]
 
 
 class Leftover(NamedTuple):
-    """``count`` messages that the broker has accepted and not delivered."""
+    """Messages that the broker has accepted and not delivered."""
 
     what: str
-    count: int
+    messages: int
 
 
 class BrokerControl:
@@ -97,7 +97,7 @@ class BrokerControl:
             Leftover("timers", timers), Leftover("delayed messages", delayed),
             Leftover("half messages", half), Leftover("popped messages", popped),
         )  # fmt: skip
-        return [leftover for leftover in found if leftover.count]
+        return [leftover for leftover in found if leftover.messages]
 
     def _behind(self, offsets: GroupOffsets, topic: str, group: str, queues: int) -> int:
         done = offsets.get(f"{topic}@{group}", {})

@@ -124,4 +124,4 @@ class Detachment:
 
 def left_text(left: list[Leftover]) -> str:
     """For messages."""
-    return ", ".join(f"{leftover.count} {leftover.what}" for leftover in left)
+    return ", ".join(f"{leftover.messages} {leftover.what}" for leftover in left)
