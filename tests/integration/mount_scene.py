@@ -65,7 +65,7 @@ class Node:
 
 @dataclass
 class MountScene:
-    """Brokers by name; the first is never retired, and its name server is everybody's."""
+    """Brokers by name; the first is never retired, and all use its name server."""
 
     directory: Path
     objects: RunningStore
@@ -109,7 +109,7 @@ class MountScene:
         return child
 
     def retire(self, *brokers: str) -> None:
-        """Detach brokers, and stop each when told to."""
+        """Detach brokers, and stop each when it is closed."""
         running = {broker: self.detach(broker) for broker in brokers}
         for broker, child in running.items():
             said = self.directory / f"detach-{broker}.txt"
