@@ -68,7 +68,8 @@ class Connection(Protocol):
 
 class Sender:
     """Sends for a producer ``group``. Belongs to one event loop. ``connect``: a connection to an address;
-    ``rate``: messages a second, 0 for any."""
+    ``rate``: messages a second, 0 for any. ``is_exact``: a send that has no answer, or fails at the broker, is not
+    repeated but raised."""
 
     def __init__(
         self,
@@ -77,9 +78,11 @@ class Sender:
         *,
         group: str,
         rate: float = 0,
+        is_exact: bool = False,
     ) -> None:
         self._connect, self._credentials, self._group = connect, credentials, group
         self._interval_s = 1 / rate if rate else 0.0
+        self._is_exact = is_exact
         self._next_s = 0.0
         self._connections: dict[str, Connection] = {}
         self._problem_s: float | None = None
@@ -96,13 +99,15 @@ class Sender:
         """Returns once the broker has stored it: waits for its turn, and for a broker that is away or busy.
 
         Raises RefusedMessageError for a message, NotFoundError and UsageError for a topic, that the broker does not
-        take, and BrokerFailedError."""
+        take, and BrokerFailedError; with ``is_exact`` UnansweredError."""
         request = self._request(queue, message)
         if self._interval_s:
             await self._turn()
         try:
             await self._attempt(queue.broker, request)
-        except UnavailableError:
+        except UnavailableError as error:
+            if not self._is_repeated(error):
+                raise
             await self._again(queue.broker, request)
         if self._problem_s is not None:
             logger.info("sending continues after %.0f s", time.monotonic() - self._problem_s)
@@ -142,16 +147,19 @@ class Sender:
             raise _error(answer, broker, request.ext_fields["b"])
 
     async def _again(self, broker: TargetBroker, request: RemotingCommand) -> None:
-        from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+        from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         retrying = AsyncRetrying(
             wait=wait_random_exponential(multiplier=BACKOFF_FIRST_S, max=BACKOFF_MAX_S),
-            retry=retry_if_exception_type(UnavailableError),
+            retry=retry_if_exception(self._is_repeated),
             stop=_FailedTooLong(),
             before_sleep=self._waiting,
             reraise=True,
         )
         await retrying(self._attempt, broker, request)
+
+    def _is_repeated(self, error: BaseException) -> bool:
+        return isinstance(error, ThrottledError if self._is_exact else UnavailableError)
 
     def _waiting(self, state: RetryCallState) -> None:
         now_s = time.monotonic()

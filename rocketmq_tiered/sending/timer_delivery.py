@@ -1,0 +1,385 @@
+"""Delivers timers: a task of the archive's owner.
+
+    claim rows by a commit → read their messages → send them → the next claim says that they are over
+
+What a claim covers may have been sent by a process that ended, or without an answer: the broker is queried by each key
+first, once it has nothing to dispatch. A claim is good for CLAIM_S: a process that pauses sends nothing afterwards.
+What the broker refuses comes again after RETRY_MS, as an entry of a new object.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from fetcher.rows.message import Message
+from rocketmq_tiered.sending.outgoing import OutgoingMessage, outgoing_messages
+from rocketmq_tiered.sending.timer_plan import RETRY_MS, BrokerTimers, horizon_ms, to_merge
+from tiered.archive.task import Due
+from tiered.archive.timers import NEVER_MS, Entries, Slice, TimerFiles, hash_of, sort_out
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.requirements import Requirements
+from tiered.catalog.state import CatalogState
+from tiered.catalog.timer_refs import TimerRef
+from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
+from tiered.model.queue import QueueKey
+from tiered.model.tables import Table, concatenated
+from tiered.model.timer import PROPERTIES, QUEUE, TOPIC, Refusal
+from tiered.settings.timer_section import TimerSettings
+
+logger = logging.getLogger(__name__)
+
+TIMER_DELIVERY = "timer delivery"
+CLAIM_S = 20.0
+SETTLE_S = 2.0
+"""After a connection ends, the broker may still store what it had received."""
+BATCH = 4096
+LATE_MS = 60_000
+"""Timers that are later are said."""
+LATE_SAMPLES = 10_000
+CHUNK_BYTES = 64 << 20
+CHUNK_MAX = 2048
+Place = tuple[QueueKey, int]
+Postponed = tuple[Table, Sequence[QueueKey]]
+"""An entry, and what its ``queue`` indexes."""
+
+
+@dataclass(frozen=True)
+class TimerSend:
+    """A message to hand over. ``queue``: -1 for any."""
+
+    message: OutgoingMessage
+    key: str
+    queue: int
+    deliver_ms: int
+
+
+class TimerBroker(Protocol):
+    """The broker beside the archive's owner. Methods raise UnavailableError while it is away."""
+
+    def timers(self) -> BrokerTimers:
+        """What it can do."""
+        ...
+
+    def is_settled(self) -> bool:
+        """Whether all that it has stored can be found by key."""
+        ...
+
+    def has(self, topic: str, unique_key: str) -> bool:
+        """Whether it has a message of ``topic`` with this key, pending or delivered."""
+        ...
+
+    def send(
+        self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
+    ) -> Mapping[int, str]:
+        """Send all, in order as far as possible, and call ``sent`` for each; position -> why the broker refuses it.
+        Raises UnavailableError if any is in doubt, and after ``until_s`` (monotonic)."""
+        ...
+
+
+@dataclass
+class TimerCounts:
+    """Since the start of this process. ``problem``: why timers are refused by the broker or late, last."""
+
+    delivered: int = 0
+    found: int = 0
+    """Of them, sent before a crash or without an answer, as the broker said."""
+    cancelled: int = 0
+    repeated: int = 0
+    refused: int = 0
+    dropped: int = 0
+    """Timers whose message is not in its queue any more."""
+    postponed: int = 0
+    problem: str = ""
+    lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=LATE_SAMPLES))
+
+    def late_ms(self, share: float) -> int:
+        """A quantile of how late timers were handed over."""
+        found = sorted(self.lateness_ms)
+        return found[min(int(share * len(found)), len(found) - 1)] if found else 0
+
+
+@dataclass(frozen=True)
+class TimerPlan:
+    """``doubt``: rows that may have been sent. ``merge``: objects that become one. Otherwise rows to hand over, none:
+    only what is over is committed."""
+
+    entries: Entries | None = None
+    is_doubt: bool = False
+    merge: Sequence[TimerRef] = ()
+
+
+class TimerDelivery:
+    """The task. ``read``: messages by place, without those that are not in the archive; raises for unreadable ones."""
+
+    name = TIMER_DELIVERY
+    due = Due(every_s=1.0, first_s=1.0, retry_s=2.0)
+
+    def __init__(
+        self,
+        commits: MaintenanceCommit,
+        settings: TimerSettings,
+        broker: TimerBroker,
+        read: Callable[[Sequence[Place]], Mapping[Place, Message]],
+        *,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._commits, self._settings, self._broker, self._read = commits, settings, broker, read
+        self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
+        self.files = TimerFiles(commits.store)
+        self.counts = TimerCounts()
+        self.problem = ""
+        self._over: dict[str, TimerRef] = {}
+        """Rows that are over, which no commit says yet: objects as the next commit has them."""
+        self._postponed: list[Postponed] = []
+        self._settled_s: float | None = None
+        """When the broker can be queried about rows in doubt."""
+        self._sent: set[tuple[int, str]] = set()
+        """Of the rows in doubt, those that were answered for."""
+        self._batch = (
+            min(BATCH, max(1, int(settings.rate_per_s * CLAIM_S / 4))) if settings.rate_per_s else BATCH
+        )
+
+    # -- plan -------------------------------------------------------------------------------------------------
+
+    def plan(self, state: CatalogState) -> TimerPlan | None:
+        """What is next, None: nothing is due."""
+        refs = [self._over.get(ref.key, ref) for ref in state.timers]
+        doubt = [Slice(ref, ref.done, ref.claimed) for ref in refs if ref.done < ref.claimed]
+        if doubt:
+            return TimerPlan(_all(self.files, doubt), is_doubt=True)
+        self._settled_s = None
+        self._sent.clear()
+        due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
+        if due_ms < self._clock_ms() + self._settings.ahead_ms + 1:
+            before_ms = horizon_ms(self._clock_ms(), self._settings.ahead_ms, self._broker.timers())
+            if due_ms < before_ms:
+                return TimerPlan(self._next(refs, before_ms))
+        if self._over:
+            return TimerPlan()
+        group = to_merge(refs)
+        return TimerPlan(merge=group) if group else None
+
+    def _next(self, refs: Sequence[TimerRef], before_ms: int) -> Entries:
+        """The first rows before a time."""
+        parts: list[Entries] = []
+        for some in self.files.merged([Slice(ref, ref.claimed, ref.entries) for ref in refs], before_ms):
+            parts.append(some)
+            if sum(len(part.table) for part in parts) >= self._batch:
+                break
+        return _joined(parts)
+
+    # -- steps ------------------------------------------------------------------------------------------------
+
+    def step(self, state: CatalogState, plan: TimerPlan) -> bool:
+        """Carry it out. Raises UnavailableError while the broker is away."""
+        if plan.merge:
+            return self._merge(plan.merge)
+        if plan.entries is None:
+            return self._commit(state, ())
+        if plan.is_doubt and not self._is_settled():
+            return False
+        claims = _claims(plan.entries, is_doubt=plan.is_doubt)
+        until_s = self._monotonic_s() + CLAIM_S
+        if not self._commit(state, claims, plan.entries):
+            return True  # other timers came in between: plan again
+        try:
+            postponed = self._hand_over(plan.entries, until_s, is_doubt=plan.is_doubt)
+        finally:
+            self._settled_s = self._monotonic_s() + SETTLE_S
+        self._over = {ref.key: ref.moved(ref.claimed, ref.claimed) for ref in claims}
+        self._postponed = postponed
+        return True
+
+    def _is_settled(self) -> bool:
+        """Whether the broker can be queried about rows in doubt: what others had sent is stored by now."""
+        now_s = self._monotonic_s()
+        if self._settled_s is None:  # another process claimed them: it may send until its claim ends
+            self._settled_s = now_s + CLAIM_S + SETTLE_S
+        return now_s >= self._settled_s and self._broker.is_settled()
+
+    def _commit(
+        self, state: CatalogState, claims: Sequence[TimerRef], entries: Entries | None = None
+    ) -> bool:
+        """Commit ``claims``, and what is over. False: timers are not those of ``state`` any more, or there are others
+        among ``entries``, such as a cancellation."""
+        last_ms = -1 if entries is None or not len(entries.table) else int(entries.table["deliver_ms"][-1])
+        known = set(state.timers)
+        changed = {**self._over, **{ref.key: ref for ref in claims}}
+        encoded = self._put_postponed(state.epoch)
+
+        def change(newest: CatalogState) -> CommitDraft | None:
+            new = set(newest.timers) - known
+            if known - set(newest.timers) or any(ref.begin_ms <= last_ms for ref in new):
+                return None
+            return CommitDraft(CommitKind.MAINTENANCE, timers=[*changed.values(), *encoded])
+
+        is_committed = self._commits.commit(change, Requirements(epoch=state.epoch))
+        if is_committed:
+            self._over.clear()
+            self._postponed.clear()
+        return is_committed
+
+    def _put_postponed(self, epoch: int) -> list[TimerRef]:
+        if not self._postponed:
+            return []
+        queues = list(dict.fromkeys(queue for _, some in self._postponed for queue in some))
+        parts = []
+        for table, some in self._postponed:
+            part = table.copy()
+            part["queue"] = np.array([queues.index(queue) for queue in some], np.uint32)[table["queue"]]
+            parts.append(part)
+        return [put_timers(self._commits, sorted_entries(concatenated(parts, ENTRY_DTYPE)), queues, epoch)]
+
+    def _merge(self, group: Sequence[TimerRef]) -> bool:
+        places = list(dict.fromkeys(queue for ref in group for queue in self.files.footer(ref).queues))
+        epoch = self._commits.state.epoch
+        merged = self.files.merged([Slice(ref, ref.done, ref.entries) for ref in group])
+        encoded = encode_timers((some.table for some in merged), places)
+        ref = _put(self._commits, encoded, epoch)
+
+        def change(newest: CatalogState) -> CommitDraft | None:
+            if not set(group) <= set(newest.timers):
+                return None
+            return CommitDraft(CommitKind.MAINTENANCE, timers=[*(one.over for one in group), ref])
+
+        return self._commits.commit(change, Requirements(epoch=epoch))
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    def _hand_over(self, entries: Entries, until_s: float, *, is_doubt: bool) -> list[Postponed]:
+        """Send what is to be sent; what the broker refuses. Raises UnavailableError."""
+        found, postponed, counts, size, at = sort_out(entries.table), list[Postponed](), self.counts, 64, 0
+        for row in found.refused:
+            counts.refused += 1
+            reason = Refusal(int(row["key_hash"])).text
+            counts.problem = f"{_name(_place(entries, row))} is not delivered: {reason}"
+            logger.error("timer refused: %s", counts.problem)
+        while at < len(found.timers):
+            rows = found.timers[at : at + size]
+            messages = self._read([_place(entries, row) for row in rows])
+            sends, chosen = self._sends(entries, rows, messages, is_doubt=is_doubt)
+            refused = self._broker.send(sends, self._note, until_s)
+            for number, why in refused.items():
+                postponed.append((self._postponed_entry(chosen[number]), entries.queues))
+                counts.postponed += 1
+                counts.problem = (
+                    f"{_name(_place(entries, chosen[number]))} waits, the broker refuses it: {why}"
+                )
+                logger.error("timer postponed: %s", counts.problem)
+            at += len(rows)
+            byte_count = sum(len(message.data) for message in messages.values())
+            size = max(16, min(CHUNK_MAX, len(rows) * CHUNK_BYTES // max(byte_count, 1)))
+        counts.cancelled += len(found.cancelled)
+        counts.repeated += len(found.repeated)
+        if len(found.timers) and (late_ms := self._clock_ms() - int(found.timers["deliver_ms"][0])) > LATE_MS:
+            logger.warning("%d timers handed over, the first %d s late", len(found.timers), late_ms // 1000)
+        return postponed
+
+    def _sends(
+        self, entries: Entries, timers: Table, messages: Mapping[Place, Message], *, is_doubt: bool
+    ) -> tuple[list[TimerSend], list[np.void]]:
+        """What to send, without what the broker has, and the entry of each."""
+        sends: list[TimerSend] = []
+        rows: list[np.void] = []
+        has_timers = self._broker.timers().max_delay_ms > 0
+        for row in timers:
+            place, deliver_ms = _place(entries, row), int(row["deliver_ms"] - row["postponed_ms"])
+            message = messages.get(place)
+            send = None if message is None else timer_send(message, deliver_ms, has_timers=has_timers)
+            if send is None or hash_of(send.key) != int(row["key_hash"]):
+                self.counts.dropped += 1
+                self.counts.problem = f"{_name(place)} is not in the archive any more"
+                logger.error("timer dropped: %s", self.counts.problem)
+            elif not (is_doubt and self._was_sent(send)):
+                sends.append(send)
+                rows.append(row)
+        return sends, rows
+
+    def _was_sent(self, send: TimerSend) -> bool:
+        if (send.deliver_ms, send.key) in self._sent:
+            return True
+        if not self._broker.has(send.message.topic, send.key):
+            return False
+        self.counts.found += 1
+        self._note(send)
+        return True
+
+    def _note(self, send: TimerSend) -> None:
+        """A message was handed over."""
+        self._sent.add((send.deliver_ms, send.key))
+        self.counts.delivered += 1
+        self.counts.lateness_ms.append(max(0, self._clock_ms() - send.deliver_ms))
+
+    def _postponed_entry(self, row: np.void) -> Table:
+        """An entry that is handed over after RETRY_MS."""
+        table = np.array([row], ENTRY_DTYPE)
+        later_ms = max(0, self._clock_ms() + RETRY_MS + self._settings.ahead_ms - int(row["deliver_ms"]))
+        table["deliver_ms"] += later_ms
+        table["postponed_ms"] += later_ms
+        return table
+
+    def overdue_ms(self, state: CatalogState) -> int:
+        """How long the first timer that is not handed over has been due."""
+        first = min((self.files.next_ms(ref) for ref in state.timers), default=NEVER_MS)
+        return max(0, self._clock_ms() - first) if first < NEVER_MS else 0
+
+
+def timer_send(message: Message, deliver_ms: int, *, has_timers: bool) -> TimerSend:
+    """What a message of the gateway topic becomes at ``deliver_ms``. Raises CorruptionError."""
+    properties = message.properties
+    topic, wanted = properties.get(TOPIC, ""), properties.get(QUEUE, "")
+    outgoing = next(found for _, found in outgoing_messages(message, topic))
+    kept = {name: value for name, value in outgoing.properties.items() if name not in PROPERTIES}
+    if has_timers:
+        kept["TIMER_DELIVER_MS"] = str(deliver_ms)
+    queue = int(wanted) if wanted.isdecimal() and len(wanted) < 6 else -1
+    return TimerSend(replace(outgoing, properties=kept), properties.get("UNIQ_KEY", ""), queue, deliver_ms)
+
+
+def put_timers(
+    commits: MaintenanceCommit, entries: Table, queues: Sequence[QueueKey], epoch: int
+) -> TimerRef:
+    """Put an object of ``entries`` for the next commit."""
+    return _put(commits, encode_timers(iter([entries]), queues), epoch)
+
+
+def _put(commits: MaintenanceCommit, encoded: EncodedTimers, epoch: int) -> TimerRef:
+    ref = TimerRef.of(encoded, epoch, secrets.randbits(40) | 1 << 40)
+    commits.put(ref.key, encoded.body)
+    return ref
+
+
+def _place(entries: Entries, row: np.void) -> Place:
+    return entries.queues[int(row["queue"])], int(row["queue_offset"])
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]} offset {place[1]}"
+
+
+def _all(files: TimerFiles, slices: Sequence[Slice]) -> Entries:
+    return _joined(list(files.merged(slices)))
+
+
+def _joined(parts: Sequence[Entries]) -> Entries:
+    """All of ``parts``; of each object one slice."""
+    spans: dict[TimerRef, tuple[int, int]] = {}
+    for ref, first, last in (found for part in parts for found in part.slices):
+        spans[ref] = spans.get(ref, (first, last))[0], last
+    slices = [Slice(ref, *span) for ref, span in spans.items()]
+    return Entries(concatenated((part.table for part in parts), ENTRY_DTYPE), parts[-1].queues, slices)
+
+
+def _claims(entries: Entries, *, is_doubt: bool) -> list[TimerRef]:
+    """The objects with the rows of ``entries`` claimed; rows in doubt are."""
+    return [ref if is_doubt else ref.moved(ref.done, last) for ref, _, last in entries.slices]

@@ -1,0 +1,148 @@
+"""Timers of a broker's store, an archive of them, and a broker that takes what is handed over, on one virtual clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery, TimerSend
+from rocketmq_tiered.sending.timer_messages import TimerMessages
+from rocketmq_tiered.sending.timer_plan import BrokerTimers
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.uploader.timer_broker import TimerBroker as StoreOfBroker
+from tiered.archive.task import run_pass
+from tiered.archive.verify import verify_archive
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.state import CatalogState
+from tiered.errors import UnavailableError
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.sections import Settings
+from tiered.settings.timer_section import TimerSettings
+
+HOUR = 3_600_000
+NOW = 1_700_000_000_000
+
+
+class Target:
+    """The broker. ``fault``: the n-th message -> how sending it fails."""
+
+    def __init__(self, scene: Scene, max_delay_ms: int) -> None:
+        self.scene, self.max_delay_ms = scene, max_delay_ms
+        self.stored: list[tuple[str, str, int, int]] = []
+        """(topic, key, when it was sent, when it was to be delivered)."""
+        self.is_away = False
+        self.fault: Callable[[int], str] = lambda _number: ""
+        self.refusal: Callable[[TimerSend], str] = lambda _send: ""
+        self.queries = 0
+        self.bodies: dict[str, bytes] = {}
+        self.properties: dict[str, Mapping[str, str]] = {}
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise UnavailableError("the broker is away")
+
+    def timers(self) -> BrokerTimers:
+        self._answer()
+        return BrokerTimers(self.max_delay_ms)
+
+    def is_settled(self) -> bool:
+        self._answer()
+        return True
+
+    def has(self, topic: str, unique_key: str) -> bool:
+        self._answer()
+        self.queries += 1
+        return any(found[:2] == (topic, unique_key) for found in self.stored)
+
+    def send(
+        self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
+    ) -> Mapping[int, str]:
+        refused = {}
+        for number, send in enumerate(sends):
+            self._answer()
+            if why := self.refusal(send):
+                refused[number] = why
+                continue
+            fault = self.fault(len(self.stored) + 1)
+            if fault == "before":
+                raise UnavailableError("no answer")
+            self.stored.append((send.message.topic, send.key, self.scene.now_ms, send.deliver_ms))
+            self.bodies[send.key], self.properties[send.key] = send.message.body, send.message.properties
+            if fault == "after":
+                raise UnavailableError("no answer")
+            if fault == "crash":
+                raise KeyboardInterrupt
+            sent(send)
+        return refused
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(key for _, key, _, _ in self.stored)
+
+
+class Scene:
+    """``archive``: what the store has; ``task``: the delivery of a process."""
+
+    def __init__(self, path: Path, *, max_delay_ms: int = 72 * HOUR, ahead_ms: int = HOUR) -> None:
+        self.path, self.now_ms = path, NOW
+        self.broker = StoreOfBroker(path / "store")
+        self.url = f"file://{path / 'archive'}"
+        self.root = FileStore(path / "archive")
+        self.store = PrefixedStore(self.root, archive_prefix(CLUSTER, BROKER))
+        self.target = Target(self, max_delay_ms)
+        self.settings = TimerSettings(ahead_ms=ahead_ms)
+        self.task: TimerDelivery
+        self._messages: TimerMessages | None = None
+
+    def archive(self) -> None:
+        """All messages."""
+        backfill(self.broker.path, self.root)
+
+    def start(self) -> None:
+        """A new process."""
+        self.close()
+        self._messages = TimerMessages(self._access)
+        self.commits = MaintenanceCommit.opened(self.store, load(self.store), "timers", lambda: self.now_ms)
+        self.task = TimerDelivery(
+            self.commits, self.settings, self.target, self._read, clock_ms=lambda: self.now_ms,
+            monotonic_s=lambda: self.now_ms / 1000,
+        )  # fmt: skip
+
+    def _access(self):  # type: ignore[no-untyped-def]
+        from fetcher.access import open_access
+
+        return open_access(self.url, cluster=CLUSTER, broker=BROKER, settings=Settings())
+
+    def _read(self, places: Sequence[Place]):  # type: ignore[no-untyped-def]
+        assert self._messages is not None
+        return self._messages.read(places)
+
+    def close(self) -> None:
+        if self._messages is not None:
+            self._messages.close()
+            self._messages = None
+
+    def run(self, until_ms: int, step_ms: int = 1000) -> None:
+        """Passes until the clock is there; a broker that is away is tried again."""
+        while self.now_ms < until_ms:
+            self.now_ms = min(self.now_ms + step_ms, until_ms)
+            self.one_pass()
+
+    def one_pass(self) -> None:
+        try:
+            run_pass(self.task, self.commits.refresh)
+        except UnavailableError:
+            self.now_ms += 2000
+
+    @property
+    def state(self) -> CatalogState:
+        return load(self.store)
+
+    def check(self) -> None:
+        """The archive is whole."""
+        report = verify_archive(self.store, full=True)
+        assert not report.anomalies, report.anomalies
