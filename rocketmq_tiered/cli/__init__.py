@@ -56,6 +56,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "rocketmq_tiered.cli.republish",
         "send archived messages to another broker or topic",
     ),
+    "timers": ("rocketmq_tiered.cli.timers", "list, show, cancel or move timers of an archive"),
     "expire": (
         "rocketmq_tiered.cli.expire",
         "expire messages by their time to live, or erase a topic (dry run by default)",

@@ -233,6 +233,14 @@ def _print(report: StatusReport) -> None:
     keys = report.key_compaction
     if keys is not None and keys.rounds + keys.backlog_queues:
         print_lines(f"keys        {_keys(keys)}")
+    if (timers := report.timers) is not None and timers.pending + timers.delivered:
+        overdue = (
+            f", the first due for {duration_text(timers.overdue_seconds)}" if timers.overdue_seconds else ""
+        )
+        print_lines(
+            f"timers      {timers.pending:,} pending, {timers.next_hour:,} within the hour{overdue}; "
+            f"{timers.delivered:,} handed over, 99% less than {timers.late_p99_seconds:.1f} s late"
+        )
     if report.commits_a_day is not None:
         after = f"about {report.compacted_objects_a_day or 0:,} after tiered compact"
         objects = (

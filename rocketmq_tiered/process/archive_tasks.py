@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fetcher.rows.message import Message
 from rocketmq_tiered.maintenance.compaction_job import rewrite_options
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
@@ -25,6 +26,9 @@ from rocketmq_tiered.maintenance.throttle import SHARES, Load, Throttle
 from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.archive_rules import rules_in
+from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
+from rocketmq_tiered.sending.timer_send import TimerBroker
+from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.rewrite.outputs import Rewrite
 from tiered.archive.task import StoppedError, TaskLoop, TaskStatus
 from tiered.archive.unreadable import UnreadableRange
@@ -66,6 +70,8 @@ class ArchiveTasks:
         self._compaction_task: CompactionTask
         self._keys: TaskLoop[Any] | None = None
         self._key_task: KeyCompaction
+        self._timers: TaskLoop[Any] | None = None
+        self._timer_task: TimerDelivery
         self._loops: list[TaskLoop[Any]] = [loop for loop in (self.expiry, self.gc) if loop is not None]
         self._threads: list[threading.Thread] = []
 
@@ -102,6 +108,19 @@ class ArchiveTasks:
         self._keys = TaskLoop(task, self._owned_state)
         self._loops.append(self._keys)
 
+    def add_timers(
+        self,
+        store: ObjectStore,
+        make_broker: Callable[[Callable[[], bool]], TimerBroker],
+        read: Callable[[Sequence[Place]], Mapping[Place, Message]],
+    ) -> None:
+        """``make_broker`` gets whether to stop; see TimerDelivery."""
+        commits = MaintenanceCommit(store, self._writer, lambda: time.time_ns() // 1_000_000)
+        broker = make_broker(self._stopping.stopped.is_set)
+        self._timer_task = TimerDelivery(commits, self._settings.timers, broker, read)
+        self._timers = TaskLoop(self._timer_task, self._owned_state)
+        self._loops.append(self._timers)
+
     def start(self, drain: threading.Event) -> None:
         """Call once. ``drain``: compaction begins no request once it is set."""
         self._stopping.drain = drain
@@ -133,6 +152,11 @@ class ArchiveTasks:
     def key_compaction(self) -> KeyCompactionStatus | None:
         """What became of key compaction; None if there is none."""
         return None if self._keys is None else self._key_task.status(self._keys.status)
+
+    @property
+    def timers(self) -> TimerStatus | None:
+        """What became of timers; None if there is no delivery."""
+        return None if self._timers is None else self._timer_task.status(self._timers.status.problem)
 
     @property
     def unreadable(self) -> tuple[UnreadableRange, ...]:

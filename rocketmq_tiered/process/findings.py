@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.run_state import ARCHIVING, word_of
+from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
 from tiered.archive.task import COMPACTION, EXPIRY, GARBAGE_COLLECTION, INDEX_BUILDING
 from tiered.archive.unreadable import UnreadableRange
@@ -20,11 +21,13 @@ from tiered.console import counted, duration_text
 
 MARGIN_BAD_SHARE = 6
 """A retention margin is bad below 1/6 of a short one: an hour where files are kept for half a day or longer."""
+TIMER_LATE_S = 60.0
 GARBAGE_LATE_MS = 86_400_000
 """How long after its grace period garbage counts as late."""
 ABOUT = (
     "unreadable", "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "compaction", "pins",
     "index", "settings", "name-servers", "master", "plain-accounts", "mount", "mount-lease",
+    "timers",
 )  # fmt: skip
 
 
@@ -54,8 +57,24 @@ def of_report(report: StatusReport) -> list[Finding]:
     if report.settings_problem:
         what = f"changed settings are not in effect: {report.settings_problem}"
         found.append(Finding("settings", what, "correct the settings, and send SIGHUP again"))
+    if report.timers is not None:
+        found += _of_timers(report.timers)
     for relay in (report.proxy, report.slave):
         found += [] if relay is None else of_relay(relay)
+    return found
+
+
+def _of_timers(timers: TimerStatus) -> list[Finding]:
+    found = []
+    if timers.overdue_seconds > TIMER_LATE_S:
+        why = f": {timers.problem}" if timers.problem else ""
+        what = f"timers are not delivered: the first has been due for {duration_text(timers.overdue_seconds)}{why}"
+        step = "check that the broker runs and takes messages; they are delivered in order as soon as it does"
+        found.append(Finding("timers", what, step))
+    if bad := timers.refused + timers.dropped + timers.postponed:
+        what = f"{counted(bad, 'timer')} refused, dropped or postponed, the last: {timers.problem}"
+        step = "the log names each; correct its producer or the topic, or run tiered timers cancel"
+        found.append(Finding("timers", what, step))
     return found
 
 

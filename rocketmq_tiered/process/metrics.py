@@ -18,6 +18,7 @@ from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
 from rocketmq_tiered.process.findings import ABOUT, Finding, of_report, unreadable_messages
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.run_state import UP, RunState, word_of
+from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.task import EXPIRY, GARBAGE_COLLECTION
 from tiered.formats.memory_bound import SHORTAGES
 from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
@@ -64,6 +65,8 @@ class StatusCollector(ScrapeCollector):
                 yield from _compaction_families(report.compaction)
             if report.key_compaction is not None:
                 yield from _key_families(report.key_compaction)
+            if report.timers is not None:
+                yield from _timer_families(report.timers)
 
 
 def _state_family(word: str) -> Metric:
@@ -245,6 +248,27 @@ def _key_families(report: KeyCompactionStatus) -> Iterator[Metric]:
         ("key_compaction_read_messages", "Messages before key compaction.", report.read_messages),
         ("key_compaction_kept_messages", "Messages that key compaction kept.", report.kept_messages),
         ("key_compaction_spooled_bytes", "Bytes of keys that exceeded memory.", report.spooled_bytes),
+    ]
+    yield from _families(CounterMetricFamily, counters)
+
+
+def _timer_families(report: TimerStatus) -> Iterator[Metric]:
+    gauges: Rows = [
+        ("timers_pending", "Timers that are not handed over to the broker.", report.pending),
+        ("timers_next_hour", "Of them, those delivered in this hour and the next.", report.next_hour),
+        ("timers_objects", "Objects of timers.", report.objects),
+        ("timers_overdue_seconds", "How long the first pending timer has been due.", report.overdue_seconds),
+        ("timers_late_p99_seconds", "How late the newest 10,000 were handed over.", report.late_p99_seconds),
+    ]
+    yield from _families(GaugeMetricFamily, gauges)
+    counters: Rows = [
+        ("timers_delivered", "Timers handed over.", report.delivered),
+        ("timers_found", "Of them, those the broker already had after a failure.", report.found),
+        ("timers_cancelled", "Timers that were cancelled.", report.cancelled),
+        ("timers_repeated", "Timers with key and time of another one, not sent.", report.repeated),
+        ("timers_refused", "Messages of the gateway topic that are no timers.", report.refused),
+        ("timers_dropped", "Timers without their message.", report.dropped),
+        ("timers_postponed", "Timers that the broker refused, to be sent again.", report.postponed),
     ]
     yield from _families(CounterMetricFamily, counters)
 

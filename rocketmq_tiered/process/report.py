@@ -9,6 +9,7 @@ import orjson
 
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
+from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
 from tiered.archive.task import TaskStatus
 from tiered.archive.unreadable import UnreadableRange
@@ -113,6 +114,8 @@ class StatusReport:
     compaction: CompactionStatus | None = None
     """Its task, with figures. None if compaction.every_ms is 0, or from a catalog."""
     key_compaction: KeyCompactionStatus | None = None
+    timers: TimerStatus | None = None
+    """None if this process delivers none."""
     commits_a_day: int | None = None
     """With the next three: growth at the rate of the newest commits (catalog), or of this process's commits of the last
     hour (instance); None if unknown."""
@@ -163,6 +166,8 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
         known["compaction"] = CompactionStatus(**_members(CompactionStatus, known["compaction"]))
     if (keys := known.get("key_compaction")) is not None:
         known["key_compaction"] = KeyCompactionStatus(**_members(KeyCompactionStatus, keys))
+    if (timers := known.get("timers")) is not None:
+        known["timers"] = TimerStatus(**_members(TimerStatus, timers))
     for name, kind in (("proxy", ProxyStatus), ("slave", SlaveStatus)):
         if known.get(name) is not None:
             mode = known[name] = _members(kind, known[name])

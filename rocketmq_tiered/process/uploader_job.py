@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fetcher.access import open_access
 from rocketmq_tiered.maintenance.throttle import Load
 from rocketmq_tiered.process.archive_marker import ArchiveMarker
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
@@ -31,6 +32,11 @@ from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_ch
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.reporter import Reporter
 from rocketmq_tiered.process.standby_watch import StandbyWatch
+from rocketmq_tiered.sending.sender import Sender
+from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
+from rocketmq_tiered.sending.timer_messages import TimerMessages
+from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
+from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
@@ -46,6 +52,8 @@ from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.request_metrics import StoreMetrics
 from tiered.object_store.store_options import StoreOptions
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.tls import ClientTls
 from tiered.settings.rules_in_force import rules_document
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRules
@@ -62,6 +70,7 @@ from uploader.offload import (
 logger = logging.getLogger(__name__)
 
 LOSSES = frozenset({"gap recorded", "commitlog missing: its messages are lost to the archive"})
+TIMER_GROUP, TIMER_TIMEOUT_S = "tiered_timers", 10.0
 BROKER_HINT = "check the broker, its listenPort, and broker.address or --broker-conf"
 
 
@@ -160,6 +169,8 @@ class UploaderJob:
         self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
         self._tasks = ArchiveTasks(own, self.offloader.catalog_writer, settings, self._load)
         self._add_compaction(settings, writer, metrics, opened)
+        if settings.timers.topic and not settings.archive.url.startswith("memory:"):
+            self._add_timers(own, settings, tls, opened)
         opened.callback(self._tasks.stop)
         head = StatusReport(
             archive_url=settings.archive.url,
@@ -193,6 +204,31 @@ class UploaderJob:
             self._tasks.add_key_compaction(
                 own, spool.with_name("keys"), lambda share: writing_in_child(place, share, metrics)
             )
+
+    def _add_timers(
+        self, own: ObjectStore, settings: Settings, tls: ClientTls | None, opened: ExitStack
+    ) -> None:
+        credentials, offsets = credentials_of(settings), self._broker_offsets
+        limit, rate = InflightLimit(), settings.timers.rate_per_s
+        messages = TimerMessages(partial(
+            open_access, settings.archive.url, cluster=self.names.cluster, broker=self.names.broker, settings=settings
+        ))  # fmt: skip
+
+        def broker(is_stopped: Callable[[], bool]) -> RemoteTimerBroker:
+            made = RemoteTimerBroker(
+                lambda: offsets.address,
+                lambda address: BrokerClient(address, TIMER_TIMEOUT_S, credentials, tls),
+                lambda: Sender(
+                    lambda address: RemotingUpstream(address, limit, tls=tls), credentials,
+                    group=TIMER_GROUP, rate=rate, is_exact=True,
+                ),
+                is_stopped,
+            )  # fmt: skip
+            opened.callback(made.close)
+            return made
+
+        opened.callback(messages.close)
+        self._tasks.add_timers(own, broker, messages.read)
 
     def _load(self) -> Load:
         status = self.offloader.status()
@@ -239,6 +275,7 @@ class UploaderJob:
             tasks=tasks,
             compaction=self._tasks.compaction,
             key_compaction=self._tasks.key_compaction,
+            timers=self._tasks.timers,
             unreadable=self._tasks.unreadable,
         )
         if report.bound_reason != BoundReason.FROZEN.value:

@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from rocketmq_tiered.sending.sender import BrokerFailedError, Sender
 from rocketmq_tiered.sending.target import Connect, TargetBroker, TargetQueue, find_target
-from rocketmq_tiered.sending.timer_delivery import TimerSend
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
+from rocketmq_tiered.sending.timer_send import TimerSend
 from tiered.archive.index.key_hash import xxh64
 from tiered.archive.task import StoppedError
 from tiered.errors import NotFoundError, UnavailableError, UsageError

@@ -14,15 +14,15 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fetcher.rows.message import Message
-from rocketmq_tiered.sending.outgoing import OutgoingMessage, outgoing_messages
-from rocketmq_tiered.sending.timer_plan import RETRY_MS, BrokerTimers, horizon_ms, to_merge
-from tiered.archive.task import Due
+from rocketmq_tiered.sending.timer_plan import RETRY_MS, horizon_ms, to_merge
+from rocketmq_tiered.sending.timer_send import TimerBroker, TimerSend, timer_send
+from rocketmq_tiered.sending.timer_status import TimerStatus
+from tiered.archive.task import TIMER_DELIVERY, Due
 from tiered.archive.timers import NEVER_MS, Entries, Slice, TimerFiles, hash_of, sort_out
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -32,16 +32,16 @@ from tiered.catalog.timer_refs import TimerRef
 from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
-from tiered.model.timer import PROPERTIES, QUEUE, TOPIC, Refusal
+from tiered.model.timer import Refusal, hour_of
 from tiered.settings.timer_section import TimerSettings
 
 logger = logging.getLogger(__name__)
 
-TIMER_DELIVERY = "timer delivery"
 CLAIM_S = 20.0
 SETTLE_S = 2.0
 """After a connection ends, the broker may still store what it had received."""
 BATCH = 4096
+PENDING_EVERY_S = 10.0
 LATE_MS = 60_000
 """Timers that are later are said."""
 LATE_SAMPLES = 10_000
@@ -50,39 +50,6 @@ CHUNK_MAX = 2048
 Place = tuple[QueueKey, int]
 Postponed = tuple[Table, Sequence[QueueKey]]
 """An entry, and what its ``queue`` indexes."""
-
-
-@dataclass(frozen=True)
-class TimerSend:
-    """A message to hand over. ``queue``: -1 for any."""
-
-    message: OutgoingMessage
-    key: str
-    queue: int
-    deliver_ms: int
-
-
-class TimerBroker(Protocol):
-    """The broker beside the archive's owner. Methods raise UnavailableError while it is away."""
-
-    def timers(self) -> BrokerTimers:
-        """What it can do."""
-        ...
-
-    def is_settled(self) -> bool:
-        """Whether all that it has stored can be found by key."""
-        ...
-
-    def has(self, topic: str, unique_key: str) -> bool:
-        """Whether it has a message of ``topic`` with this key, pending or delivered."""
-        ...
-
-    def send(
-        self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
-    ) -> Mapping[int, str]:
-        """Send all, in order as far as possible, and call ``sent`` for each; position -> why the broker refuses it.
-        Raises UnavailableError if any is in doubt, and after ``until_s`` (monotonic)."""
-        ...
 
 
 @dataclass
@@ -103,7 +70,7 @@ class TimerCounts:
 
     def late_ms(self, share: float) -> int:
         """A quantile of how late timers were handed over."""
-        found = sorted(self.lateness_ms)
+        found = sorted(self.lateness_ms.copy())
         return found[min(int(share * len(found)), len(found) - 1)] if found else 0
 
 
@@ -137,6 +104,9 @@ class TimerDelivery:
         self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
         self.files = TimerFiles(commits.store)
         self.counts = TimerCounts()
+        self._due_ms, self._noted_s = NEVER_MS, -PENDING_EVERY_S
+        self._hours: Mapping[int, int] = {}
+        self._objects = 0
         self.problem = ""
         self._over: dict[str, TimerRef] = {}
         """Rows that are over, which no commit says yet: objects as the next commit has them."""
@@ -154,12 +124,13 @@ class TimerDelivery:
     def plan(self, state: CatalogState) -> TimerPlan | None:
         """What is next, None: nothing is due."""
         refs = [self._over.get(ref.key, ref) for ref in state.timers]
+        self._note_pending(state)
         doubt = [Slice(ref, ref.done, ref.claimed) for ref in refs if ref.done < ref.claimed]
         if doubt:
             return TimerPlan(_all(self.files, doubt), is_doubt=True)
         self._settled_s = None
         self._sent.clear()
-        due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
+        due_ms = self._due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
         if due_ms < self._clock_ms() + self._settings.ahead_ms + 1:
             before_ms = horizon_ms(self._clock_ms(), self._settings.ahead_ms, self._broker.timers())
             if due_ms < before_ms:
@@ -328,22 +299,25 @@ class TimerDelivery:
         table["postponed_ms"] += later_ms
         return table
 
-    def overdue_ms(self, state: CatalogState) -> int:
-        """How long the first timer that is not handed over has been due."""
-        first = min((self.files.next_ms(ref) for ref in state.timers), default=NEVER_MS)
-        return max(0, self._clock_ms() - first) if first < NEVER_MS else 0
+    def _note_pending(self, state: CatalogState) -> None:
+        now_s = self._monotonic_s()
+        if now_s - self._noted_s >= PENDING_EVERY_S:
+            self._noted_s, self._hours, self._objects = now_s, self.files.hours(state), len(state.timers)
 
-
-def timer_send(message: Message, deliver_ms: int, *, has_timers: bool) -> TimerSend:
-    """What a message of the gateway topic becomes at ``deliver_ms``. Raises CorruptionError."""
-    properties = message.properties
-    topic, wanted = properties.get(TOPIC, ""), properties.get(QUEUE, "")
-    outgoing = next(found for _, found in outgoing_messages(message, topic))
-    kept = {name: value for name, value in outgoing.properties.items() if name not in PROPERTIES}
-    if has_timers:
-        kept["TIMER_DELIVER_MS"] = str(deliver_ms)
-    queue = int(wanted) if wanted.isdecimal() and len(wanted) < 6 else -1
-    return TimerSend(replace(outgoing, properties=kept), properties.get("UNIQ_KEY", ""), queue, deliver_ms)
+    def status(self, problem: str = "") -> TimerStatus:
+        """Figures, from any thread. ``problem``: of the last pass."""
+        counts, hours, now_ms = self.counts, self._hours, self._clock_ms()
+        last = hour_of(now_ms) + 1
+        return TimerStatus(
+            sum(hours.values()),
+            sum(count for hour, count in hours.items() if hour <= last),
+            self._objects,
+            max(0, now_ms - self._due_ms) / 1000,
+            counts.late_ms(0.99) / 1000,
+            counts.delivered, counts.found, counts.cancelled, counts.repeated, counts.refused, counts.dropped,
+            counts.postponed,
+            problem or counts.problem,
+        )  # fmt: skip
 
 
 def put_timers(

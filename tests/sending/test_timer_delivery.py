@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rocketmq_tiered.cli import main
+from rocketmq_tiered.sending.timer_change import change_timer
 from rocketmq_tiered.sending.timer_plan import FAN_IN, BrokerTimers, horizon_ms, to_merge
 from tests.sending.timer_scene import HOUR, NOW, Scene
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.timer_refs import TimerRef
 
 
@@ -64,7 +69,10 @@ def test_a_broker_without_timers_gets_each_at_its_time(scene: Scene) -> None:
         assert "TIMER_DELIVER_MS" not in scene.target.properties[key]
 
 
-@pytest.mark.parametrize("seed", range(6))
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(2, 40))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_each_key_once_whatever_fails(seed: int, scene: Scene) -> None:
     rng = random.Random(seed)
     scene.target.max_delay_ms = rng.choice([0, 72 * HOUR])
@@ -142,3 +150,36 @@ def test_merges_take_objects_of_one_size() -> None:
     assert to_merge([ref.moved(0, 1) for ref in refs]) == []
     mostly = TimerRef(1, 99, 0, 9, 10_000, 5_001, 5_001, 99, 9)
     assert to_merge([mostly]) == [mostly]
+
+
+def test_timers_are_cancelled_and_moved_until_their_hand_over(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(4):
+        scene.broker.timer(f"k{number}", NOW + (5 + number) * HOUR)
+    scene.archive()
+    scene.start()
+
+    def tiered(*arguments: str) -> Any:
+        code = main(["timers", arguments[0], scene.url, *arguments[1:], "--json"])
+        out = capsys.readouterr().out
+        return json.loads(out) if code == 0 else code
+
+    hours = [{"hourMs": (NOW // HOUR + 5 + at) * HOUR, "pending": 1} for at in range(4)]
+    assert tiered("stats") == {"pending": 4, "objects": 1, "hours": hours}
+    assert [(row["uniqKey"], row["topic"]) for row in tiered("ls")] == [
+        (f"k{at}", "orders") for at in range(4)
+    ]
+    assert tiered("cancel", "k1") == {"uniqKey": "k1", "wasMs": NOW + 6 * HOUR, "deliverMs": None}
+    commits = MaintenanceCommit.opened(scene.store, scene.state, "timers", lambda: NOW)
+    assert change_timer(commits, "k2", NOW + 7 * HOUR, at_ms=NOW + 20 * HOUR) == NOW + 7 * HOUR
+    assert change_timer(commits, "k2", at_ms=NOW + 9 * HOUR) == NOW + 20 * HOUR
+    assert tiered("show", "k1") == 3 and tiered("cancel", "k1") == 3
+    assert [row["uniqKey"] for row in tiered("ls", "--limit", "9")] == ["k0", "k3", "k2"]
+    scene.run(NOW + 7 * HOUR + 61_000, 60_000)
+    assert tiered("cancel", "k3") == 3  # handed over an hour ahead
+    scene.run(NOW + 21 * HOUR, 60_000)
+    assert scene.target.counts == {"k0": 1, "k2": 1, "k3": 1}
+    assert {found[1]: found[3] for found in scene.target.stored}["k2"] == NOW + 9 * HOUR
+    assert scene.state.timers == ()
+    scene.check()

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery, TimerSend
+from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
 from rocketmq_tiered.sending.timer_messages import TimerMessages
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
+from rocketmq_tiered.sending.timer_send import TimerSend
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.uploader.timer_broker import TimerBroker as StoreOfBroker
 from tiered.archive.task import run_pass

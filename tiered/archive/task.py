@@ -20,8 +20,8 @@ from tiered.errors import FencedError, TieredError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-EXPIRY, GARBAGE_COLLECTION, COMPACTION, KEY_COMPACTION, INDEX_BUILDING = (
-    "expiry", "garbage collection", "compaction", "key compaction", "index building",
+EXPIRY, GARBAGE_COLLECTION, COMPACTION, KEY_COMPACTION, INDEX_BUILDING, TIMER_DELIVERY = (
+    "expiry", "garbage collection", "compaction", "key compaction", "index building", "timer delivery",
 )  # fmt: skip
 """Names of tasks."""
 

@@ -1,0 +1,28 @@
+"""What became of timers in this process: figures for status and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TimerStatus:
+    """``pending``: entries that are not handed over, ``next_hour`` those of this hour and the next; counts are since
+    the start. ``problem``: why the broker, or this program, refused one last, or why the last pass failed."""
+
+    pending: int = 0
+    next_hour: int = 0
+    objects: int = 0
+    overdue_seconds: float = 0.0
+    """How long the first of them has been due."""
+    late_p99_seconds: float = 0.0
+    """How late the newest 10,000 were handed over."""
+    delivered: int = 0
+    found: int = 0
+    """Of them, those the broker already had after a failure."""
+    cancelled: int = 0
+    repeated: int = 0
+    refused: int = 0
+    dropped: int = 0
+    postponed: int = 0
+    problem: str = ""
