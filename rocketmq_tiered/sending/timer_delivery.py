@@ -37,7 +37,7 @@ from tiered.settings.timer_section import TimerSettings
 
 logger = logging.getLogger(__name__)
 
-CLAIM_S = 20.0
+CLAIM_S = 6.0
 SETTLE_S = 2.0
 """After a connection ends, the broker may still store what it had received."""
 BATCH = 4096

@@ -22,6 +22,7 @@ from rocketmq_tiered.process.metrics import (
 )
 from rocketmq_tiered.process.report import QueueReport, StatusReport
 from rocketmq_tiered.process.serving_metrics import ServingCollector
+from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.proxy.proxy_service import ProxyCounters, ProxyService
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
 from rocketmq_tiered.server.slave.slave_service import SlaveCounters, SlaveService
@@ -38,6 +39,7 @@ FULL: StatusReport = replace(
     tasks=(TaskStatus(EXPIRY, last_ms=1), TaskStatus(GARBAGE_COLLECTION, last_ms=1)),
     compaction=CompactionStatus(last_ms=1),
     key_compaction=KeyCompactionStatus(last_ms=1),
+    timers=TimerStatus(),
 )
 """A report in which nothing is unknown."""
 
