@@ -296,7 +296,12 @@ class ArchiveAccess:
                 if not self._is_closed:
                     raise
         question.close()
-        raise UsageError("archive is closed", hint="use it inside the `with` block that opens it")
+        raise _closed()
+
+    def require_open(self) -> None:
+        """Raises UsageError once the archive is closed."""
+        if self._is_closed:
+            raise _closed()
 
     async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
         """See TimeReader. ``boundary`` may be its text. Raises UsageError for another one."""
@@ -371,6 +376,10 @@ class ArchiveAccess:
             return query(QuerySource(self._queries, self.store, self._kept, self.source), state)
 
         return await self.catalog.read(state, read)
+
+
+def _closed() -> UsageError:
+    return UsageError("archive is closed", hint="use it inside the `with` block that opens it")
 
 
 def _message(found: FoundMessage) -> Message:

@@ -11,12 +11,11 @@
 
 from typing import TYPE_CHECKING
 
-from rocketmq_tiered.lazy_names import lazy_names
 from rocketmq_tiered.own_packages import check_own_packages
+from tiered.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from fetcher.archive import Archive, Queue
-    from fetcher.archive import open_archive as open
+    from fetcher.archive import Queue
     from fetcher.async_archive import AsyncArchive, AsyncQueue, open_async
     from fetcher.queries.by_key import KeyKind
     from fetcher.queries.queue_listing import QueueListing
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from fetcher.rows.message import Message
     from fetcher.rows.tag_filter import MessageFilter, TagFilter, tag_filter
     from fetcher.sql92.message_filter import Sql92Filter
+    from rocketmq_tiered.sql.archive import Archive
+    from rocketmq_tiered.sql.archive import open_archive as open
     from tiered.errors import (
         AccessDeniedError,
         CorruptionError,
@@ -49,7 +50,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "fetcher.archive": ("Archive", "Queue"),
+    "fetcher.archive": ("Queue",),
     "fetcher.async_archive": ("AsyncArchive", "AsyncQueue", "open_async"),
     "fetcher.queries.by_key": ("KeyKind",),
     "fetcher.queries.queue_listing": ("QueueListing",),
@@ -58,9 +59,10 @@ _HOMES = {
     "fetcher.rows.message": ("Message",),
     "fetcher.rows.tag_filter": ("MessageFilter", "TagFilter", "tag_filter"),
     "fetcher.sql92.message_filter": ("Sql92Filter",),
+    "rocketmq_tiered.sql.archive": ("Archive",),
     "tiered.errors": tuple(name for name in __all__ if name.endswith("Error")),
     "tiered.formats.record": ("InnerMessage",),
     "tiered.settings.load": ("load_settings",),
     "tiered.settings.sections": ("Settings",),
 }
-__getattr__ = lazy_names(__name__, _HOMES, {"open": "fetcher.archive:open_archive"})
+__getattr__ = lazy_names(__name__, _HOMES, {"open": "rocketmq_tiered.sql.archive:open_archive"})

@@ -39,6 +39,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "cat": ("rocketmq_tiered.cli.cat", "print archived messages"),
     "offset": ("rocketmq_tiered.cli.offset", "find the queue offset of a point in time"),
     "query": ("rocketmq_tiered.cli.query", "find messages by key, unique key or offsetMsgId"),
+    "sql": ("rocketmq_tiered.cli.sql", "query topics with SQL (DuckDB)"),
+    "export": ("rocketmq_tiered.cli.export", "export an archive as Parquet files or an Iceberg table"),
     "index": ("rocketmq_tiered.cli.index_export", "export RocketMQ index files for a broker"),
     "serve": ("rocketmq_tiered.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
     "detach": (
@@ -135,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     before = os.umask(PRIVATE_UMASK)
     try:
-        return _execute(module, parser.parse_args(_with_relative_times(rest)))
+        return _execute(module, parser.parse_intermixed_args(_with_relative_times(rest)))
     finally:
         os.umask(before)  # the caller's, if it is a program
 

@@ -26,7 +26,7 @@ LIBRARIES_OF = {
     "cost": frozenset({"prometheus_client"}),
     "backfill": frozenset({"tqdm"}), "verify": frozenset({"tqdm"}), "index": frozenset({"tqdm"}),
     "compact": frozenset({"tqdm"}), "consumequeue": frozenset({"tqdm"}), "republish": frozenset({"tqdm"}),
-    "restore": frozenset({"tqdm"}),
+    "restore": frozenset({"tqdm"}), "export": frozenset({"tqdm"}),
 }  # fmt: skip
 
 

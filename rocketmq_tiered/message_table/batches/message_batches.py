@@ -26,6 +26,7 @@ from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Column
 from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
 from tiered.formats.record import MAGIC_V1, SYS_COMPRESSED
 from tiered.kernels.record_fields import Number, RecordFields, record_fields, slice_crc32
+from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 
 _PROPERTY_COLUMNS = frozenset({"tags", "keys", "uniqKey", "properties"})
 _NUMBERS = {
@@ -110,6 +111,19 @@ class BatchBuilder:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
+def _times(stamps: NDArray[Any]) -> pa.Array:
+    """ms since the epoch as times. Damaged ones are clipped to those that have a date."""
+    return pa.array(np.clip(stamps, DATES_BEGIN_MS, DATES_END_MS) * 1000).view(pa.timestamp("us", "UTC"))
+
+
+def _texts(bodies: pa.Array) -> pa.Array:
+    try:
+        return bodies.cast(pa.string())
+    except pa.ArrowInvalid:  # not UTF-8
+        found = [None if one is None else one.decode("utf-8", "replace") for one in bodies.to_pylist()]
+        return pa.array(found, pa.string())
+
+
 def _place(chunk: RowChunk, row: int, message: str) -> CorruptPlace:
     queue = chunk.queues[int(chunk.queue[row])]
     where = f"{queue.topic} queue {queue.queue_id} offset {int(chunk.queue_offset[row])}"
@@ -161,6 +175,8 @@ class _Columns:
         }  # fmt: skip
         if name in numbers:
             return pa.array(numbers[name])
+        if name == "storeTime":
+            return _times(chunk.store_timestamp)
         if name in ("cluster", "brokerName"):
             return pa.repeat(pa.scalar(chunk.cluster if name == "cluster" else chunk.broker), len(chunk))
         if name == CORRUPT_RECORD:
@@ -181,6 +197,8 @@ class _Columns:
         assert fields is not None and text is not None
         if name in _NUMBERS:
             return pa.array(fields[_NUMBERS[name]])
+        if name == "bornTime":
+            return _times(fields[Number.BORN_TIMESTAMP])
         if name in _TEXTS:
             return text.strings(_TEXTS[name])
         if name == "properties":
@@ -242,6 +260,8 @@ class _Columns:
         assert bodies is not None and self._fields is not None
         if name == "body":
             return bodies.array()
+        if name == "text":
+            return _texts(bodies.array())
         if name == "bodyLen":
             return bodies.lengths()
         if name == "bodySha256":

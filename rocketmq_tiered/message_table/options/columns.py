@@ -58,8 +58,8 @@ _COSTS = {
     "cluster": Cost.CATALOG, "brokerName": Cost.CATALOG, "topic": Cost.CATALOG, "generation": Cost.CATALOG,
     "queueId": Cost.CATALOG, CORRUPT_RECORD: Cost.CATALOG,
     "queueOffset": Cost.FOOTER, "commitLogOffset": Cost.FOOTER, "storeSize": Cost.FOOTER,
-    "storeTimestamp": Cost.FOOTER, "tagsCode": Cost.FOOTER, "innerNum": Cost.FOOTER,
-    "body": Cost.BODY, "bodyLen": Cost.BODY, "bodySha256": Cost.BODY, "inner": Cost.BODY,
+    "storeTimestamp": Cost.FOOTER, "storeTime": Cost.FOOTER, "tagsCode": Cost.FOOTER, "innerNum": Cost.FOOTER,
+    "body": Cost.BODY, "text": Cost.BODY, "bodyLen": Cost.BODY, "bodySha256": Cost.BODY, "inner": Cost.BODY,
 }  # fmt: skip
 _OWN_FIELDS = (
     Field("cluster", "string", "cluster of the archive"),
@@ -74,6 +74,7 @@ _OWN_FIELDS = (
     Field("bodyCrcOk", "bool", "whether bodyCRC matches the stored body"),
     Field(CORRUPT_RECORD, "string", "null, or the damage found here (mode PERMISSIVE)"),
 )
+TIMESTAMP = "timestamp"
 INNER = "array<struct>"
 """Type of the column ``inner``, with the fields of INNER_FIELD_TABLE."""
 
@@ -89,6 +90,9 @@ COLUMNS: dict[str, Column] = {
     for column in (
         *map(_column, (*_OWN_FIELDS, *FIELD_TABLE)),
         Column("body", "binary", Cost.BODY, "the decompressed body"),
+        Column("text", "string", Cost.BODY, "the body as UTF-8; invalid bytes are replaced"),
+        Column("storeTime", TIMESTAMP, Cost.FOOTER, "storeTimestamp as a time", is_nullable=False),
+        Column("bornTime", TIMESTAMP, Cost.RECORD, "bornTimestamp as a time", is_nullable=False),
     )
 }
 """All columns by name."""

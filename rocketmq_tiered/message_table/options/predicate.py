@@ -144,12 +144,12 @@ def push_down(
             continue
         if name == "topic":
             predicate = replace(predicate, topics=_both(predicate.topics, texts))
-        elif name == "tags" and all(map(_has_code, texts)):
+        elif name == "tags" and all(map(has_code, texts)):
             predicate = replace(predicate, tags=_both(predicate.tags, texts))
     return predicate, left
 
 
-def _has_code(tags: str) -> bool:
+def has_code(tags: str) -> bool:
     """Whether the tagsCode of these tags is their hash: not of tags that were decoded with replacements."""
     return tags != "" and "\ufffd" not in tags and tags.encode("utf-8", "ignore").decode() == tags
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from rocketmq_tiered.export.export_job import DELTA, PARQUET
 from rocketmq_tiered.maintenance.prices import read_prices
 from rocketmq_tiered.spark.cli.arguments import (
     add_source,
@@ -24,7 +25,7 @@ from rocketmq_tiered.spark.jobs.backfill import backfill
 from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, StoreToBackfill
 from rocketmq_tiered.spark.jobs.compact import compact
 from rocketmq_tiered.spark.jobs.delta_table import delta_conf
-from rocketmq_tiered.spark.jobs.export import DELTA, FORMATS, PARQUET, export
+from rocketmq_tiered.spark.jobs.export import FORMATS, export
 from tiered.console import camel_names, print_json, print_lines, size_text
 from tiered.errors import CorruptionError, UsageError
 from tiered.object_store.open_store import check_addresses
@@ -197,13 +198,7 @@ def run_export(options: argparse.Namespace) -> int:
     )
     if options.json:
         print_json(camel_names(asdict(report)))
-    elif report.batches == 0:
-        print_lines(f"{report.target}: no new messages")
     else:
-        expired = f"; {report.expired:,} offsets EXPIRED before they were exported" if report.expired else ""
-        print_lines(
-            f"{report.target}: {report.rows:,} rows in {report.files:,} {report.format} files, "
-            f"{size_text(report.size_bytes)}{expired}"
-        )
+        print_lines(*report.lines())
     print_lines(*(f"not exported: {line}" for line in report.unreadable), file=sys.stderr)
     return CorruptionError.exit_code if report.unreadable else 0

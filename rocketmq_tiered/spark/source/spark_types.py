@@ -13,9 +13,17 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
-from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, INNER, SPARK_TYPES, Column, chosen
+from rocketmq_tiered.message_table.options.columns import (
+    CORRUPT_RECORD,
+    INNER,
+    SPARK_TYPES,
+    TIMESTAMP,
+    Column,
+    chosen,
+)
 from tiered.errors import UsageError
 from tiered.formats.fields import INNER_FIELD_TABLE
 
@@ -23,6 +31,7 @@ _TYPES: dict[str, DataType] = {
     "string": StringType(), "int": IntegerType(), "bigint": LongType(), "boolean": BooleanType(),
     "binary": BinaryType(), "map<string,string>": MapType(StringType(), StringType(), valueContainsNull=False),
 }  # fmt: skip
+_TYPES[TIMESTAMP] = TimestampType()
 _TYPES[INNER] = ArrayType(
     StructType([StructField(item.name, _TYPES[SPARK_TYPES[item.kind]]) for item in INNER_FIELD_TABLE])
 )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from rocketmq_tiered.export.export_job import ExportReport
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
-from rocketmq_tiered.spark.jobs.export import ExportReport, export
+from rocketmq_tiered.spark.jobs.export import export
 from tests.spark.jobs.inline_tasks import InlineTasks
 
 if TYPE_CHECKING:

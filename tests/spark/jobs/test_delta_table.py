@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_tiered.export.export_job import DELTA, PARQUET
 from rocketmq_tiered.spark.jobs.delta_table import DELTA_PACKAGE, delta_conf, s3a_settings
-from rocketmq_tiered.spark.jobs.export import DELTA, PARQUET, export
+from rocketmq_tiered.spark.jobs.export import export
 from tests.spark.jobs.export_runs import NO_SPARK, source
 from tiered.errors import UsageError
 from tiered.object_store.store_options import S3Credentials, StoreOptions

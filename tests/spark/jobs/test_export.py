@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+from rocketmq_tiered.export.export_progress import DIRECTORY, ExportProgress
+from rocketmq_tiered.export.parquet_parts import PartTask, partition_directory
 from rocketmq_tiered.message_table.options.source_options import Mode
 from rocketmq_tiered.spark.jobs.export import export
-from rocketmq_tiered.spark.jobs.export_progress import DIRECTORY, ExportProgress
-from rocketmq_tiered.spark.jobs.parquet_parts import PartTask, partition_directory
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_tiered.export.export_job import ExportReport
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
-from rocketmq_tiered.spark.jobs.export import ExportReport
 from tests.spark.gapped_archive import ONE, OTHER, GappedArchive, with_a_gap
 from tests.spark.jobs.export_runs import exported, run
 from tests.spark.jobs.inline_tasks import InlineTasks

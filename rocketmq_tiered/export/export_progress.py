@@ -90,6 +90,8 @@ class PartDone:
     size_bytes: int
     unreadable: Sequence[str] = ()
     """Damage that was skipped: queue, object and range."""
+    names: Sequence[str] = ()
+    """Of the files, below the target."""
 
 
 class ExportProgress:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from rocketmq_tiered.export.export_plan import BatchPlan
+from rocketmq_tiered.export.export_progress import ends_of
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import archive_store, opened
 from rocketmq_tiered.message_table.plan.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices
-from rocketmq_tiered.spark.jobs.export_plan import BatchPlan
-from rocketmq_tiered.spark.jobs.export_progress import ends_of
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey

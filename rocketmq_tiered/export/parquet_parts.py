@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from rocketmq_tiered.export.export_progress import ExportProgress, PartDone
+from rocketmq_tiered.message_table.batches.arrow_schema import arrow_schema
 from rocketmq_tiered.message_table.batches.partition_reader import read_partition
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.partitions import Slices
 from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace
-from rocketmq_tiered.spark.jobs.export_progress import ExportProgress, PartDone
-from rocketmq_tiered.spark.source.spark_types import schema_of
 from tiered.errors import UnavailableError
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 from tiered.object_store.open_store import open_store, parse_url
@@ -54,6 +54,8 @@ class PartTask:
     number: int
     target: str
     store: StoreOptions = field(default_factory=StoreOptions, repr=False)
+    is_table: bool = False
+    """Files of a table format: below data/, with the columns that Hive's layout has in names of directories."""
 
 
 def write_part(task: PartTask) -> PartDone:
@@ -74,12 +76,10 @@ def partition_directory(topic: str, day: int) -> str:
 
 
 def _write(task: PartTask) -> PartDone:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     names = tuple(dict.fromkeys((*task.columns, "topic", "storeTimestamp")))
     columns = chosen(names)
-    schema = to_arrow_schema(schema_of(columns), timezone="UTC")
-    dropped = [name for name in names if name == "topic" or name not in task.columns]
+    schema = arrow_schema(columns)
+    dropped = [name for name in names if (name == "topic" and not task.is_table) or name not in task.columns]
     files: dict[tuple[str, int], _File] = {}
     unreadable: list[str] = []
 
@@ -89,13 +89,14 @@ def _write(task: PartTask) -> PartDone:
     for batch in read_partition(task.part, task.source, Predicate(), columns, schema, skipped):
         for key, rows in _by_directory(batch):
             files.setdefault(key, _File()).add(rows.drop_columns(dropped))
-    size_bytes = rows = 0
+    size_bytes, rows, written = 0, 0, list[str]()
     for (topic, day), file in files.items():
         data = file.finished()
         name = f"{partition_directory(topic, day)}/{task.batch:08d}-{task.number:08d}.parquet"
-        _put(task, name, data)
+        written.append(f"data/{name}" if task.is_table else name)
+        _put(task, written[-1], data)
         size_bytes, rows = size_bytes + len(data), rows + file.rows
-    return PartDone(rows, len(files), size_bytes, unreadable)
+    return PartDone(rows, len(files), size_bytes, unreadable, written)
 
 
 def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:

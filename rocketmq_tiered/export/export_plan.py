@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rocketmq_tiered.export.export_progress import ArchiveEnds, Intent
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import (
@@ -22,7 +23,6 @@ from rocketmq_tiered.message_table.plan.archive_plan import (
 )
 from rocketmq_tiered.message_table.plan.filled_gaps import Gaps, Layer, by_queue, filled, gaps_in
 from rocketmq_tiered.message_table.plan.partitions import ArchiveRef, OffsetRange, Slices, cut
-from rocketmq_tiered.spark.jobs.export_progress import ArchiveEnds, Intent
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState

@@ -1,0 +1,101 @@
+"""`tiered export`: an archive as Parquet files or an Iceberg table, on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict
+
+from rocketmq_tiered import export as tables
+from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.message_table.options.columns import DEFAULT_NAMES
+from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions
+from rocketmq_tiered.process.logs import log_plain
+from rocketmq_tiered.process.progress import Progress
+from rocketmq_tiered.sql.archive import Extra
+from tiered.console import camel_names, print_json, print_lines
+from tiered.errors import CorruptionError, UsageError
+from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import StoreOptions
+from tiered.settings.sections import Settings
+
+PARQUET, ICEBERG = "parquet", "iceberg"
+DEFAULT_TABLE = "rocketmq.messages"
+THREADS_MAX = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, TARGET_URL, form, what is exported."""
+    add_archive(parser)
+    parser.add_argument("target", metavar="TARGET_URL", help="location of the files: file:///… or s3://…")
+    parser.add_argument("--format", choices=(PARQUET, ICEBERG), default=PARQUET, help="default: parquet")
+    parser.add_argument(
+        "--catalog", metavar="URI", default="",
+        help="Iceberg catalog: http(s)://… of a REST catalog, or a database (default: an SQLite file at the target)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--table", metavar="NAME", default=DEFAULT_TABLE, help=f"Iceberg table (default: {DEFAULT_TABLE})"
+    )
+    parser.add_argument(
+        "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
+    )
+    parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
+    parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Export the messages archived since the last export to this target. Exit code 1 if damage was skipped."""
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    if options.catalog and options.format != ICEBERG:
+        raise UsageError("--catalog requires --format iceberg")
+    namespace, _, table = options.table.rpartition(".")
+    if not namespace or not table:
+        raise UsageError(f"--table {options.table} has no namespace", hint=f"write {DEFAULT_TABLE}")
+    source, store = _source(options, settings), StoreOptions(settings.object_store)
+    with (
+        Extra(),
+        Progress("export", 0, quiet=options.json, unit=" parts") as progress,
+        closing(open_store(options.target, store)) as target_store,
+        ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), THREADS_MAX), "export") as pool,
+    ):
+        parts = tables.PartsWriter(
+            options.target, store, lambda todo: list(pool.map(tables.write_part, todo)), THREADS_MAX, progress.update,
+            is_table=options.format == ICEBERG,
+        )  # fmt: skip
+        write: tables.PartsWriter | tables.IcebergWriter = parts
+        if options.format == ICEBERG:
+            catalog = tables.open_catalog(options.catalog, options.target, store)
+            write = tables.IcebergWriter(catalog, options.table, parts)
+        progress_of_batches = tables.ExportProgress(target_store)
+        report = tables.ExportJob(source, options.target, options.format, progress_of_batches, write).run()
+    if options.json:
+        print_json(camel_names(asdict(report)))
+    else:
+        print_lines(*report.lines())
+    print_lines(*(f"not exported: {line}" for line in report.unreadable), file=sys.stderr)
+    return CorruptionError.exit_code if report.unreadable else 0
+
+
+def _source(options: argparse.Namespace, settings: Settings) -> SourceOptions:
+    topics, columns = (
+        tuple(filter(None, map(str.strip, text.split(",")))) for text in (options.topic, options.columns)
+    )
+    if options.format == ICEBERG:
+        columns = tuple(dict.fromkeys((*(columns or DEFAULT_NAMES), "topic", "storeTime")))
+    store = settings.object_store
+    return SourceOptions(
+        path=options.url,
+        topics=topics,
+        cluster=settings.archive.cluster or None,
+        broker=settings.archive.broker or None,
+        columns=columns,
+        mode=Mode.PERMISSIVE if options.permissive else Mode.FAILFAST,
+        endpoint=store.endpoint_url,
+        region=store.region,
+        addressing_style=store.addressing_style,
+    )

@@ -1,0 +1,82 @@
+"""The archive that users open: reading by queue (fetcher/archive.py), and topics as tables and SQL."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import TYPE_CHECKING
+
+import fetcher.archive
+from fetcher.access import ArchiveAccess
+from rocketmq_tiered import sql as tables
+from tiered.errors import NotFoundError, UsageError
+from tiered.settings.sections import Settings
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyRelation
+
+
+def open_archive(
+    url: str | PathLike[str],
+    *,
+    cluster: str = "",
+    broker: str = "",
+    settings: Settings | None = None,
+    version: int | None = None,
+    history: int | None = None,
+) -> Archive:
+    """The archive at ``url``, or in the local directory at a path; names are optional if there is only one.
+    ``version``: as it was then; reads raise SnapshotExpiredError once objects of that version are deleted.
+    ``history``: only messages of that log history that a truncated or replaced log took out of the visible offsets.
+
+    Raises NotFoundError if there is none, UsageError listing the names when there are several.
+    """
+    opened = fetcher.archive.open_archive(
+        url, cluster=cluster, broker=broker, settings=settings, version=version, history=history
+    )
+    return Archive(opened.access)
+
+
+class Archive(fetcher.archive.Archive):
+    """One broker's archive. Threads may share it. Close it, or use it as a context manager: then names and
+    bounds stay available, and reads raise UsageError."""
+
+    def __init__(self, access: ArchiveAccess) -> None:
+        super().__init__(access)
+        self._session: tables.SqlSession | None = None
+
+    def close(self) -> None:
+        """Release threads, connections and temporary files. Idempotent."""
+        if self._session is not None:
+            self._session.close()
+        super().close()
+
+    def topic(self, name: str) -> tables.Topic:
+        """A topic as a table. Raises NotFoundError. Needs ``rocketmq-tiered[sql]``, as ``sql`` does."""
+        if name not in self.topics():
+            raise NotFoundError(f"{self.title} has no topic {name}", hint="tiered ls lists the topics")
+        with Extra():
+            return tables.Topic(self.access, name)
+
+    def sql(self, statement: str) -> DuckDBPyRelation | None:
+        """The result of a statement on the topics, as DuckDB's relation (``.df()``, ``.pl()``, ``.fetchall()``); None
+        of a statement without a result. Statements of one archive share temporary tables. Raises UsageError."""
+        return self.session().query(statement)
+
+    def session(self) -> tables.SqlSession:
+        """DuckDB with the topics as they are when this is called first. Raises UsageError if it is not installed."""
+        with Extra():
+            self._session = self._session or tables.SqlSession(self.access)
+        return self._session
+
+
+class Extra:
+    """Turns a missing package into the command that installs it."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ModuleNotFoundError):
+            raise UsageError(
+                f"{error.name} is not installed", hint="pip install 'rocketmq-tiered[sql]'"
+            ) from error

@@ -1,0 +1,113 @@
+"""DuckDB on one archive: each topic a view. Owns the connection, its limits, and its spill directory.
+
+No statement can change the archive, which DuckDB sees only through scans. Statements may read and write local files, as
+the user who runs them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import duckdb
+
+from fetcher.access import ArchiveAccess
+from rocketmq_tiered.sql.topic import Topic, TopicDataset
+from tiered.errors import NotFoundError, TieredError, UsageError
+
+logger = logging.getLogger(__name__)
+
+MEMORY_BYTES = 256 << 20
+"""Memory of DuckDB's operators; larger joins, groups and sorts spill to a temporary directory."""
+THREADS_MAX = 2
+_NO_TABLE = re.compile(r"Table with name (.+?) does not exist")
+
+
+class SqlSession:
+    """Statements on the topics of one archive. Close it before the archive; then its relations fail."""
+
+    def __init__(self, access: ArchiveAccess) -> None:
+        self._access = access
+        self._failure: TieredError | None = None
+        self._spill = tempfile.TemporaryDirectory(prefix="tiered-sql-")
+        self.connection = duckdb.connect(
+            ":memory:",
+            config={
+                "memory_limit": f"{MEMORY_BYTES >> 20}MiB",
+                "threads": str(min(len(os.sched_getaffinity(0)), THREADS_MAX)),
+                "temp_directory": str(Path(self._spill.name)),
+                "preserve_insertion_order": "false",  # it would keep whole results of COPY in memory
+                "python_enable_replacements": "false",  # no variable of this program is a table
+                "autoinstall_known_extensions": "false",  # nothing is downloaded
+                "autoload_known_extensions": "false",
+            },
+        )
+        """DuckDB's own connection, for programs that need more than this class offers."""
+        self.connection.execute("SET TimeZone = 'UTC'")
+        names: dict[str, str] = {}
+        for topic in access.topics():
+            same = names.setdefault(topic.lower(), topic)  # names differ in more than case
+            name = topic if same == topic else f"{topic} {len(names)}"
+            if name != topic:
+                logger.warning('topic %s is table "%s", as SQL does not tell it from %s', topic, name, same)
+            self.connection.register(name, TopicDataset(Topic(access, topic), self._failed))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release memory and temporary files. Idempotent."""
+        self.connection.close()
+        self._spill.cleanup()
+
+    def statements(self, text: str) -> list[duckdb.Statement]:
+        """The statements of ``text``. Raises UsageError for what is not SQL."""
+        with self.errors():
+            return self.connection.extract_statements(text)
+
+    def query(self, statement: str | duckdb.Statement) -> duckdb.DuckDBPyRelation | None:
+        """The result, read when it is fetched; None of a statement without one. Raises as ``errors``."""
+        with self.errors():
+            return self.connection.sql(statement)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """DuckDB's errors as this program's: what reading the archive raised, NotFoundError for a topic, UsageError."""
+        self._failure = None
+        try:
+            yield
+        except duckdb.Error as error:
+            raise self._error_of(error) from error
+
+    def _error_of(self, error: duckdb.Error) -> TieredError:
+        if self._failure is not None:
+            return self._failure
+        text = str(error)
+        topics = self._access.topics()
+        if (missing := _NO_TABLE.search(text)) is not None:
+            close = get_close_matches(missing[1], topics)
+            hint = f"did you mean {' or '.join(close)}?" if close else "SHOW TABLES lists the topics"
+            return NotFoundError(f"{self._access.title} has no topic {missing[1]}", hint=hint)
+        if isinstance(error, duckdb.OutOfMemoryException):
+            hint = "SET memory_limit = '2GB' gives it more; COPY needs less with (ROW_GROUP_SIZE 10000)"
+            return UsageError(text.splitlines()[0], hint=hint)
+        lines = [line.strip() for line in text.split("\n\nLINE ", maxsplit=1)[0].splitlines() if line.strip()]
+        quoted = [topic for topic in topics if not topic.isidentifier() and topic in text]
+        hint = f'write "{quoted[0]}" in double quotes' if quoted else None
+        return UsageError(" ".join(lines), hint=hint)
+
+    def _failed(self, error: TieredError) -> None:
+        self._failure = error

@@ -1,0 +1,83 @@
+"""`tiered sql`: forms of output, statements from stdin and the prompt, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_forms_of_output(run: Run, orders: str, tmp_path: Path) -> None:
+    question = "SELECT tags, count(*) AS n, max(store_time) AS last FROM orders GROUP BY 1 ORDER BY 1"
+    code, out, err = run("sql", orders, question)
+    assert (code, err) == (0, "")
+    assert [cell.strip() for cell in out.splitlines()[4].strip("│").split("│")] == [
+        "t0",
+        "67",
+        "2026-11-21 03:18:00+00",
+    ]
+    code, out, _ = run("sql", orders, "--json", question)
+    assert json.loads(out.splitlines()[2]) == {"tags": "t2", "n": 66, "last": "2026-11-21T03:17:00+00:00"}
+    row = "SELECT queue_offset, properties, json, body, sum(5) OVER () AS s FROM orders WHERE keys = 'k4'"
+    code, out, _ = run("sql", "--json", orders, row)
+    (found,) = map(json.loads, out.splitlines())
+    assert found["json"] == {"id": 4, "amount": 4}
+    assert found["properties"]["KEYS"] == "k4"
+    assert (found["body"], found["s"]) == ("eyJpZCI6IDQsICJhbW91bnQiOiA0fQ==", 5)
+    code, out, _ = run("sql", orders, "--csv", row)
+    assert out.splitlines()[0] == "queue_offset,properties,json,body,s"
+    assert '""KEYS"":""k4""' in out.splitlines()[1]
+    target = tmp_path / "orders.parquet"
+    assert run("sql", orders, f"COPY (SELECT * FROM orders) TO '{target}'")[0] == 0
+    assert (
+        duckdb.sql(f"SELECT count(DISTINCT keys), sum(octet_length(body)) FROM '{target}'").fetchall()[0][0]
+        == 200
+    )
+    code, out, err = run("sql", orders, "SELECT 1 AS a; SELECT 'x\x1b[31m' AS b")
+    assert code == 0
+    assert "\x1b" not in out
+
+
+def test_statements_from_stdin_and_the_prompt(run: Run, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("SHOW TABLES; SELECT count(*) AS n FROM orders;"))
+    code, out, _ = run("sql", orders, "--csv")
+    assert (code, out.splitlines()) == (0, ["name", "orders", "pay-ments", "payments", "n", "200"])
+    monkeypatch.setattr(
+        "sys.stdin", _Terminal("SELECT count(*)\nFROM orders;\nSELECT nothing;\nSELECT 'on';\n")
+    )
+    code, out, err = run("sql", orders)
+    assert code == 0
+    assert "200" in out
+    assert "on" in out
+    assert err.startswith("tiered: Binder Error")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("SELECT * FROM ordrs",), 3, "has no topic ordrs; did you mean orders?"),
+        (("SELEC 1",), 2, "syntax error"),
+        (("SELECT 1", "--at-version", "999"), 3, "999"),
+        (("SELECT 1", "--broker", "other"), 3, "other"),
+    ],
+)
+def test_errors_are_one_line(
+    run: Run, orders: str, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    found, out, err = run("sql", orders, *arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert err.startswith("tiered: ")
+    assert err.count("\n") == 1

@@ -1,0 +1,206 @@
+"""`tiered export`: every message once, in Parquet files and Iceberg tables, whatever dies between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
+
+from rocketmq_tiered.export import (
+    ExportJob,
+    ExportProgress,
+    IcebergWriter,
+    PartsWriter,
+    open_catalog,
+    write_part,
+)
+from rocketmq_tiered.export.export_progress import PartDone
+from rocketmq_tiered.export.parquet_parts import PartTask
+from rocketmq_tiered.message_table.options.source_options import SourceOptions
+from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.sql.conftest import STORED_MS
+from tiered.errors import UsageError
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.store_options import StoreOptions
+
+Run = Callable[..., tuple[int, str, str]]
+DAY_MS = 86_400_000
+COLUMNS = "topic", "queueId", "queueOffset", "storeTime", "body"
+
+
+def _table(target: Path) -> Table:
+    return load_catalog("tiered", type="sql", uri=f"sqlite:///{target}/catalog.db").load_table(
+        "rocketmq.messages"
+    )
+
+
+def _rows(target: Path) -> Counter[tuple[str, int, int]]:
+    found = _table(target).scan(selected_fields=("topic", "queueId", "queueOffset")).to_arrow()
+    return Counter(zip(*(found[name].to_pylist() for name in found.column_names), strict=True))
+
+
+def _grow(builder: ArchiveBuilder, day: int, count: int = 30) -> None:
+    builder.commit([
+        Sent(QueueKey(topic, number % 2, 0), b"x" * number, stored_ms=STORED_MS + day * DAY_MS)
+        for number in range(count)
+        for topic in ("orders", "a-topic-with-a-name-longer-than-statistics", "%RETRY%g")
+    ])  # fmt: skip
+
+
+def test_an_iceberg_table_grows_by_batches(run: Run, tmp_path: Path) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), "cluster/broker"))
+    url, target = f"file://{tmp_path}/archive", tmp_path / "table"
+    for day in range(3):
+        _grow(builder, day)
+        code, out, err = run("export", url, f"file://{target}", "--format", "iceberg", "--json")
+        assert (code, err) == (0, "")
+        assert json.loads(out)["rows"] == 90
+        rows = _rows(target)
+        assert len(rows) == sum(rows.values()) == 90 * (day + 1)
+    code, out, _ = run("export", url, f"file://{target}", "--format", "iceberg")
+    assert (code, out) == (0, f"file://{target}: no new messages\n")
+    table = _table(target)
+    assert len(table.snapshots()) == 3
+    files = [task.file for task in table.scan(row_filter="topic == 'orders'").plan_files()]
+    assert len(files) == 3
+    assert {file.partition[1] for file in files} == {(STORED_MS // DAY_MS) + day for day in range(3)}
+    code, _, err = run("export", url, f"file://{target}", "--format", "parquet")
+    assert code == 2
+    assert "was started with iceberg" in err
+    for wrong, message in (
+        (("--catalog", "sqlite:////none/here.db"), "--catalog requires --format iceberg"),
+        (("--format", "iceberg", "--table", "plain"), "has no namespace"),
+        (("--format", "iceberg", "--catalog", "sqlite:////none/here/catalog.db"), "sqlite:////none/here"),
+    ):
+        code, _, err = run("export", url, f"file://{tmp_path}/other", *wrong)
+        assert code in (2, 4)
+        assert message in err
+        assert err.count("\n") == 1
+
+
+class _DiedError(Exception):
+    pass
+
+
+class _Dying:
+    """Runs parts, and dies before a part, or after all of them."""
+
+    def __init__(self, dies_before: int) -> None:
+        self.left = dies_before
+
+    def __call__(self, tasks: Sequence[PartTask]) -> list[PartDone]:
+        done = []
+        for task in tasks:
+            if self.left == 0:
+                raise _DiedError
+            self.left -= 1
+            done.append(write_part(task))
+        return done
+
+
+@pytest.mark.parametrize(
+    "dies", ["before part 0", "before part 2", "before the commit", "after the commit", "finishing"]
+)
+def test_what_dies_is_finished_by_the_next_export(
+    dies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), "cluster/broker"))
+    _grow(builder, 0)
+    target, store = f"file://{tmp_path}/table", StoreOptions()
+    source = SourceOptions(f"file://{tmp_path}/archive", columns=COLUMNS, partition_bytes=4000)
+
+    def export(left: int = 1 << 30) -> int:
+        parts = PartsWriter(target, store, _Dying(left), 1, lambda done, total: None, is_table=True)
+        catalog = open_catalog("", target, store)
+        with closing(open_store(target, store)) as target_store:
+            job = ExportJob(
+                source, target, "iceberg", ExportProgress(target_store), IcebergWriter(catalog, "n.t", parts)
+            )
+            return job.run().rows
+
+    def die(*arguments: object, **names: object) -> None:
+        raise _DiedError
+
+    def rows() -> Counter[tuple[str, int, int]]:
+        found = open_catalog("", target, store).load_table("n.t").scan().to_arrow()
+        return Counter(
+            zip(*(found[name].to_pylist() for name in ("topic", "queueId", "queueOffset")), strict=True)
+        )
+
+    with monkeypatch.context() as patched, pytest.raises(_DiedError):
+        if dies == "before the commit":
+            patched.setattr(Table, "transaction", die)
+        elif dies == "after the commit":
+            patched.setattr(ExportProgress, "finish", die)
+        elif dies == "finishing":
+            commit = IcebergWriter._commit
+
+            def committed(self: IcebergWriter, *arguments: object) -> None:
+                commit(self, *arguments)  # type: ignore[arg-type]
+                raise _DiedError
+
+            patched.setattr(IcebergWriter, "_commit", committed)
+        export(int(dies.rsplit(maxsplit=1)[-1]) if "part" in dies else 1 << 30)
+    _grow(builder, 1)
+    export()
+    found = rows()
+    assert len(found) == sum(found.values()) == 180
+    assert export() == 0
+
+
+@pytest.mark.integration
+def test_killed_five_times(real_store: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
+    """SIGKILL at five moments of real exports of store E; at the end every message is there once."""
+    url = f"file://{tmp_path}/archive"
+    store = real_store("E") / "store"
+    assert run("backfill", store, url, "--cluster", "c", "--broker", "b")[0] == 0
+    target = tmp_path / "table"
+    command = [
+        sys.executable,
+        "-m",
+        "rocketmq_tiered.cli",
+        "export",
+        url,
+        f"file://{target}",
+        "--format",
+        "iceberg",
+    ]
+    kills = 0
+    for delay_s in (0.0, 0.1, 0.2, 0.4, 0.7):
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+            progress = target / "_tiered_export"
+            while process.poll() is None and not progress.exists():
+                time.sleep(0.01)
+            time.sleep(delay_s)
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+    assert kills == 5
+    assert subprocess.run(command, check=False).returncode == 0
+    rows = _rows(target)
+    listed = json.loads(run("ls", url, "--json")[1])["queues"]
+    total = sum(one["maxOffset"] - one["minOffset"] for one in listed)
+    assert set(rows.values()) == {1}
+    assert 0 < len(rows) <= total
+
+
+def test_a_target_inside_the_archive_is_refused(tmp_path: Path) -> None:
+    writer = PartsWriter("", StoreOptions(), _Dying(0), 1, lambda done, total: None)
+    with pytest.raises(UsageError, match="is inside the archive"):
+        ExportJob(
+            SourceOptions("file:///a"), "file:///a/b", "parquet", ExportProgress(FileStore(tmp_path)), writer
+        )

@@ -1,0 +1,146 @@
+"""SQL on topics: DuckDB gets every row that its filters admit, whatever is pruned before."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import rocketmq_tiered
+from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
+from rocketmq_tiered.sql import topic as topic_module
+from rocketmq_tiered.sql.pushed_filter import predicate_of
+from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.sql.conftest import STORED_MS
+from tiered.errors import CorruptionError, NotFoundError, UsageError
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+
+CONDITIONS = [
+    "queue_id = 1", "queue_id IN (0, 7)", "queue_id = 0 OR queue_id = 1", "queue_offset BETWEEN 10 AND 20",
+    "queue_offset > 90 AND queue_id <> 1", "NOT queue_id = 1 AND tags = 't1'", "tags IN ('t0', 't2')",
+    "tags LIKE 't%' AND queue_offset < 5", "tags IS NULL", "tags = 'it''s \"t1\" and (queue_id = 1)' OR queue_id = 0",
+    "store_time >= '2026-11-21 01:00:00' AND store_time < TIMESTAMPTZ '2026-11-21 02:00:00+00'",
+    "store_time > '2026-11-21 00:59:59.9995'", "store_time = '2026-11-21 00:07:00'",
+    "date_trunc('hour', store_time) = TIMESTAMP '2026-11-21 02:00:00'", "store_time::date = DATE '2026-11-21'",
+    "store_timestamp % 7 = 0 AND store_timestamp < 1795220000000", "keys = 'k17'", "text->>'$.amount' = '3'",
+    "json->>'$.amount' IN ('3', '4')", "properties['KEYS'] = 'k4'", "body = '{\"id\": 5, \"amount\": 5}'::BLOB",
+    "queue_offset IN (SELECT queue_offset FROM orders WHERE tags = 't1' AND queue_id = 0)", "store_time > now()",
+    "queue_offset IN (1, 5, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51)",
+    "tags IN ('t0', 'x\",\n  \"t1', 'a\"b')", "tags > 't1'", "commit_log_offset >= 0 AND store_size > 10",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_pruning_loses_no_row(orders: str, condition: str) -> None:
+    question = f"SELECT queue_id, queue_offset FROM orders WHERE {condition} ORDER BY ALL"
+    with rocketmq_tiered.open(orders) as archive:
+        found = archive.sql(question)
+        archive.sql("CREATE TABLE whole AS SELECT * FROM orders")
+        expected = archive.sql(question.replace("FROM orders", "FROM whole"))
+        assert found is not None
+        assert expected is not None
+        assert found.fetchall() == expected.fetchall()
+
+
+def test_filters_reach_catalog_and_rows(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Predicate] = []
+
+    def noted(text: str) -> Predicate:
+        seen.append(predicate_of(text))
+        return seen[-1]
+
+    monkeypatch.setattr(topic_module, "predicate_of", noted)
+    with rocketmq_tiered.open(orders) as archive:
+        for condition in (
+            "store_time >= TIMESTAMPTZ '2026-11-21 01:00:00+00' - INTERVAL 1 HOUR AND queue_id IN (1, 0)",
+            "tags IN ('t1', 't2') AND queue_offset < 50",
+            "date_trunc('day', store_time) = DATE '2026-11-21' AND tags = 't1'",
+        ):
+            found = archive.sql(f"SELECT count(*) FROM (SELECT * FROM orders) AS o WHERE {condition}")
+            assert found is not None
+            assert found.fetchall()
+    day_ms = 86_400_000
+    first, second, third = [one for one in seen if one != Predicate()]
+    assert first.numbers == {"storeTimestamp": Allowed(low=STORED_MS), "queueId": Allowed(values=(0, 1))}
+    assert second.numbers == {"queueOffset": Allowed(high=49)}
+    assert {"t1", "t2"} <= (second.tags or set())
+    assert third == Predicate(
+        {"storeTimestamp": Allowed(STORED_MS, STORED_MS + day_ms)}, tags=frozenset({"t1"})
+    )
+
+
+def test_joins_repeats_and_temporary_tables(orders: str) -> None:
+    with rocketmq_tiered.open(orders) as archive:
+        archive.sql("CREATE TEMP TABLE firsts AS FROM orders SELECT queue_offset, keys WHERE queue_id = 0")
+        found = archive.sql(
+            'WITH o AS (SELECT * FROM orders WHERE queue_offset < 30) SELECT count(*) FROM o a JOIN o b USING (keys) '
+            'JOIN firsts f ON f.keys = a.keys JOIN "pay-ments" p ON (p.json->>\'$.id\') = \'7\''
+        )  # fmt: skip
+        assert found is not None
+        assert found.fetchall() == found.fetchall() == [(30,)]
+        bodies = archive.sql('SELECT text, json, octet_length(body) FROM "pay-ments" ORDER BY queue_offset')
+        assert bodies is not None
+        assert bodies.fetchall() == [
+            ('{"id": 7}', '{"id": 7}', 9),
+            ("no json \ufffd", None, 9),
+            ("", None, 0),
+        ]
+        frame = archive.sql("SELECT store_time, tags FROM orders WHERE keys = 'k3'")
+        assert frame is not None
+        assert frame.df()["tags"].tolist() == ["t0"]
+
+
+def test_errors_say_what_to_do(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rocketmq_tiered.open(orders) as archive:
+        for statement, kind, message in (
+            ("SELECT * FROM ordrs", NotFoundError, "has no topic ordrs; did you mean orders?"),
+            ("SELECT * FROM zzz", NotFoundError, "has no topic zzz; SHOW TABLES lists the topics"),
+            ("SELECT * FROM pay-ments", UsageError, 'write "pay-ments" in double quotes'),
+            ("SELECT nothing FROM orders", UsageError, '"nothing" not found'),
+            ("DROP TABLE orders", UsageError, "orders"),
+            ("INSERT INTO orders VALUES (1)", UsageError, "orders"),
+            ("SELECT * FROM read_csv('s3://bucket/file')", UsageError, "s3"),
+        ):
+            with pytest.raises(kind, match=re.escape(message)) as raised:
+                archive.sql(statement)
+            assert "\n" not in str(raised.value)
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    monkeypatch.delitem(sys.modules, "rocketmq_tiered.sql.session", raising=False)
+    monkeypatch.delattr("rocketmq_tiered.sql.SqlSession", raising=False)
+    with (
+        rocketmq_tiered.open(orders) as archive,
+        pytest.raises(UsageError, match=re.escape("pip install 'rocketmq-tiered[sql]'")),
+    ):
+        archive.sql("SELECT 1")
+
+
+def test_damage_is_an_error_of_its_own_kind(archive_k: str, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(archive_k.removeprefix("file://"), damaged)
+    for path in [*damaged.rglob("*.so"), *damaged.rglob("*.sso")]:
+        path.chmod(0o600)
+        data = bytearray(path.read_bytes())
+        data[20 : len(data) // 2] = bytes(len(data) // 2 - 20)
+        path.write_bytes(data)
+    with rocketmq_tiered.open(f"file://{damaged}") as archive:
+        session = archive.session()
+        with pytest.raises(CorruptionError), session.errors():
+            session.connection.execute("SELECT sum(octet_length(body)) FROM t_sizes").fetchall()
+
+
+def test_names_that_differ_in_case_alone(tmp_path: Path) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
+    builder.commit([Sent(QueueKey("Orders", 0, 0), b"1"), Sent(QueueKey("orders", 0, 0), b"2")])
+    with rocketmq_tiered.open(tmp_path) as archive:
+        session = archive.session()
+        names = [name for (name,) in session.connection.execute("SHOW TABLES").fetchall()]
+        assert len(names) == 2
+        texts = [session.connection.execute(f'SELECT text FROM "{name}"').fetchall() for name in names]
+        assert sorted(texts) == [[("1",)], [("2",)]]
+        assert isinstance(session.connection, duckdb.DuckDBPyConnection)
