@@ -36,6 +36,7 @@ class SyntheticHistory:
         *,
         active: int = ACTIVE_MAX,
         limits: CatalogLimits | None = None,
+        broker: str = "broker-a",
     ) -> None:
         self.keys = [QueueKey(f"topic_{number // 8:05d}", number % 8, 0) for number in range(queues)]
         self.now_ms = START_MS
@@ -50,7 +51,7 @@ class SyntheticHistory:
         self._ends = np.zeros((2, queues), np.int64)
         """Queue offset and byte at which each queue ends."""
         self.writer = CatalogWriter(
-            store, cluster="DefaultCluster", broker="broker-a", instance="run-0123456789abcdef", kind="run",
+            store, cluster="DefaultCluster", broker=broker, instance="run-0123456789abcdef", kind="run",
             clock_ms=lambda: self.now_ms, limits=limits, random=random.Random(1), background=self._merge,
         )  # fmt: skip
         state = self.writer.claim()

@@ -152,7 +152,7 @@ class MountScene:
         return {broker: row["node"] for broker, row in self.mounted().items()}
 
     def consumer(
-        self, mode: str, group: str, topic: str, flags: Sequence[str] = (), idle_s: int = 60
+        self, mode: str, group: str, topic: str, flags: Sequence[str] = (), idle_s: int = 400
     ) -> Path:
         """Start a Java consumer; returns its output."""
         output = self.directory / f"{group}.txt"

@@ -84,8 +84,8 @@ def drill(scene: MountScene, messages: int) -> None:
     producer = scene.producer("live-a", messages, per_second=100)
     for broker in RETIRED:
         scene.fill(broker, messages)
-    push = scene.consumer("push", "G-push", "live0", ["-Dconsume.pause.ms=200"], idle_s=200)
-    orderly = scene.consumer("orderly", "G-orderly", "live1", ["-Dconsume.pause.ms=40"], idle_s=200)
+    push = scene.consumer("push", "G-push", "live0", ["-Dconsume.pause.ms=200"])
+    orderly = scene.consumer("orderly", "G-orderly", "live1", ["-Dconsume.pause.ms=40"])
     until(lambda: len(lines(push)) > 100 and len(lines(orderly)) > 100, "nothing is consumed")
     scene.retire(*RETIRED)
     for name in ("n1", "n2", "n3"):

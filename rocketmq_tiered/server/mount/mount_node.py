@@ -26,6 +26,8 @@ LINGER_S = 30.0
 CHECK_EVERY = 6
 """Rounds between two counts of lag, and checks for expired brokers."""
 RETRY_S = 1.0
+AGAIN_S = 30.0
+"""A broker that was refused is tried again after this."""
 
 
 class MountNode:
@@ -37,6 +39,8 @@ class MountNode:
         self.mounted: dict[BrokerName, MountedArchive] = {}
         self.failures: dict[BrokerName, str] = {}
         """Why brokers of this node's share are not served."""
+        self._refused_s: dict[BrokerName, float] = {}
+        """When they were refused last."""
         self.problem = ""
         """Why the lease was not renewed; empty if it was."""
         self.state = NodeState.ACTIVE
@@ -106,8 +110,11 @@ class MountNode:
             await asyncio.sleep(RETRY_S / 10)
 
     def _act(self, decision: Decision) -> None:
+        now_s = asyncio.get_running_loop().time()
         for name in decision.take:
-            if name not in self.mounted:
+            if self._refused_s.get(name, -AGAIN_S) + AGAIN_S > now_s:
+                self.member.claiming.discard(name)
+            elif name not in self.mounted:
                 self._spawn(name, self._take(name))
         for name in (*decision.give, *decision.stop):
             if name in self.mounted:
@@ -138,6 +145,7 @@ class MountNode:
                 if not isinstance(error, OSError):  # else another program has the port
                     self._ports.discard(port)
                 if not isinstance(error, UnavailableError):
+                    self._refused_s[name] = asyncio.get_running_loop().time()
                     self.member.claiming.discard(name)
                 if self.failures.get(name) != str(error):
                     logger.warning("broker not mounted: %s", error, extra={"broker": name.broker})

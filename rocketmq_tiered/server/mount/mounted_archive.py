@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fetcher.access import ArchiveAccess, open_async_access
@@ -68,7 +67,7 @@ class MountedArchive:
         self._place, self._access, self._archive = place, access, archive
         self._opened = archive, access
         self.address, self.since_ms = "", 0
-        self.is_leaving = False
+        self.is_leaving = self._is_released = False
         self._tasks: list[asyncio.Task[None]] = []
         settings, member = place.settings.serve, place.membership
         memory = MemoryShares(max(SERVE_BYTES_MIN, settings.memory_bytes // place.shares()))
@@ -217,7 +216,7 @@ class MountedArchive:
         return MountRecord(
             *self.name, self.address, self.since_ms, queues=len(state.table),
             consumers=sum(members for _, members in groups), groups=len(self._offsets.groups()), lag=self._lag,
-            stored_bytes=self._stored_bytes, is_leaving=self.is_leaving,
+            stored_bytes=self._stored_bytes, is_leaving=self._is_released,
             problem="" if self.is_leaving else self.problem(),
         )  # fmt: skip
 
@@ -228,12 +227,13 @@ class MountedArchive:
         self.is_leaving = True
         if self.service is not None:
             await self.service.release_groups()
+        self._is_released = True
 
-    async def moved(self, timeout_s: float, is_replaced: Callable[[], bool] = lambda: False) -> bool:
+    async def moved(self, timeout_s: float) -> bool:
         """Wait until another address is registered, at most ``timeout_s``; returns whether it is."""
         ends_s = time.monotonic() + timeout_s
         while self.registrar is not None and time.monotonic() < ends_s:
-            if self.registrar.is_replaced or is_replaced():
+            if self.registrar.is_replaced:
                 return True
             self.registrar.wake()
             await asyncio.sleep(1.0)
