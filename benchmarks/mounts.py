@@ -100,11 +100,11 @@ def _measure(
         status = Path(f"/proc/{process.pid}/status").read_text()
         threads, rss = (status.partition(f"{word}:")[2].split()[0] for word in ("Threads", "VmRSS"))
         print(f"{name}: {_held(store)[name]} brokers, {int(rss) // 1024} MiB, {threads} threads")
-    address = next(row.address for row in mount_rows(store))
+    address = next(row.record.address for row in mount_rows(store))
     topics = BrokerClient(address, 5.0).topics() or {}
     print(f"a registration: {len(json.dumps(topics))} bytes of {len(topics)} topics, every 30 s")
     victim = next(iter(nodes))
-    lost = {row.broker: row.address for row in mount_rows(store) if row.node == victim}
+    lost = {row.record.broker: row.record.address for row in mount_rows(store) if row.node == victim}
     nodes[victim].kill()
     began_s = time.monotonic()
     _until(lambda: all(_listed(name_server).get(broker, at) != at for broker, at in lost.items()))

@@ -23,12 +23,12 @@ from rocketmq_tiered.page.mounts import MountPages
 from rocketmq_tiered.process.admin import AdminServer
 from rocketmq_tiered.process.broker_side import tls_of
 from rocketmq_tiered.process.logs import log_service
-from rocketmq_tiered.process.mount_report import MountAdminSource, mount_rows
+from rocketmq_tiered.process.mount_report import HEADER, MountAdminSource, mount_rows
 from rocketmq_tiered.server.listen.own_address import advertised_host
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.mount_node import MountNode
 from rocketmq_tiered.server.mount.mounted_archive import MountPlace
-from tiered.console import camel_names, print_json, print_lines, print_table, size_text, time_text
+from tiered.console import camel_names, print_json, print_lines, print_table
 from tiered.errors import UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
@@ -109,17 +109,9 @@ def _list(urls: Sequence[str], settings: Settings, *, as_json: bool) -> int:
         finally:
             store.close()
     if as_json:
-        print_json({"brokers": [camel_names(row._asdict()) for row in rows]})
-        return 0
-    print_table(
-        ["broker", "node", "address", "since", "state", "queues", "consumers", "groups", "lag", "size", "USD/month"],
-        [
-            [f"{row.cluster}/{row.broker}", row.node or "-", row.address or "-",
-             time_text(row.since_ms) if row.since_ms else "-", row.state, row.queues, row.consumers, row.groups,
-             row.lag, size_text(row.stored_bytes), row.storage_usd_month]
-            for row in rows
-        ],
-    )  # fmt: skip
+        print_json({"brokers": [camel_names(row.document()) for row in rows]})
+    else:
+        print_table(HEADER, [row.cells() for row in rows])
     return 0
 
 

@@ -14,22 +14,7 @@ from rocketmq_tiered.page.frame import (
 )
 from rocketmq_tiered.page.html import section, table
 from rocketmq_tiered.process.admin import PageAnswer
-from rocketmq_tiered.process.mount_report import MountAdminSource
-from tiered.console import size_text, time_text
-
-_HEADER = (
-    "broker",
-    "node",
-    "address",
-    "since",
-    "state",
-    "queues",
-    "consumers",
-    "groups",
-    "lag",
-    "size",
-    "USD a month",
-)
+from rocketmq_tiered.process.mount_report import HEADER, MountAdminSource
 
 
 class MountPages:
@@ -46,18 +31,10 @@ class MountPages:
             return PageAnswer(200, STATIC_TYPES[name], static_file(name), SECURITY_HEADERS)
         if path != "/":
             return None
-        rows = [
-            (
-                f"{row.cluster}/{row.broker}", row.node, row.address, time_text(row.since_ms), row.state, row.queues,
-                row.consumers, row.groups, row.lag, size_text(row.stored_bytes), f"{row.storage_usd_month:.2f}",
-            )
-            for row in self._source.rows()
-        ]  # fmt: skip
+        rows = [row.cells() for row in self._source.rows()]
         content = [notice(finding.text, is_problem=finding.is_bad) for finding in self._source.findings()]
         content.append(
-            section(
-                "brokers", "Mounted brokers", table("Mounted brokers", _HEADER, rows, tuple(range(5, 11)))
-            )
+            section("brokers", "Mounted brokers", table("Mounted brokers", HEADER, rows, tuple(range(5, 11))))
         )
         node = self._source.nodes[0]
         page = document("Mounted brokers", "tiered mount", node.member.node, [("/", "Brokers")], "/", content)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
@@ -17,8 +17,8 @@ from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.process.findings import Finding
 from rocketmq_tiered.process.metrics import PREFIX, ScrapeCollector, attention_family
 from rocketmq_tiered.server.mount.mount_node import MountNode
-from rocketmq_tiered.server.mount.node_lease import AnnouncedArchives, NodeLease, NodeLog
-from tiered.console import camel_names
+from rocketmq_tiered.server.mount.node_lease import AnnouncedArchives, MountRecord, NodeLease, NodeLog
+from tiered.console import camel_names, size_text, time_text
 from tiered.object_store.interface import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -28,45 +28,58 @@ BEAT_S = 1.0
 STALLED_S = 10.0
 
 
-class MountRow(NamedTuple):
-    """A broker to be mounted, and its holder, if any. ``state``: served, leaving, not served, or a problem."""
+HEADER: Final = (
+    "broker", "node", "address", "since", "state", "queues", "consumers", "groups", "lag", "size", "USD/month",
+)  # fmt: skip
 
-    cluster: str
-    broker: str
-    node: str
-    address: str
-    since_ms: int
-    state: str
-    queues: int
-    consumers: int
-    groups: int
-    lag: int
-    stored_bytes: int
-    storage_usd_month: float
-    """Of the objects, at list prices."""
+
+class MountRow(NamedTuple):
+    """A broker to be mounted, and the node that serves it, if any. ``state``: served, leaving, not served, or what is
+    wrong."""
+
+    record: MountRecord
+    node: str = ""
+    state: str = "not served"
+
+    @property
+    def storage_usd_month(self) -> float:
+        """Of its objects, at list prices."""
+        return round(PRICES.storage(self.record.stored_bytes), 2)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **vars(self.record),
+            "node": self.node,
+            "state": self.state,
+            "storage_usd_month": self.storage_usd_month,
+        }
+
+    def cells(self) -> list[str | int]:
+        """Under HEADER."""
+        record = self.record
+        return [
+            "/".join(record.name), self.node or "-", record.address or "-",
+            time_text(record.since_ms) if record.since_ms else "-", self.state, record.queues, record.consumers,
+            record.groups, record.lag, size_text(record.stored_bytes), f"{self.storage_usd_month:.2f}",
+        ]  # fmt: skip
 
 
 def mount_rows(store: ObjectStore) -> list[MountRow]:
     """Rows of all brokers below ``store``. Raises what the store raises."""
-    leases = NodeLog(store, "", lambda: 0).newest()
-    announced = AnnouncedArchives(store).read()
-    rows = rows_of(leases.values())
-    known = {(row.cluster, row.broker) for row in rows if row.state != "leaving"}
+    rows = rows_of(NodeLog(store, "", lambda: 0).newest().values())
+    known = {row.record.name for row in rows if row.state != "leaving"}
     rows += [
-        MountRow(*name, "", "", 0, "not served", queues, 0, 0, 0, 0, 0.0)
-        for name, queues in announced.items() if name not in known
+        MountRow(MountRecord(*name, queues=queues))
+        for name, queues in AnnouncedArchives(store).read().items() if name not in known
     ]  # fmt: skip
-    return sorted(rows)
+    return sorted(rows, key=lambda row: row.record.name)
 
 
 def rows_of(leases: Iterable[NodeLease]) -> list[MountRow]:
     """Rows of what living nodes serve."""
     return [
-        MountRow(
-            record.cluster, record.broker, lease.node, record.address, record.since_ms,
-            "leaving" if record.is_leaving else record.problem or "served", record.queues, record.consumers,
-            record.groups, record.lag, record.stored_bytes, round(PRICES.storage(record.stored_bytes), 2),
-        )
+        MountRow(record, lease.node, "leaving" if record.is_leaving else record.problem or "served")
         for lease in leases if lease.is_living for record in lease.mounts
     ]  # fmt: skip
 
@@ -128,7 +141,8 @@ class MountAdminSource:
 
     def rows(self) -> list[MountRow]:
         """What all nodes serve, as their leases say."""
-        return sorted(row for node in self._nodes for row in rows_of(node.member.leases.values()))
+        rows = [row for node in self._nodes for row in rows_of(node.member.leases.values())]
+        return sorted(rows, key=lambda row: row.record.name)
 
     def status_json(self) -> bytes:
         """See AdminSource."""
