@@ -2,7 +2,7 @@
 
     python -m benchmarks.mounts [--brokers 200] [--queues 500] DIRECTORY
 
-A real name server; archives have catalogs and no data objects, which nobody reads here.
+A real name server; archives have catalogs and no data objects, as no consumer reads.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from rocketmq_tiered.process.metrics import (
     ObjectStoreCollector,
     StatusCollector,
 )
+from rocketmq_tiered.process.mount_report import MountAdminSource
 from rocketmq_tiered.process.report import QueueReport, StatusReport
 from rocketmq_tiered.process.serving_metrics import ServingCollector
 from rocketmq_tiered.sending.timer_status import TimerStatus
@@ -65,8 +66,9 @@ def exported() -> Iterator[Metric]:
         ServingCollector(slave),
     ):  # fmt: skip
         yield from collector.collect()
-    served = text_string_to_metric_families(Scene().source.metrics().decode())
-    yield from (family for family in served if family.name.startswith(PREFIX))
+    for source in (Scene().source, MountAdminSource([])):
+        served = text_string_to_metric_families(source.metrics().decode())
+        yield from (family for family in served if family.name.startswith(PREFIX))
 
 
 def test_the_page_of_metrics_names_all_that_is_exported() -> None:
