@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocketmq_tiered.maintenance.key_queues import keyed_queues
@@ -67,6 +67,7 @@ def test_a_queue_of_deleted_keys_keeps_a_row(tmp_path: Path) -> None:
 
 
 @settings(max_examples=examples(5), deadline=None)
+@example(seed=0, acts=[*["write"] * 5, "compact", "expire", "join"])  # a hole behind a plain run
 @given(
     st.integers(0, 10**6),
     st.lists(

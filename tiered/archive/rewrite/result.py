@@ -133,7 +133,7 @@ def _begins(candidates: Candidates, plan: RewritePlan) -> NDArray[np.int64]:
 
 def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
     """Let sparse runs of ``new`` cover, in place, all offsets of the runs that the plan moves: up to the next run, and
-    the first one from the begin on."""
+    from the begin, or the plain run before them, on."""
     for queue in np.unique(new["queue"][new["kind"] == RunKind.SPARSE]).tolist():
         mine = np.flatnonzero(new["queue"] == queue)
         mine = mine[np.argsort(new["base_queue_offset"][mine])]
@@ -146,7 +146,8 @@ def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
         part = np.searchsorted(begin, base, side="right") - 1
         is_first = np.append(True, part[1:] != part[:-1])
         is_sparse = new["kind"][mine] == RunKind.SPARSE
-        base = np.where(is_sparse & is_first, begin[part], base)
+        before = np.where(is_first, begin[part], np.where(np.roll(is_sparse, 1), base, np.roll(last, 1)))
+        base = np.where(is_sparse, before, base)
         following = np.where(np.append(is_first[1:], True), end[part], np.append(base[1:], 0))
         new["base_queue_offset"][mine] = base
         new["end_queue_offset"][mine] = np.where(is_sparse, following, last)
