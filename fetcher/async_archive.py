@@ -10,15 +10,16 @@ in a thread, so nothing blocks the caller's loop.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine, Iterator
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.archive import DEFAULT_LIMIT
+from fetcher.archive import DEFAULT_LIMIT, Archive
 from fetcher.io.waiting import run_async
 from fetcher.iteration import AsyncBatches, AsyncMessages
+from fetcher.key_table import KeyTable
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
@@ -148,9 +149,43 @@ class AsyncArchive:
         find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, limit)
         return await _answer(self.access, find)
 
+    async def latest(self, topic: str, key: str) -> Message | None:
+        """See Archive.latest."""
+        import asyncio
+
+        return await asyncio.to_thread(Archive(self.access).latest, topic, key)
+
+    async def table(self, topic: str) -> AsyncKeyTable:
+        """See Archive.table; it is read in a thread."""
+        import asyncio
+
+        return AsyncKeyTable(await asyncio.to_thread(Archive(self.access).table, topic))
+
     async def find_by_id(self, offset_msg_id: str) -> Message | None:
         """See Archive.find_by_id."""
         return await _answer(self.access, self.access.find_by_id(offset_msg_id))
+
+
+class AsyncKeyTable(Collection[str]):
+    """The keys of a topic, and the latest message of each: see KeyTable."""
+
+    def __init__(self, table: KeyTable) -> None:
+        self._table = table
+
+    async def get(self, key: str) -> Message | None:
+        """The latest message of ``key``, or None."""
+        import asyncio
+
+        return await asyncio.to_thread(self._table.get, key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
 
 
 def _close_unwanted(opening: asyncio.Future[ArchiveAccess]) -> None:

@@ -79,6 +79,9 @@ class KeyTable(Mapping[str, Message]):
         queue, offset, _ = self._places[key]
         return next(iter(queue.messages(offset, limit=1)))
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 

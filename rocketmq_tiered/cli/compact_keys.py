@@ -13,9 +13,10 @@ from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, sett
 from rocketmq_tiered.cli.repeated import repeat
 from rocketmq_tiered.maintenance.compaction_job import rewrite_options
 from rocketmq_tiered.maintenance.key_begins import Copying, CopyReport
-from rocketmq_tiered.maintenance.key_job import MAP_SHARE, IsKeyed, compact_keys
+from rocketmq_tiered.maintenance.key_job import MAP_SHARE, READ, WRITTEN, IsKeyed, compact_keys
+from rocketmq_tiered.maintenance.key_queues import Waiting
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
-from rocketmq_tiered.process.archive_rules import rules_of
+from rocketmq_tiered.process.archive_rules import archived_topic_table, rules_of
 from rocketmq_tiered.process.broker_side import credentials_of, tls_of
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.progress import Progress
@@ -28,8 +29,10 @@ from tiered.remoting.client import BrokerClient
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import with_rules_in_force
 from tiered.settings.sections import Settings
+from tiered.settings.topic_rules import is_compacted
 
 TIMEOUT_S = 30.0
+OFF = "the broker compacts it, and key_compaction is off here by rule, or from_broker is false"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +93,22 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
 
         copied = _copied(options, archive, settings, writing, is_keyed) if options.from_broker else None
         state = load(archive.store) if copied and copied.is_applied else archive.state
-        report = compact_keys(archive.store, state, settings, writing, is_keyed, apply=options.apply)
+        with (
+            Progress(READ, 0, quiet=options.json) as read,
+            Progress(WRITTEN, 0, quiet=options.json) as written,
+        ):
+            bars = {READ: read, WRITTEN: written}
+            report = compact_keys(
+                archive.store, state, settings, writing, is_keyed, apply=options.apply,
+                report=lambda what, done, total: bars[what].update(done, total),
+            )  # fmt: skip
+        table = archived_topic_table(archive.store, state)
+        off = [
+            (Waiting(queue, OFF), None)
+            for queue, _ in state.queues()
+            if is_compacted(table.get(queue.topic)) and not rule_of(queue.topic).key_compaction
+        ]
+        report = replace(report, waiting=(*report.waiting, *off))
     if options.json:
         print_json(report.document() | ({"copied": copied.document()} if copied else {}))
     else:

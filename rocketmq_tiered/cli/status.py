@@ -24,7 +24,6 @@ from rocketmq_tiered.cli.arguments import (
     settings_of,
 )
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
-from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
 from rocketmq_tiered.process.admin_client import fetch_status
 from rocketmq_tiered.process.archive_growth import archive_growth, with_growth
 from rocketmq_tiered.process.broker_side import open_store_of, read_conf, topic_filter_of
@@ -230,9 +229,8 @@ def _print(report: StatusReport) -> None:
         print_lines(f"garbage     {garbage}, the oldest {age} old (tiered gc deletes them)")
     if report.compaction is not None:
         print_lines(f"compaction  {_compaction(report.compaction)}")
-    keys = report.key_compaction
-    if keys is not None and keys.rounds + keys.backlog_queues:
-        print_lines(f"keys        {_keys(keys)}")
+    if report.key_compaction is not None and (keys := report.key_compaction.text):
+        print_lines(f"keys        {keys}")
     if (timers := report.timers) is not None and timers.pending + timers.delivered:
         overdue = (
             f", the first due for {duration_text(timers.overdue_seconds)}" if timers.overdue_seconds else ""
@@ -281,13 +279,6 @@ def _compaction(report: CompactionStatus) -> str:
         due = f"about {due}" if report.is_backlog_estimated else due
         parts.append(f"{due} ({report.level})" if report.level else due)
     return ", ".join(parts)
-
-
-def _keys(report: KeyCompactionStatus) -> str:
-    kept = f"{report.kept_messages:,} of {counted(report.read_messages, 'message')} kept"
-    if not report.backlog_queues:
-        return kept
-    return f"{kept}, {counted(report.backlog_queues, 'queue')} due, {size_text(report.backlog_bytes)} new"
 
 
 def _print_proxy(proxy: ProxyStatus) -> None:

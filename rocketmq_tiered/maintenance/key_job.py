@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rocketmq_tiered.maintenance.compaction_job import limits_of
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
-from rocketmq_tiered.maintenance.key_queues import KeyedQueue, keyed_queues, page_ranges
+from rocketmq_tiered.maintenance.key_queues import OLD, KeyedQueue, Waiting, page_ranges, survey
 from rocketmq_tiered.maintenance.key_rounds import (
     KeyFigures,
     KeyPass,
@@ -25,8 +25,9 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.requirements import histories_of
 from tiered.catalog.state import CatalogState
-from tiered.console import camel_names, counted, size_text
+from tiered.console import camel_names, counted, names_text, size_text, time_text
 from tiered.errors import UnavailableError
+from tiered.formats.keys import catalog_key
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
@@ -37,6 +38,11 @@ CHANGED_MAX = 5
 """Rounds in a row without effect, because another actor has changed the archive."""
 MAP_SHARE = 2
 """Part of the memory that the map of keys takes."""
+TIMES_MAX = 100
+"""Commits whose times are looked up for a report."""
+READ, WRITTEN = "keys read", "rewritten"
+Report = Callable[[str, int, int], None]
+"""What is done: READ or WRITTEN, and how many of all message bytes."""
 IsKeyed = Callable[[str], bool]
 
 
@@ -47,24 +53,39 @@ class KeyCompactionReport:
     is_applied: bool
     figures: KeyFigures
     rounds: int = 0
+    waiting: tuple[tuple[Waiting, int | None], ...] = ()
+    """Queues of which nothing was compacted, and when more of them is old enough (ms)."""
 
     def document(self) -> dict[str, Any]:
         """As `--json` prints it."""
         found: dict[str, Any] = camel_names(asdict(self.figures))
-        return found | {"rounds": self.rounds, "applied": self.is_applied}
+        waiting = [
+            {**camel_names(one.queue._asdict()), "reason": one.reason, "fromMs": from_ms}
+            for one, from_ms in self.waiting
+        ]
+        return found | {"rounds": self.rounds, "applied": self.is_applied, "waiting": waiting}
 
     def lines(self, title: str) -> list[str]:
         """For people."""
         own = self.figures
         if not own.queues:
-            return [f"{title}: nothing to compact"]
+            return [f"{title}: nothing to compact", *self._reasons()]
         verb = "compacted" if self.is_applied else "dry run, add --apply to compact:"
         return [
             f"{title}: {verb} {counted(own.queues, 'queue')}, {counted(own.keys, 'key')}",
             f"messages: {own.messages:,} before, {own.new_messages:,} after; "
             f"bytes: {size_text(own.bytes)} before, {size_text(own.new_bytes)} after",
             f"deleted keys: {own.tombstones:,}; messages without a key dropped: {own.keyless:,}",
+            *self._reasons(),
         ]
+
+    def _reasons(self) -> list[str]:
+        """Names of the queues that wait, by reason."""
+        names: dict[str, list[str]] = {}
+        for one, from_ms in self.waiting:
+            reason = one.reason if from_ms is None else f"{one.reason}; next at {time_text(from_ms)}"
+            names.setdefault(reason, []).append(f"{one.queue.topic}/{one.queue.queue_id}")
+        return [f"not compacted: {names_text(some)}: {reason}" for reason, some in names.items()]
 
 
 class KeyCompaction:
@@ -83,7 +104,9 @@ class KeyCompaction:
         *,
         is_due: Callable[[KeyedQueue], bool] = lambda one: True,
         write: Rewrite = rewrite,
+        report: Report = lambda what, done, total: None,
     ) -> None:
+        self._report, self._read_bytes = report, 0
         self._maintenance, self._settings, self._options = maintenance, settings, options
         self._store, self._rules, self._is_due, self._write = maintenance.store, rules, is_due, write
         self.due = Due(every_s=settings.key_compaction.every_ms / 1000 or None, first_s=FIRST_AFTER_S)
@@ -91,6 +114,8 @@ class KeyCompaction:
         """Queues that are due, and their new bytes."""
         self.figures = KeyFigures()
         self.rounds = 0
+        self.waiting: list[Waiting] = []
+        """Queues of which nothing is compacted now."""
         self._pass: KeyPass | None = None
         self._done: set[QueueKey] = set()
         self._seen: dict[QueueKey, int] = {}
@@ -117,8 +142,10 @@ class KeyCompaction:
 
     def step(self, state: CatalogState, planned: PlannedRound) -> bool:
         """Carry it out. Raises UnavailableError after some rounds without effect."""
+        moved = planned.message_bytes
+        options = replace(self._options, report=lambda done: self._report(WRITTEN, done, moved))
         result = run_round(
-            self._store, state, planned, self._options, clock=self._store.clock_ms, write=self._write,
+            self._store, state, planned, options, clock=self._store.clock_ms, write=self._write,
             maintenance=self._maintenance,
         )  # fmt: skip
         self._changed = self._changed + 1 if result is None else 0
@@ -153,11 +180,17 @@ class KeyCompaction:
         before_ms = self._store.clock_ms() - own.min_age_ms
         self._before_version = settled_version(self._store, state.version, before_ms) + 1
         limits = limits_of(self._settings)
-        queues = keyed_queues(
+        found = survey(
             RunIndex(self._store), state, self._rules(state),
             before_version=self._before_version, runs_max=limits.runs_max,
         )  # fmt: skip
-        queues = [replace(one, seen=self._seen.get(one.queue, 0)) for one in queues]
+        queues = [
+            replace(one, seen=self._seen.get(one.queue, 0)) for one in found if isinstance(one, KeyedQueue)
+        ]
+        self.waiting = [one for one in found if isinstance(one, Waiting) and one.queue not in self._done]
+        self.waiting += [
+            Waiting(one.queue, OLD) for one in queues if not one.new_bytes and one.queue not in self._done
+        ]
         due = [one for one in queues if one.queue not in self._done and one.new_bytes and self._is_due(one)]
         self.backlog = KeyFigures(queues=len(due), bytes=sum(one.new_bytes for one in due))
         part = next(passes_of(due, own.memory_bytes // 4), None)
@@ -165,15 +198,21 @@ class KeyCompaction:
             return None
         filled = any(one.is_filled for one in part)
         is_one = filled and len(page_ranges(state, self._before_version, limits.runs_max)) == 1
-        found = KeyPass(histories_of(state), in_one_round=is_one)
+        total = self._read_bytes + sum(one.new_bytes + one.old_bytes for one in due)
+
+        def report(size_bytes: int) -> None:
+            self._read_bytes += size_bytes
+            self._report(READ, self._read_bytes, total)
+
+        read = KeyPass(histories_of(state), in_one_round=is_one, report=report)
         for one in part:
             self._done.add(one.queue)
             self._seen[one.queue] = one.cut
             read_queue(
-                self._store, one, found, self._options.spool_directory, own.memory_bytes // MAP_SHARE,
+                self._store, one, read, self._options.spool_directory, own.memory_bytes // MAP_SHARE,
                 keeps_keyless=own.keyless == "keep", keeps_tombstones=one.is_filled and not is_one,
             )  # fmt: skip
-        return found
+        return read
 
 
 def is_mostly_new(one: KeyedQueue) -> bool:
@@ -183,13 +222,24 @@ def is_mostly_new(one: KeyedQueue) -> bool:
 
 def compact_keys(
     store: ObjectStore, state: CatalogState, settings: Settings, options: RewriteOptions, is_keyed: IsKeyed,
-    *, apply: bool,
+    *, apply: bool, report: Report = lambda what, done, total: None,
 ) -> KeyCompactionReport:  # fmt: skip
-    """One pass from ``state`` on, or what it would do. Raises as ``KeyCompaction``."""
+    """One pass from ``state`` on, or what it would do; ``report`` gets its progress. Raises as ``KeyCompaction``."""
     maintenance = MaintenanceCommit.opened(store, state, "compact-keys", store.clock_ms)
-    task = KeyCompaction(maintenance, settings, options, lambda _: is_keyed)
+    task = KeyCompaction(maintenance, settings, options, lambda _: is_keyed, report=report)
     if not apply:
-        return KeyCompactionReport(False, task.forecast(state))
+        return KeyCompactionReport(False, task.forecast(state), 0, _times(store, settings, task.waiting))
     while (planned := task.plan(maintenance.refresh())) is not None:
         task.step(maintenance.state, planned)
-    return KeyCompactionReport(True, task.figures, task.rounds)
+    return KeyCompactionReport(True, task.figures, task.rounds, _times(store, settings, task.waiting))
+
+
+def _times(
+    store: ObjectStore, settings: Settings, waiting: Sequence[Waiting]
+) -> tuple[tuple[Waiting, int | None], ...]:
+    """``waiting``, and when those that are too young are not; of the first versions."""
+    versions = sorted({one.version for one in waiting if one.version})[:TIMES_MAX]
+    commits = {version: next(iter(store.list(catalog_key(version), limit=1)), None) for version in versions}
+    age_ms = settings.key_compaction.min_age_ms
+    times = {version: commit.modified_ms + age_ms for version, commit in commits.items() if commit}
+    return tuple((one, times.get(one.version)) for one in waiting)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,27 @@ class KeyedQueue:
         return int(self.chunk.runs["byte_count"].sum()) - self.new_bytes
 
 
+class Waiting(NamedTuple):
+    """A queue of which nothing is compacted now, and why. ``version``: the first that is too young, or 0."""
+
+    queue: QueueKey
+    reason: str
+    version: int = 0
+
+
+YOUNG, UNINDEXED, FEW, OLD = (
+    "committed less than key_compaction.min_age_ms ago",
+    "not in the message index yet",
+    f"fewer than {RUNS_MIN} runs below the newest one",
+    "nothing new since the last round",
+)
+_EXCLUDED = (
+    (QUEUE_LMQ, "an LMQ"),
+    (QUEUE_BATCH, "a queue of batches"),
+    (QUEUE_HIDDEN, "of a deleted topic, or an earlier generation"),
+)
+
+
 def page_ranges(state: CatalogState, before_version: int, runs_max: int) -> list[PageRange]:
     """All ranges of versions below ``before_version``, the oldest first."""
     return [one for found in ranges_of(state, before_version, runs_max) for one in found]
@@ -69,20 +91,38 @@ def keyed_queues(
 ) -> list[KeyedQueue]:
     """Queues of topics that ``is_keyed``, with something new to compact. ``damaged`` objects stay, and what is above
     them. Raises what reading pages raises."""
+    found = survey(index, state, is_keyed, before_version=before_version, runs_max=runs_max, damaged=damaged)
+    return [one for one in found if isinstance(one, KeyedQueue)]
+
+
+def survey(
+    index: RunIndex,
+    state: CatalogState,
+    is_keyed: Callable[[str], bool],
+    *,
+    before_version: int,
+    runs_max: int,
+    damaged: Set[str] = frozenset(),
+) -> list[KeyedQueue | Waiting]:
+    """As ``keyed_queues``, and why nothing of the others is compacted."""
     fixed = damaged | state.unindexed.keys()
-    excluded = QUEUE_LMQ | QUEUE_BATCH | QUEUE_HIDDEN
-    wanted = {
-        queue
-        for row, queue in enumerate(state.directory.keys[: len(state.table)])
-        if not state.table["flags"][row] & excluded and is_keyed(queue.topic)
-    }
+    wanted: set[QueueKey] = set()
+    excluded: list[KeyedQueue | Waiting] = []
+    for row, queue in enumerate(state.directory.keys[: len(state.table)]):
+        if is_keyed(queue.topic):
+            flags = int(state.table["flags"][row])
+            why = next((reason for flag, reason in _EXCLUDED if flags & flag), "")
+            if why:
+                excluded.append(Waiting(queue, why))
+            else:
+                wanted.add(queue)
     if not wanted:
-        return []
+        return excluded
     ranges = page_ranges(state, before_version, runs_max)
     keys = {page.key for chosen in ranges for page in chosen.pages}
     spilled = max((chosen.spilled_version for chosen in ranges), default=0)
     found: dict[QueueKey, list[RunChunk]] = {}
-    stays: dict[QueueKey, int] = {}
+    stays: dict[QueueKey, tuple[int, int]] = {}
     names = sorted(wanted)
     for ref in state.pages:
         if any(ref.first <= queue <= ref.last for queue in names):
@@ -92,20 +132,23 @@ def keyed_queues(
                 )
     for page in memory_page(state):
         _sort(page, wanted, found, stays, fixed=fixed, last_version=spilled)
-    queues = (_keyed(state, queue, found[queue], stays.get(queue, 1 << 62)) for queue in sorted(found))
-    return [one for one in queues if one is not None]
+    return excluded + [
+        _keyed(state, queue, found.get(queue, []), stays.get(queue, (1 << 62, 0)), before_version)
+        for queue in names
+    ]
 
 
 def _sort(
     page: Page,
     wanted: set[QueueKey],
     found: dict[QueueKey, list[RunChunk]],
-    stays: dict[QueueKey, int],
+    stays: dict[QueueKey, tuple[int, int]],
     *,
     fixed: Set[str],
     last_version: int,
 ) -> None:
-    """Add the runs of ``page`` up to ``last_version`` to ``found``, and note where others begin."""
+    """Add the runs of ``page`` up to ``last_version`` to ``found``, and note offset and version of the first of the
+    others."""
     for number in (at for at, queue in enumerate(page.queues) if queue in wanted):
         queue, runs = page.queues[number], page.chunk.runs
         mine = np.flatnonzero(runs["queue"] == number)
@@ -115,23 +158,31 @@ def _sort(
         if is_old.any():
             found.setdefault(queue, []).append(selected(page.chunk, mine[is_old]))
         if not is_old.all():
-            first = int(runs["base_queue_offset"][mine[~is_old]].min())
-            stays[queue] = min(first, stays.get(queue, first))
+            others = runs[mine[~is_old]]
+            first = others[others["base_queue_offset"].argmin()]
+            place = int(first["base_queue_offset"]), int(first["version"])
+            stays[queue] = min(place, stays.get(queue, place))
 
 
-def _keyed(state: CatalogState, queue: QueueKey, found: list[RunChunk], stays: int) -> KeyedQueue | None:
+def _keyed(
+    state: CatalogState, queue: QueueKey, found: list[RunChunk], stays: tuple[int, int], before_version: int
+) -> KeyedQueue | Waiting:
     chunk = joined(tuple(found))
     row = state.queue(queue)
     assert row is not None
     runs = chunk.runs
     runs["queue"] = 0
     newest = runs["end_queue_offset"] == row["end_queue_offset"]
-    cut = min([stays, *runs["base_queue_offset"][newest].tolist()])
+    cut = min([stays[0], *runs["base_queue_offset"][newest].tolist()])
     order = np.argsort(runs["base_queue_offset"], kind="stable")
     order = order[runs["base_queue_offset"][order] < cut]
     chunk = selected(chunk, order)
-    if len(order) < RUNS_MIN or not (chunk.runs["kind"] == RunKind.PLAIN).any():
-        return None
+    is_new = bool((chunk.runs["kind"] == RunKind.PLAIN).any())
+    if len(order) < RUNS_MIN or not is_new:
+        is_young = stays[1] >= before_version
+        is_old = bool(len(order)) and not is_new
+        reason = YOUNG if is_young else UNINDEXED if stays[1] else OLD if is_old else FEW
+        return Waiting(queue, reason, stays[1] if is_young else 0)
     is_filled = bool(int(row["flags"]) & QUEUE_FILLED)
     end, minimum = int(chunk.runs["end_queue_offset"][-1]), int(row["min_queue_offset"])
     return KeyedQueue(queue, chunk, end, minimum, is_filled=is_filled)

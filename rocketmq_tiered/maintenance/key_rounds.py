@@ -9,7 +9,7 @@ As org.apache.rocketmq.store.kv.CompactionLog.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class KeyFigures:
 class KeyPass:
     """What was read of some queues, of one state: what stays of them, and the last row of each run, by its begin.
     ``made``: objects that rounds of this pass have written. ``in_one_round``: a tombstone may go only with all that is
-    older."""
+    older. ``report`` gets the bytes of messages as they are read."""
 
     histories: Histories
     kept: dict[QueueKey, KeptOffsets] = field(default_factory=dict)
@@ -67,6 +67,7 @@ class KeyPass:
     figures: KeyFigures = KeyFigures()
     made: set[str] = field(default_factory=set)
     in_one_round: bool = False
+    report: Callable[[int], object] = lambda size_bytes: None
 
 
 def read_queue(
@@ -115,6 +116,7 @@ def read_queue(
                         keyless += len(without)
                     entries = picked(entries, has_key)  # noqa: PLW2901
                 keys.add(entries)
+            found.report(int(run["byte_count"]))
             found.last_rows[one.queue, int(run["base_queue_offset"])] = last
         figures = KeyFigures(1, 0, messages, size_bytes, free, free_bytes, 0, keyless)
         for latest in keys.latest():
@@ -184,7 +186,7 @@ def _plan(candidates: Candidates, limits: CompactionLimits, found: KeyPass) -> R
     sequences = sequences_of_runs(joined, np.flatnonzero(replaced & (left > 0)))
     plan = RewritePlan(
         int(runs["version"].min()), int(runs["version"].max()), sources, np.flatnonzero(~replaced),
-        selection=KeptRows(found.kept), replaced=replaced,
+        selection=KeptRows(found.kept), replaced=replaced, left=left,
     )  # fmt: skip
     return with_iterations(plan, joined, limits, sequences, np.ones(len(sequences), bool))
 

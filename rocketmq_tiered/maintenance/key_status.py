@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiered.archive.task import TaskStatus
+from tiered.console import counted, size_text
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,15 @@ class KeyCompactionStatus(TaskStatus):
     backlog_queues: int = 0
     """With something new to compact."""
     backlog_bytes: int = 0
+
+    @property
+    def text(self) -> str:
+        """For people; empty before the first round, while nothing is due."""
+        parts = []
+        if self.rounds:
+            share = self.kept_messages / max(1, self.read_messages)
+            kept = f"{self.kept_messages:,} of {counted(self.read_messages, 'message')} ({share:.0%}) kept"
+            parts.append(f"{kept}, {counted(self.keys, 'key')}")
+        if self.backlog_queues:
+            parts.append(f"{counted(self.backlog_queues, 'queue')} due, {size_text(self.backlog_bytes)} new")
+        return "; ".join(parts)

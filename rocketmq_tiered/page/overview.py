@@ -280,9 +280,8 @@ def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str,
         f"{count:,} {REASONS.get(reason, 'others')}" for reason, count in sorted(counts.items())
     )
     keys = None if report is None else report.key_compaction
-    if keys is not None and keys.rounds:
-        kept = f"{count_text(keys.kept_messages)} of {counted(keys.read_messages, 'message')} kept since the start"
-        found.append(("Keys compacted", kept))
+    if keys is not None and keys.text:
+        found.append(("Key compaction", keys.text))
     return found + ([("To be deleted", reasons)] if reasons else [])
 
 

@@ -57,6 +57,18 @@ def test_messages_without_a_key_may_stay(tmp_path: Path) -> None:
     assert {at for at, (key, _) in enumerate(table.sent) if not key} <= set(found)
 
 
+def test_outputs_are_as_large_as_what_stays(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    compaction = replace(table.settings.compaction, object_bytes=6_000)
+    table.settings = replace(table.settings, compaction=compaction)
+    table.write(60, keys=20)
+    done = table.compact()
+    assert done.figures.bytes > 5 * 6_000 and done.figures.new_bytes < 6_000
+    runs = RunIndex(table.store).runs_of(load(table.store), KEYED).runs
+    assert (runs["kind"] == RunKind.SPARSE).sum() <= 2
+    table.check()
+
+
 def test_a_queue_of_deleted_keys_keeps_a_row(tmp_path: Path) -> None:
     """A run has rows: where nothing stays, the last message does."""
     table = Table(tmp_path)

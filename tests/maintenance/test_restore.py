@@ -18,13 +18,16 @@ from rocketmq_tiered.maintenance.restore.records import RecordWriter
 from rocketmq_tiered.maintenance.restore.selection import Selection, ShownQueue
 from tests.end_to_end.offloading import SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
+from tests.maintenance.keyed_scene import KEYED, LIGHT, Table
 from tests.maintenance.restored import FILE_BYTES, archived, expected, found, written
 from tiered.catalog.broker_facts import BrokerFacts
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.restored_check import RESTORED
+from tiered.formats.record import decode_record
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
 
 Run = Callable[..., tuple[int, str, str]]
 CONF = f"mappedFileSizeCommitLog={FILE_BYTES}\nmappedFileSizeConsumeQueue=1000\n"
@@ -325,6 +328,25 @@ def test_offsets_that_key_compaction_dropped_are_passed(place: Place) -> None:
     del kept["state", 0]
     assert shown == {queue: (0, max(records) + 1, records) for queue, records in kept.items()}
     assert place.continued(place.store)[0] == 0
+
+
+def test_lmq_entries_of_messages_that_key_compaction_dropped_are_passed(place: Place) -> None:
+    table = Table(
+        place.directory / "spool",
+        store=PrefixedStore(FileStore(place.directory / "archive"), "cluster/broker"),
+    )
+    table.write(30, keys=60)
+    assert table.compact().rounds
+    left = table.check()
+    place.restore("--layout", "compact")
+    shown = found(place.store)
+    alive = {
+        row.offset for row in table.owner.truth[LIGHT].rows if decode_record(row.record).queue_offset in left
+    }
+    assert 3 < len(alive) < len(table.owner.truth[LIGHT].rows)
+    records = shown[LIGHT.topic, 0][2]
+    assert set(records) == alive and set(shown[KEYED.topic, 0][2]) == set(left)
+    assert {decode_record(record).topic for record in records.values()} == {KEYED.topic}
 
 
 def test_files_of_the_usual_size_are_sparse(place: Place) -> None:

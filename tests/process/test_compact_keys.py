@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,19 @@ def test_compact_keys_drops_what_is_replaced(
     assert latest == expected
     plain = lines(run, url, "t_plain")
 
-    assert "nothing to compact" in run("compact-keys", url)[1], "all is younger than 72 h"
+    out = run("compact-keys", url)[1]
+    assert (
+        "nothing to compact" in out
+        and f"not compacted: t_compact_cold/0, {HOT}/0, {HOT}/1: committed less" in out
+    )
+    waiting = json.loads(run("compact-keys", url, "--json")[1])["waiting"]
+    in_72_h = time.time() * 1000 + 72 * 3_600_000
+    assert len(waiting) == 3 and all(abs(one["fromMs"] - in_72_h) < 600_000 for one in waiting)
+    rule = f'topics.rules=[{{"pattern": "{HOT}", "key_compaction": "off"}}]'
+    assert (
+        f"not compacted: {HOT}/0, {HOT}/1: the broker compacts it"
+        in run("compact-keys", url, "--set", rule)[1]
+    )
     code, _, err = run("compact-keys", url, "--topic", "t_plain")
     assert (code != 0, "keys of topic t_plain are not compacted" in err) == (True, True)
     code, out, _ = run("compact-keys", url, "--topic", HOT, "--older-than", "0")
@@ -69,7 +83,8 @@ def test_compact_keys_drops_what_is_replaced(
     assert all(queue["minOffset"] == 0 and queue["keyCompaction"] for queue in mine)
     check_python(url, latest, left)
     check_commands(run, url, left, everything)
-    assert "nothing to compact" in run("compact-keys", url, "--topic", HOT, "--older-than", "0")[1]
+    out = run("compact-keys", url, "--topic", HOT, "--older-than", "0")[1]
+    assert f"{HOT}/0, {HOT}/1: nothing new since the last round" in out
 
     for _ in range(2):
         assert run("verify", url, "--full")[0] == 0
@@ -98,6 +113,7 @@ def check_python(url: str, latest: list[dict[str, Any]], left: list[dict[str, An
                 (each["queueId"], each["queueOffset"]) for each in left if each["keys"] == key
             )
         assert archive.latest(HOT, "no such key") is None
+        assert "no such key" not in table
         for number in (0, 1):
             queue = archive.queue(HOT, number)
             offsets = [one["queueOffset"] for one in left if one["queueId"] == number]
@@ -111,6 +127,20 @@ def check_python(url: str, latest: list[dict[str, Any]], left: list[dict[str, An
                 since = [one.queue_offset for one in queue.messages(since=times[offset])]
                 assert since == [one for one in offsets if one >= since[0]]
                 assert times[since[0]] >= times[offset]
+
+    asyncio.run(check_async(url, newest))
+
+
+async def check_async(url: str, newest: dict[str, dict[str, Any]]) -> None:
+    """The same views in an event loop."""
+    async with rocketmq_tiered.open_async(url) as archive:
+        table = await archive.table(HOT)
+        assert set(table) == set(newest) and len(table) == len(newest) and "no such key" not in table
+        for key in list(newest)[:3]:
+            found, one = await table.get(key), await archive.latest(HOT, key)
+            assert found is not None and one is not None and bytes(one.data) == bytes(found.data)
+            assert found.queue_offset == newest[key]["queueOffset"]
+        assert await table.get("no such key") is None and await archive.latest(HOT, "no such key") is None
 
 
 def check_commands(run: Run, url: str, left: list[dict[str, Any]], everything: list[dict[str, Any]]) -> None:

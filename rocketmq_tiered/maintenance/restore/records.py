@@ -7,11 +7,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from rocketmq_tiered.maintenance.restore.log_order import LogOrder, OrderedRun
 from rocketmq_tiered.maintenance.restore.selection import Selection
+from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.object_spans import ObjectSpans
 from tiered.archive.segment_reader import SegmentCache, SegmentReader
 from tiered.archive.verify import READ_THREADS, few_at_a_time
 from tiered.broker_store.restored_log import Piece, RestoredLog
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, SnapshotExpiredError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_SPARSE
 from tiered.object_store.interface import ObjectStore
 
 PENDING_BYTES = 4 << 20
@@ -69,6 +74,33 @@ class RecordWriter:
                     self._log.write(pieces)
                     pieces, pending = [], 0
         self._log.write(pieces)
+
+
+def messages_left(
+    store: ObjectStore, state: CatalogState, selection: Selection
+) -> dict[QueueKey, KeptOffsets]:
+    """What key compaction left of each queue, if LMQs are selected: their other entries are of no message. Raises what
+    reading objects raises."""
+    if not any(queue.is_lmq and queue.is_selected for queue in selection.queues.values()):
+        return {}
+    found, index = {}, RunIndex(store)
+    segments = SegmentCache(store, cache_bytes=TAIL_BYTES)
+    for key, queue in selection.queues.items():
+        row = state.queue(key)
+        if row is None or not int(row["flags"]) & QUEUE_SPARSE:
+            continue
+        found[key] = left = KeptOffsets(queue.min_offset, queue.end_offset)
+        chunk = index.runs_of(state, key)
+        for run in chunk.runs[chunk.runs["min_phys"] >= 0]:
+            place = chunk.objects[int(run["object"])]
+            name, sizes = (
+                chunk.object_keys[int(place["key"])],
+                (int(place["size_bytes"]), int(place["tail_bytes"])),
+            )
+            reader = opened(segments, OrderedRun(0, name, *sizes, run, key))
+            offsets = reader.row_columns(reader.index.check_run(run, key)).queue_offset
+            left.keep(offsets[offsets >= queue.min_offset])
+    return found
 
 
 def opened(cache: SegmentCache, item: OrderedRun) -> SegmentReader:

@@ -19,7 +19,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from rocketmq_tiered.maintenance.restore.configuration import (
 )
 from rocketmq_tiered.maintenance.restore.layout import LogLayout, Needs, compact_layout, same_layout
 from rocketmq_tiered.maintenance.restore.log_order import LogOrder
-from rocketmq_tiered.maintenance.restore.records import RecordWriter
+from rocketmq_tiered.maintenance.restore.records import RecordWriter, messages_left
 from rocketmq_tiered.maintenance.restore.selection import Selection, has_gaps, select
 from rocketmq_tiered.maintenance.restore.units import Moved, UnitCounts, UnitWriter
 from tiered.broker_store.compacted_log import compact, packed_bytes
@@ -121,6 +121,7 @@ class Restoring:
         if not state.cursor.phys:
             raise NotFoundError("the archive holds no messages yet")
         selection = select(state, request.topics, request.since_ms, in_files=self._may_batch)
+        selection = replace(selection, left=messages_left(self._store, state, selection))
         order = LogOrder(self._store, state, selection)
         if not request.is_compact:  # what cannot be represented is refused before anything is written
             oldest = min(order.oldest_phys, max(0, state.cursor.phys - 1))

@@ -7,12 +7,13 @@ queue keeps its offsets, also one of which no message is selected: producers and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.object_spans import Rows
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
@@ -38,6 +39,8 @@ class Selection:
     since_ms: int = 0
     absent_topics: Sequence[str] = ()
     """Topics that the consume queues of the store cannot have."""
+    left: Mapping[QueueKey, KeptOffsets] = field(default_factory=dict)
+    """Of queues with LMQ entries that key compaction made sparse, the messages that are left."""
 
     def runs(self, page: Page) -> NDArray[np.bool_]:
         """Which runs of ``page`` may have selected rows."""
@@ -70,7 +73,10 @@ class Selection:
                 parent = self.queues.get(parents[number])
                 is_kept = parent is not None and parent.is_selected
                 minimum = parent.min_offset if parent is not None and is_kept else np.iinfo(np.int64).max
-                kept &= (rows.parent != number) | (rows.parent_queue_offset >= minimum)
+                is_there = rows.parent_queue_offset >= minimum
+                if (left := self.left.get(parents[number])) is not None:
+                    is_there &= left.mask(rows.parent_queue_offset)
+                kept &= (rows.parent != number) | is_there
         return kept
 
 

@@ -23,6 +23,7 @@ from tiered.archive.rewrite.plan import (
     RewriteLimits,
     RewritePlan,
     Sequences,
+    kept_share,
 )
 from tiered.model.tables import RunKind, Table, concatenated
 
@@ -36,13 +37,15 @@ def with_iterations(
 ) -> RewritePlan:
     """``plan`` with the outputs and iterations of ``sequences``; those that are ``is_alone`` get outputs of their own.
     Raises ValueError if a run that cannot be cut exceeds the memory."""
-    return _Filling(candidates, limits, sequences).fill(plan, is_alone)
+    return _Filling(candidates, limits, sequences, kept_share(candidates, plan)).fill(plan, is_alone)
 
 
 class _Filling:
     """Distributes sequences over outputs and iterations."""
 
-    def __init__(self, candidates: Candidates, limits: RewriteLimits, sequences: Sequences) -> None:
+    def __init__(
+        self, candidates: Candidates, limits: RewriteLimits, sequences: Sequences, share: NDArray[np.float64]
+    ) -> None:
         self._limits = limits
         tables = len(candidates.runs) * limits.table_bytes
         largest = int(candidates.objects["size_bytes"].max(initial=0))
@@ -53,6 +56,7 @@ class _Filling:
         size, rows, kind = (candidates.runs[name][sequences.order] for name in ("byte_count", "rows", "kind"))
         self._is_lmq = kind == RunKind.LMQ
         self._length = np.where(self._is_lmq, rows, size)
+        size, rows = (column * share[sequences.order] for column in (size, rows))  # what is left of them
         memory = size + rows * limits.row_bytes + limits.run_bytes
         # Sums are floats: numpy would convert whole arrays of integers at each search.
         self._memory, self._size, self._rows = (
@@ -160,7 +164,9 @@ class _Filling:
         end_at = self._whole_runs(self._memory, at, begin * self._each(self._memory, at), room, last)
         if not is_set:
             size_room = self._limits.object_bytes_max
-            end_at = min(end_at, self._whole_runs(self._size, at, float(begin), size_room, last))
+            end_at = min(
+                end_at, self._whole_runs(self._size, at, begin * self._each(self._size, at), size_room, last)
+            )
             rows_before = begin * self._each(self._rows, at)
             end_at = min(
                 end_at, self._whole_runs(self._rows, at, rows_before, self._limits.object_rows_max, last)
@@ -174,7 +180,8 @@ class _Filling:
             return last, 0
         unit = LMQ_ROWS_PER_CUT if self._is_lmq[end_at] else self._limits.block_bytes
         if unit:
-            fits = min(room / max(self._each(self._memory, end_at), 1e-9), max(0, size_room))
+            each = max(self._each(self._size, end_at), 1e-9)
+            fits = min(room / max(self._each(self._memory, end_at), 1e-9), max(0, size_room) / each)
             if not is_set:
                 rows = float(self._rows[end_at] - self._rows[at]) - (rows_before if end_at > at else 0.0)
                 rows_room = self._limits.object_rows_max - rows

@@ -370,7 +370,7 @@ class Taking:
                 continue
             if number != self._decoded:
                 self._decode(number, *where)
-            data.append(self._raw[first:last])
+            data.append(bytes(self._raw[first:last]))  # not the whole block
         before, ends = np.cumsum([0, *is_own]), np.cumsum(counts)
         return Chunks(
             table, picked(blocks, block[is_own]), data, counts, before[ends] - before[ends - counts]

@@ -82,10 +82,8 @@ def rewrite(
     options.spool_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compaction-", dir=options.spool_directory) as directory:
         spool = Path(directory)
-        sources = Sources(
-            store, candidates, spool / "sources", options.spool_bytes_max - needed, options.in_flight_bytes,
-            plan.selection,
-        )  # fmt: skip
+        file, room = spool / "sources", options.spool_bytes_max - needed
+        sources = Sources(store, candidates, file, room, options.in_flight_bytes, plan)
         try:
             run = _Rewriting(store, candidates, plan, identity, options, sources, spool)
             return run.join() if plan.copies else run.rewrite()

@@ -116,6 +116,8 @@ class RewritePlan:
     selection: Selection | None = None
     replaced: NDArray[np.bool_] | None = None
     """Which of the candidates' runs it replaces; None: all of the sources."""
+    left: NDArray[np.int64] | None = None
+    """How many rows of each of the candidates' runs ``selection`` keeps, about; None: all."""
 
     def moved(self, runs: int) -> NDArray[np.bool_]:
         """Which of so many runs of the candidates the outputs stand for."""
@@ -126,6 +128,12 @@ class RewritePlan:
             for part in step:
                 found[part.ranges["run"]] = True
         return found
+
+
+def kept_share(candidates: Candidates, plan: RewritePlan) -> NDArray[np.float64]:
+    """Which part of each run ``plan`` keeps."""
+    rows = np.maximum(candidates.runs["rows"], 1).astype(np.float64)
+    return np.ones(len(rows)) if plan.left is None else np.minimum(1.0, plan.left / rows)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.archive.rewrite.plan import Candidates, RewritePlan
+from tiered.archive.rewrite.plan import Candidates, RewritePlan, kept_share
 from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES
 from tiered.errors import CorruptionError
 from tiered.formats.keys import data_key, set_key
@@ -96,9 +96,10 @@ def spool_bytes(candidates: Candidates, plan: RewritePlan) -> int:
         return 0
     alone = 0
     shared: dict[int, int] = {}
+    sizes = candidates.runs["byte_count"] * kept_share(candidates, plan)
     for iteration in plan.iterations:
         for part in iteration:
-            size = int(candidates.runs["byte_count"][part.ranges["run"]].sum())
+            size = int(sizes[part.ranges["run"]].sum())
             if plan.outputs[part.output].is_set:
                 shared[part.output] = shared.get(part.output, 0) + size
             else:

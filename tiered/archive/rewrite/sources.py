@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tiered.archive.key_section_reader import key_bytes_guess
 from tiered.archive.rewrite.opened import (
@@ -27,7 +28,15 @@ from tiered.archive.rewrite.opened import (
     Taking,
     queue_hashes,
 )
-from tiered.archive.rewrite.plan import RANGE_DTYPE, READERS_MAX, Candidates, OutputPart, Selection, length_of
+from tiered.archive.rewrite.plan import (
+    RANGE_DTYPE,
+    READERS_MAX,
+    Candidates,
+    OutputPart,
+    RewritePlan,
+    kept_share,
+    length_of,
+)
 from tiered.archive.rewrite.spool import FoundRanges, IterationSpool
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
@@ -56,8 +65,8 @@ ROW_BYTES, RANGE_BYTES = 64, 64
 
 
 class Sources:
-    """The objects that a compaction reads. ``spooled``: a file of up to ``spool_bytes_max``. ``in_flight_bytes``: of
-    reads in progress, at most."""
+    """The objects that a compaction reads for ``plan``. ``spooled``: a file of up to ``spool_bytes_max``.
+    ``in_flight_bytes``: of reads in progress, at most."""
 
     def __init__(
         self,
@@ -66,9 +75,10 @@ class Sources:
         spooled: Path,
         spool_bytes_max: int,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
-        selection: Selection | None = None,
+        plan: RewritePlan | None = None,
     ) -> None:
-        self._selection = selection
+        self._selection = None if plan is None else plan.selection
+        self._share = None if plan is None else kept_share(candidates, plan)
         self._in_flight_bytes = in_flight_bytes
         self.read_bytes_max = min(READ_BYTES_MAX, in_flight_bytes // 2)  # one is used, one on its way
         self._store = store
@@ -90,7 +100,7 @@ class Sources:
 
     def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundRanges]:
         """For each iteration the ranges that have rows, by their number among all ranges of its parts."""
-        readings, is_packed = readings_of(self._candidates, iterations, self._spool_bytes_max)
+        readings, is_packed = readings_of(self._candidates, iterations, self._spool_bytes_max, self._share)
         while readings:
             reading = readings.pop(0)
             count = len(reading)
@@ -259,10 +269,13 @@ class _ObjectBytes:
 
 
 def readings_of(
-    candidates: Candidates, iterations: Sequence[list[OutputPart]], spool_bytes_max: int
+    candidates: Candidates,
+    iterations: Sequence[list[OutputPart]],
+    spool_bytes_max: int,
+    share: NDArray[np.float64] | None = None,
 ) -> tuple[list[list[Table]], bool]:
     """Pieces of consecutive iterations that fit on the disk, and whether they are compressed there: only if all of
-    them do not fit as they are."""
+    them do not fit as they are. ``share``: of each run, that is kept."""
     objects, runs = candidates.objects, candidates.runs
     ratio = np.minimum(1.0, objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1))
     steps: list[Table] = []
@@ -271,6 +284,8 @@ def readings_of(
         ranges = concatenated((part.ranges for part in iteration), RANGE_DTYPE)
         run = picked(runs, ranges["run"])
         length = ranges["end"] - ranges["begin"]
+        if share is not None:
+            length = length * share[ranges["run"]]
         stored = length * ratio[run["object"]]
         rows = run["rows"] * (length / np.maximum(length_of(run), 1))
         tables = float((rows * ROW_BYTES + RANGE_BYTES).sum())
