@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +82,16 @@ class Pulled(NamedTuple):
     sizes: NDArray[np.int32]
     offsets: NDArray[np.int64]
 
+    def where(self, mask: NDArray[np.bool_]) -> Pulled:
+        """The records of ``mask``, without the memory of others."""
+        if mask.all():
+            return self
+        starts, sizes = self.starts[mask], self.sizes[mask]
+        ranges = zip(starts.tolist(), sizes.tolist(), strict=True)
+        data = bytearray(b"".join([self.data[at : at + length].data for at, length in ranges]))
+        packed = np.cumsum(sizes, dtype=np.int64) - sizes
+        return Pulled(np.frombuffer(data, np.uint8), packed, sizes, self.offsets[mask])
+
 
 def missing_begins(state: CatalogState, is_keyed: Callable[[str], bool]) -> list[Begin]:
     """Queues of topics that ``is_keyed`` whose first messages are not in the archive, and did not expire there."""
@@ -136,22 +147,15 @@ def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterat
 
 
 def _split(data: bytes, end: int, queue: QueueKey) -> Pulled:
-    starts, at = [], 0
-    while at + 28 <= len(data):
-        starts.append(at)
-        at += max(28, int.from_bytes(data[at : at + 4], "big"))
-    if at != len(data):
+    bounds = [0]
+    while bounds[-1] + 28 <= len(data):
+        at = bounds[-1]
+        bounds.append(at + max(28, int.from_bytes(data[at : at + 4], "big")))
+    if bounds[-1] != len(data):
         raise CorruptionError(f"the broker's reply to a pull of {queue} is malformed")
-    offsets = [int.from_bytes(data[one + 20 : one + 28], "big") for one in starts]
-    bounds = np.array([*starts, at], np.int64)
-    found = np.array(offsets, np.int64) < end
-    sizes = np.diff(bounds).astype(np.int32)
-    return Pulled(
-        np.frombuffer(bytearray(data), np.uint8),
-        bounds[:-1][found],
-        sizes[found],
-        np.array(offsets, np.int64)[found],
-    )
+    starts, sizes = np.array(bounds[:-1], np.int64), np.diff(bounds).astype(np.int32)
+    offsets = np.array([int.from_bytes(data[at + 20 : at + 28], "big") for at in bounds[:-1]], np.int64)
+    return Pulled(np.frombuffer(bytearray(data), np.uint8), starts, sizes, offsets).where(offsets < end)
 
 
 @dataclass(frozen=True)
@@ -209,10 +213,14 @@ class Copying:
     def read(self, begin: Begin, report: Report) -> tuple[KeyFigures, KeptOffsets]:
         """What stays of ``begin``."""
         queue, figures = begin.queue, KeyFigures(queues=1)
-        answer = self.client.call(
-            RequestCode.GET_MAX_OFFSET, {"topic": queue.topic, "queueId": str(queue.queue_id)}
-        )
-        end = max(begin.end, int(answer.ext_fields.get("offset", 0)))
+        fields = {"topic": queue.topic, "queueId": str(queue.queue_id)}
+        answer = self.client.call(RequestCode.GET_MAX_OFFSET, fields)
+        end = int(answer.ext_fields.get("offset", 0))
+        if answer.code != SUCCESS or end < begin.end:
+            raise UnavailableError(
+                f"the broker's {queue} ends at {answer.remark or end}, before the archive's begins",
+                hint="was its topic created again?",
+            )
         keys, kept = OffsetMap(self.spool, self.memory_bytes), KeptOffsets(0, begin.end)
         try:
             for first, last in ((begin.end, end), (0, begin.end)):
@@ -243,7 +251,7 @@ class Copying:
         segments: list[tuple[str, WrittenSegment]] = []
         held: list[Pulled] = []
         base = written = 0
-        for pulled in (*pulls(self.client, begin.queue, 0, begin.end), None):
+        for pulled in chain(pulls(self.client, begin.queue, 0, begin.end), [None]):
             if held and (pulled is None or _is_full(held)):
                 segment, body = self._encoded(
                     started, begin.queue, held, (base, written, nonce + len(segments))
@@ -262,8 +270,9 @@ class Copying:
                 is_kept = kept.mask(pulled.offsets)
                 report(int(pulled.offsets[-1]) if len(is_kept) else 0, begin.end)
                 if is_kept.any():
-                    held.append(Pulled(pulled.data, *(column[is_kept] for column in pulled[1:])))
-        self._commit(begin, started, segments, required)
+                    held.append(pulled.where(is_kept))
+        if segments:
+            self._commit(begin, started, segments, required)
         return figures
 
     def _put(self, key: str, body: list[bytes]) -> None:
@@ -300,9 +309,7 @@ class Copying:
         writer.begin_runs([queue], head)
         writer.add_rows(rows, [])
         for pulled in held:
-            data = pulled.data.data
-            ranges = zip(pulled.starts.tolist(), pulled.sizes.tolist(), strict=True)
-            writer.add_records([data[at : at + length] for at, length in ranges], pulled.sizes)
+            writer.add_records([pulled.data.data], pulled.sizes)
         meta = SegmentMeta(
             state.cluster, state.broker, state.epoch, attempt, state.cursor.history, state.version, 0, 0,
             self.maintenance.store.clock_ms(), "compact-keys",

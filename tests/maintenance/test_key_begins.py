@@ -153,6 +153,16 @@ def test_a_kill_at_any_request_leaves_an_archive_that_the_next_copy_finishes(tmp
         step += 1
 
 
+def test_a_queue_that_was_created_again_is_refused(tmp_path: Path) -> None:
+    table, broker = begun_late(tmp_path)
+    table.write(3)
+    sent, table.sent = table.sent, table.sent[:7]
+    with pytest.raises(UnavailableError, match="ends at 7, before the archive's begins"):
+        copy(table, broker)
+    table.sent = sent
+    table.check()
+
+
 def test_another_broker_is_refused(tmp_path: Path) -> None:
     table, broker = begun_late(tmp_path)
     table.write(3)
