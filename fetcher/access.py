@@ -106,13 +106,14 @@ def open_async_access(
 
 def _share(settings: Settings, shares: int) -> Settings:
     memory_bytes = max(SHARE_BYTES_MIN, settings.fetch.memory_bytes // shares)
-    derived = dict.fromkeys(("cache_bytes", "index_cache_bytes", "query_cache_bytes"), DERIVED)
+    fetch = replace(
+        settings.fetch, memory_bytes=memory_bytes, cache_bytes=DERIVED, index_cache_bytes=DERIVED,
+        query_cache_bytes=DERIVED,
+    )  # fmt: skip
     prefetch = replace(
         settings.prefetch, memory_bytes=memory_bytes * 3 // 8, buffered_bytes=memory_bytes // 4
     )
-    return replace(
-        settings, fetch=replace(settings.fetch, memory_bytes=memory_bytes, **derived), prefetch=prefetch
-    )
+    return replace(settings, fetch=fetch, prefetch=prefetch)
 
 
 def _opened(

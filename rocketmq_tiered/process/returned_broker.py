@@ -86,11 +86,11 @@ def _claim(log: GroupLog, sleep: Callable[[float], object]) -> None:
     ends_s = time.monotonic() + RELEASE_S
     while time.monotonic() < ends_s:
         try:
-            return log.claim(0)
+            log.claim(0)
+            return
         except FencedError:
             sleep(LOOK_S)
     log.claim(0, take_over=True)
-    return None
 
 
 def _commit(broker: BrokerControl, offsets: Offsets) -> int:

@@ -27,7 +27,7 @@ CHECK_EVERY = 6
 """Rounds between two counts of lag, and checks for expired brokers."""
 RETRY_S = 1.0
 AGAIN_S = 30.0
-"""A broker that was refused is tried again after this."""
+"""A broker that cannot be opened is tried again after this."""
 
 
 class MountNode:
@@ -39,6 +39,8 @@ class MountNode:
         self.mounted: dict[BrokerName, MountedArchive] = {}
         self.failures: dict[BrokerName, str] = {}
         """Why brokers of this node's share are not served."""
+        self._contested: set[BrokerName] = set()
+        """Brokers whose groups another server had at the last try."""
         self._refused_s: dict[BrokerName, float] = {}
         """When they were refused last."""
         self.problem = ""
@@ -119,8 +121,8 @@ class MountNode:
         for name in (*decision.give, *decision.stop):
             if name in self.mounted:
                 self._spawn(name, self._give(self.mounted[name]))
-        known = self.member.announced
-        self.failures = {name: why for name, why in self.failures.items() if name in known}
+        self._contested &= set(decision.take)
+        self.failures = {name: why for name, why in self.failures.items() if name in decision.take}
 
     def _spawn(self, name: BrokerName, work: Coroutine[Any, Any, None]) -> None:
         if name in self._busy:
@@ -144,18 +146,26 @@ class MountNode:
             except (TieredError, OSError) as error:
                 if not isinstance(error, OSError):  # else another program has the port
                     self._ports.discard(port)
-                if not isinstance(error, UnavailableError):
-                    self._refused_s[name] = asyncio.get_running_loop().time()
-                    self.member.claiming.discard(name)
-                if self.failures.get(name) != str(error):
-                    logger.warning("broker not mounted: %s", error, extra={"broker": name.broker})
-                self.failures[name] = str(error)
+                self._refused(name, error)
                 return
             self.failures.pop(name, None)
+            self._contested.discard(name)
             self.mounted[name] = mounted
             self.member.claiming.discard(name)
             self.moves += 1
             logger.info("broker mounted", extra={"broker": name.broker, "address": mounted.address})
+
+    def _refused(self, name: BrokerName, error: Exception) -> None:
+        if not isinstance(error, UnavailableError):
+            self.member.claiming.discard(name)
+        if isinstance(error, FencedError) and name not in self._contested:
+            self._contested.add(name)  # another node was faster; its next lease says so
+            return
+        if not isinstance(error, FencedError | UnavailableError):
+            self._refused_s[name] = asyncio.get_running_loop().time()
+        if self.failures.get(name) != str(error):
+            logger.warning("broker not mounted: %s", error, extra={"broker": name.broker})
+        self.failures[name] = str(error)
 
     def _free_port(self) -> int:
         mount = self.place.settings.mount

@@ -27,7 +27,7 @@ from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from rocketmq_tiered.server.slave.registration import MASTER_ID, SlaveConfig
 from tiered.catalog.retirement import retired_since
-from tiered.errors import FencedError, TieredError
+from tiered.errors import FencedError, TieredError, UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.remoting.tls import ClientTls
 from tiered.settings.sections import Settings
@@ -93,8 +93,9 @@ class MountedArchive:
 
     @classmethod
     async def taken(cls, place: MountPlace, name: BrokerName, port: int) -> MountedArchive:
-        """Claim the broker's groups, and serve it on ``port``. Raises FencedError if another server has them or the
-        broker is not retired, OSError if the port is taken, UnavailableError if it may have claimed the groups."""
+        """Claim the broker's groups, and serve it on ``port``. Raises FencedError if another server has them,
+        UsageError if the broker is not retired, OSError if the port is taken, UnavailableError if it may have claimed
+        the groups."""
         access = await asyncio.to_thread(
             lambda: open_async_access(
                 place.url,
@@ -108,7 +109,8 @@ class MountedArchive:
         mounted = cls(place, access, archive)
         try:
             if retired_since(access.state) is None:
-                raise FencedError(f"{access.title} has a writer: it is not retired")
+                hint = "take it back with tiered detach --undo, or retire it again"
+                raise UsageError(f"{access.title} has a writer: it is not retired", hint=hint)
             await archive.load()
             await mounted._start(port)
         except BaseException:
