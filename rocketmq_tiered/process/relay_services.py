@@ -18,6 +18,7 @@ from rocketmq_tiered.server.listen.options import parse_address
 from rocketmq_tiered.server.listen.own_address import check_advertised, is_loopback
 from rocketmq_tiered.server.proxy.proxy_service import ProxyConfig, ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
+from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig
 from rocketmq_tiered.server.slave.registration import SlaveConfig
 from rocketmq_tiered.server.slave.slave_service import SlaveOptions, SlaveService
 from tiered.broker_store.conf import BrokerConf
@@ -31,8 +32,20 @@ logger = logging.getLogger(__name__)
 def proxy_config(settings: Settings, conf: BrokerConf | None, broker: str) -> ProxyConfig:
     """Addresses of proxy mode. Raises UsageError for a missing or impossible one."""
     address, name_servers = _upstream_addresses(settings, conf, "serve")
-    advertise, checks = settings.serve.advertise, checks_clients(conf)
-    return ProxyConfig(broker, address, name_servers, advertise, tls_of(settings), checks, judges_locks(conf))
+    timers, serve = settings.timers, settings.serve
+    gateway = GatewayConfig(
+        timers.topic, timers.max_delay_ms, timers.ahead_ms, credentials_of(settings), bool(serve.acl_file)
+    )
+    return ProxyConfig(
+        broker,
+        address,
+        name_servers,
+        serve.advertise,
+        tls_of(settings),
+        checks_clients(conf),
+        judges_locks(conf),
+        gateway if timers.topic else None,
+    )
 
 
 def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> SlaveConfig:

@@ -23,6 +23,7 @@ from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.proxy.proxy_service import ProxyConfig, ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus
+from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig
 from rocketmq_tiered.server.security.audit_events import AuditEvent
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.process.handlers_double import FakeHandlers
@@ -75,6 +76,7 @@ def test_addresses_come_from_settings_or_else_from_broker_conf() -> None:
         ("10.0.0.8:9876", "10.0.0.9:9876"),
         "broker-host:9876",
         judges_locks=True,
+        timers=GatewayConfig("TIERED_TIMERS", 2 * 365 * 86_400_000, 3_600_000),
     )
     broker = BrokerSettings(address="127.0.0.1:1", name_servers=("127.0.0.1:2",))
     found = proxy_config(replace(ADVERTISED, broker=broker), CONF, "broker-a")

@@ -193,9 +193,7 @@ class BrokerClient:
         answer = self._asked(RequestCode.GET_BROKER_CONFIG)
         if answer.code != SUCCESS:
             return None
-        text = answer.body.decode("utf-8", "replace")
-        lines = (line.partition("=") for line in text.splitlines() if "=" in line)
-        return {name.strip(): value.strip() for name, _, value in lines}
+        return config_of(answer.body)
 
     def _ask(self, code: RequestCode) -> dict[str, Any] | None:
         answer = self._asked(code)
@@ -206,6 +204,12 @@ class BrokerClient:
         if answer.code == SYSTEM_BUSY:  # in every version: the code is supported, but not now
             raise UnavailableError(f"broker {self._address} is busy: {answer.remark or answer.code}")
         return answer
+
+
+def config_of(body: bytes) -> dict[str, str]:
+    """The configuration in the body of a response to GET_BROKER_CONFIG."""
+    lines = (line.partition("=") for line in body.decode("utf-8", "replace").splitlines() if "=" in line)
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def is_refusal(answer: RemotingCommand) -> bool:

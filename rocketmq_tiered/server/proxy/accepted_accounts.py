@@ -34,11 +34,8 @@ READS: Final = frozenset({
     RequestCode.GET_CONSUMER_CONNECTION_LIST, RequestCode.QUERY_CONSUMER_OFFSET,
 })  # fmt: skip
 """Codes with a topic or group in their fields that ACL 1.0 does not check."""
-SENDS: Final = {
-    RequestCode.SEND_REPLY_MESSAGE: (RequestCode.SEND_MESSAGE, "defaultTopicQueueNums"),
-    RequestCode.SEND_REPLY_MESSAGE_V2: (RequestCode.SEND_MESSAGE_V2, "d"),
-}
-"""Not judged by either: the request that is, and a field it needs."""
+SENDS: Final = frozenset({RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2})
+"""Not judged by either."""
 ADMINISTRATION: Final = frozenset({
     RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.UPDATE_BROKER_CONFIG, RequestCode.GET_BROKER_CONFIG,
     RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET,
@@ -52,7 +49,7 @@ BY_BODY: Final = frozenset({
     RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.BATCH_ACK_MESSAGE,
 })  # fmt: skip
 """Their groups are in the body: accepted with an earlier request, or sent by an administrator."""
-JUDGED: Final = READS | SENDS.keys() | ADMINISTRATION | BY_BODY
+JUDGED: Final = READS | SENDS | ADMINISTRATION | BY_BODY
 _ADMIN: Final = None, None
 
 _Key = tuple[str, str | None, str | None]
@@ -108,7 +105,7 @@ class AcceptedAccounts:
         if request.code in READS:
             return await self.refusal_to_read(command, upstream)
         if request.code in SENDS:
-            return await self._refusal_to_send(command, upstream)
+            return await self.refusal_to_send(command, upstream)
         if request.code in BY_BODY:
             with suppress(BadRequestError):  # the broker may read other groups in it
                 named = NEEDS[request.code].resources(request)
@@ -156,8 +153,12 @@ class AcceptedAccounts:
                 if await self.refusal_to_read(command, upstream) is None:
                     self.accept(fields, upstream, group, topic)
 
-    async def _refusal_to_send(self, command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:
-        code, needed = SENDS[RequestCode(command.code)]
+    async def refusal_to_send(self, command: RemotingCommand, upstream: Upstream) -> RemotingCommand | None:
+        """The broker's refusal of sending to the topic that a send, or a recall, names; None: accepted. Raises
+        UnavailableError."""
+        is_v1 = "topic" in command.ext_fields
+        code = RequestCode.SEND_MESSAGE if is_v1 else RequestCode.SEND_MESSAGE_V2
+        needed = "defaultTopicQueueNums" if is_v1 else "d"
         # Renamed, so that nothing is sent. The order of the fields is the same, and their names are not signed.
         fields = {f"{name}_" if name == needed else name: value for name, value in command.ext_fields.items()}
         return await _refusal(replace(command, code=int(code), ext_fields=fields), upstream)

@@ -3,6 +3,7 @@
     105, 106                  the name server's reply with this process in it (proxy_routes.py)
     name-server codes         relayed to a name server
     34, 35 of consumers       recorded; the client sends them to the broker too, as to every broker of a route
+    sends of far timers       sent to the gateway topic instead, recalls of these too (timer_gateway.py)
     codes of ``handlers``     answered from the archive and the broker together
     all others                relayed to the broker over the client's own connection, never twice
 
@@ -26,9 +27,11 @@ from rocketmq_tiered.server.proxy.proxy_handlers import relayed
 from rocketmq_tiered.server.proxy.proxy_routes import Published, may_dial, rewritten
 from rocketmq_tiered.server.proxy.relay import Relay
 from rocketmq_tiered.server.proxy.relay_client import ProxyClient
-from rocketmq_tiered.server.proxy.relay_rules import Destination, destination_of
+from rocketmq_tiered.server.proxy.relay_rules import SERVICE_NOT_AVAILABLE, Destination, destination_of
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayCounters
+from rocketmq_tiered.server.proxy.timer_gateway import CODES as TIMER_CODES
+from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig, TimerGateway
 from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
 from rocketmq_tiered.server.security.authorizer import record_at
 from rocketmq_tiered.server.security.permissions import NEEDS, REAL_TOPIC
@@ -59,7 +62,7 @@ NAMED_BY_OFFSET: Mapping[int, str] = {
 class ProxyConfig:
     """The broker's name and address, its name servers, and the address clients dial. ``tls``: for the connections to
     broker and name servers; None: plain. ``checks_clients``: the broker has access control;
-    ``judges_locks``: not ACL 1.0 only."""
+    ``judges_locks``: not ACL 1.0 only. ``timers``: None: timers are relayed."""
 
     broker: str
     broker_address: str
@@ -68,6 +71,7 @@ class ProxyConfig:
     tls: ClientTls | None = None
     checks_clients: bool = False
     judges_locks: bool = False
+    timers: GatewayConfig | None = None
 
 
 @dataclass
@@ -94,6 +98,7 @@ class ProxyService(RelayService[ProxyClient]):
         self._published = Published(config.broker, config.advertise)
         # A limit of its own: a hanging broker does not hold up routes.
         self._name_servers = NameServers(config.name_servers, InflightLimit(), config.tls)
+        self.timers = config.timers and TimerGateway(config.timers, config.broker, self.accepted)
         self._is_loopback_logged = False
         self.table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(
             self._route
@@ -213,6 +218,16 @@ class ProxyService(RelayService[ProxyClient]):
                 return refusal
         if self._handlers is None and code in MERGED_CODES:
             raise ThrottledError("the archive is not open yet")
+        if self.timers is not None and code in TIMER_CODES:
+            timers = self.timers
+            try:
+                found = await timers.answer(
+                    request, client.upstream, lambda one: self._relay.relay(one, client)
+                )
+            except UnavailableError as error:
+                return Response(SERVICE_NOT_AVAILABLE, remark=f"broker not reachable: {error}")
+            if found is not None:
+                return found[0]
         return await self._answer_or_relay(request, client)
 
     async def _refusal_of_record(self, request: Request, client: ProxyClient, field: str) -> Response | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers
 from rocketmq_tiered.server.proxy.proxy_service import ProxyConfig, ProxyService
+from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig
 from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
@@ -81,12 +82,13 @@ class Scene:
 async def scene(advertise: str = ADVERTISED, waits: frozenset[int] = frozenset(), name_servers: int = 1,
                 handlers: ProxyHandlers | None = None,
                 checks_clients: bool = False,
-                judges_locks: bool = False, acl_file: str = "") -> AsyncIterator[Scene]:  # fmt: skip
+                judges_locks: bool = False, acl_file: str = "",
+                timers: GatewayConfig | None = None) -> AsyncIterator[Scene]:  # fmt: skip
     broker = Peer(waits=waits)
     route = Response(body=(json.dumps(ROUTE).encode(),))
     names = [Peer({105: route}) for _ in range(name_servers)]
     place = ProxyConfig("b", await broker.start(), [await name.start() for name in names], advertise,
-                        checks_clients=checks_clients, judges_locks=judges_locks)  # fmt: skip
+                        checks_clients=checks_clients, judges_locks=judges_locks, timers=timers)  # fmt: skip
     service = ProxyService(place, ServeSettings(bind="127.0.0.1:0", acl_file=acl_file), ReadPolicies())
     _, port = await service.start()
     if handlers is not None:

@@ -1,0 +1,215 @@
+"""Sends timers that the broker does not take to the gateway topic, from which the archive delivers them.
+
+Owns what the broker takes, as it says in its configuration, and that the gateway topic exists. A client gets the
+broker's reply to the send to the gateway topic: SEND_OK means that the broker has stored it there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
+from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
+from rocketmq_tiered.server.proxy.timer_requests import (
+    SENDS,
+    AskedTimer,
+    Handle,
+    RefusedTimerError,
+    asked_timer,
+    cancel_send,
+    own_handle,
+    unsigned,
+)
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import Request, Response
+from tiered.errors import UnavailableError
+from tiered.remoting.client import config_of
+from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import Credentials
+
+CODES = SENDS | {RequestCode.RECALL_MESSAGE}
+LIMIT_S = 30.0
+"""How long a broker's limit stands; operators change it live."""
+ASK_TIMEOUT_S = 3.0
+QUEUES = 8
+_DEFAULT_MAX_S = 3 * 24 * 3600
+_STORED = (ResponseCode.SUCCESS, 10, 11, 12)
+"""FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT: the broker has the message."""
+
+Send = Callable[[Request], Awaitable[Response | None]]
+"""Relays a request to the broker over the client's connection."""
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """``credentials``: of an administrator of the broker. ``has_rules``: this process judges accounts itself."""
+
+    topic: str
+    max_delay_ms: int
+    ahead_ms: int
+    credentials: Credentials | None = None
+    has_rules: bool = False
+
+
+@dataclass
+class GatewayCounters:
+    """Timers sent to the gateway topic, recalled there, and refused."""
+
+    taken: int = 0
+    recalled: int = 0
+    refused: int = 0
+
+
+class TimerGateway:
+    """Of one broker, for all clients. Belongs to one event loop. ``accepted``: of a broker with access control."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        broker: str,
+        accepted: AcceptedAccounts | None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._config, self._broker, self._accepted, self._now_ms = config, broker, accepted, now_ms
+        self._limit_ms, self._asked_s = 0, -LIMIT_S
+        self._has_topic = False
+        self.counters = GatewayCounters()
+
+    async def answer(self, request: Request, upstream: Upstream, send: Send) -> tuple[Response | None] | None:
+        """The reply to a timer that is not the broker's, in a tuple; None: relay the request as it is. Raises
+        UnavailableError."""
+        try:
+            if request.code == RequestCode.RECALL_MESSAGE:
+                return await self._recall(request, upstream, send)
+            asked = asked_timer(request.command, self._now_ms())
+            return None if asked is None else await self._timer(request, asked, upstream, send)
+        except RefusedTimerError as error:
+            self.counters.refused += 1
+            return (Response(error.code, remark=str(error)),)
+
+    # -- timers -----------------------------------------------------------------------------------------------
+
+    async def _timer(
+        self, request: Request, asked: AskedTimer, upstream: Upstream, send: Send
+    ) -> tuple[Response | None] | None:
+        limit_ms, delay_ms = await self._broker_limit_ms(upstream), asked.deliver_ms - self._now_ms()
+        is_broker_s = delay_ms <= limit_ms
+        if is_broker_s and not (asked.cancels and delay_ms > self._config.ahead_ms):
+            return None
+        if delay_ms > self._config.max_delay_ms:
+            days = self._config.max_delay_ms / 86_400_000
+            raise RefusedTimerError(f"timer too far ahead: at most {days:g} days (timers.max_delay_ms)")
+        await self._judge(request.command, upstream)
+        await self._prepare(upstream)
+        command, unique_key = asked.for_gateway(self._config.topic)
+        if command.code == RequestCode.SEND_BATCH_MESSAGE:
+            command = replace(command, code=int(RequestCode.SEND_MESSAGE_V2))
+        response = await self._send(request, command, send)
+        if is_broker_s:
+            return None  # a mark that deletes a timer, of the broker or of the archive: both have it
+        if response is None or response.code not in _STORED:
+            return (response,)
+        self.counters.taken += 1
+        handle = Handle(asked.topic, self._broker, asked.deliver_ms, unique_key)
+        return (replace(response, ext={**response.ext, "recallHandle": handle.text()}),)
+
+    async def _recall(
+        self, request: Request, upstream: Upstream, send: Send
+    ) -> tuple[Response | None] | None:
+        handle = own_handle(request.text("recallHandle", ""))
+        if handle is None:
+            return None
+        now_ms = self._now_ms()
+        if handle.topic != request.text("topic", ""):
+            raise RefusedTimerError("recall failed: the handle is of another topic")
+        if handle.deliver_ms <= now_ms:
+            raise RefusedTimerError("recall failed: its time has passed")
+        await self._judge(request.command, upstream)
+        await self._prepare(upstream)
+        cancel = cancel_send(handle, request.text("producerGroup", ""), self._config.topic, now_ms)
+        cancel = replace(cancel, opaque=request.command.opaque, serialize_type=request.command.serialize_type)
+        response = await self._send(request, cancel, send)
+        if response is None or response.code not in _STORED:
+            return (response,)
+        self.counters.recalled += 1
+        if handle.deliver_ms - now_ms > self._config.ahead_ms or not self._limit_ms:
+            return (Response(ext={"msgId": handle.unique_key}, version=response.version),)
+        # The broker may have it already, and judges whether it recalls messages.
+        fields = {**request.command.ext_fields, "recallHandle": handle.text(is_ours=False)}
+        return (await self._send(request, replace(request.command, ext_fields=unsigned(fields)), send),)
+
+    async def _send(self, request: Request, command: RemotingCommand, send: Send) -> Response | None:
+        response = await send(Request(self._signed(command), request.peer, request.account))
+        if response is not None and response.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._has_topic = False  # deleted since; the client sends again
+        return response
+
+    # -- the broker -------------------------------------------------------------------------------------------
+
+    def _signed(self, command: RemotingCommand) -> RemotingCommand:
+        if self._config.credentials is None:
+            return command
+        return replace(command, ext_fields=self._config.credentials.signed(command.ext_fields, command.body))
+
+    async def _judge(self, command: RemotingCommand, upstream: Upstream) -> None:
+        """The gateway topic gets requests under the account of this process: the client's own one must be allowed to
+        send to the real topic."""
+        if self._accepted is None:
+            return
+        if self._config.credentials is None:
+            raise RefusedTimerError(
+                "timers beyond the broker's limit require broker.credentials_file beside access control",
+                ResponseCode.NO_PERMISSION,
+            )
+        if self._config.has_rules:
+            return
+        refusal = await self._accepted.refusal_to_send(command, upstream)
+        if refusal is not None:
+            raise RefusedTimerError(refusal.remark or "not permitted", refusal.code)
+
+    async def _ask(self, upstream: Upstream, code: RequestCode, **fields: str) -> RemotingCommand:
+        command = self._signed(RemotingCommand(int(code), 0, ext_fields=fields))
+        answer = await upstream.call(command, ASK_TIMEOUT_S)
+        if answer.code == ResponseCode.SYSTEM_BUSY:
+            raise UnavailableError(answer.remark or "the broker is busy")
+        return answer
+
+    async def _broker_limit_ms(self, upstream: Upstream) -> int:
+        """The longest delay that the broker takes; 0 of one without timers, as 4.9."""
+        if time.monotonic() - self._asked_s < LIMIT_S:
+            return self._limit_ms
+        answer = await self._ask(upstream, RequestCode.GET_BROKER_CONFIG)
+        if answer.code != ResponseCode.SUCCESS:
+            raise RefusedTimerError(
+                f"the broker does not say which timers it takes: {answer.remark or answer.code}; "
+                "set broker.credentials_file to an administrator's account",
+                ResponseCode.NO_PERMISSION,
+            )
+        config = config_of(answer.body)
+        has_timers = config.get("timerWheelEnable", "false") == "true"
+        text = config.get("timerMaxDelaySec", "")
+        limit_s = int(text) if text.isdecimal() else _DEFAULT_MAX_S
+        self._limit_ms, self._asked_s = limit_s * 1000 if has_timers else 0, time.monotonic()
+        return self._limit_ms
+
+    async def _prepare(self, upstream: Upstream) -> None:
+        """Create the gateway topic unless it exists."""
+        if self._has_topic:
+            return
+        topic = self._config.topic
+        found = await self._ask(upstream, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
+        if found.code == ResponseCode.TOPIC_NOT_EXIST:
+            found = await self._ask(
+                upstream, RequestCode.UPDATE_AND_CREATE_TOPIC, topic=topic, defaultTopic=topic,
+                readQueueNums=str(QUEUES), writeQueueNums=str(QUEUES), perm="6", topicFilterType="SINGLE_TAG",
+                topicSysFlag="0", order="false",
+            )  # fmt: skip
+        if found.code != ResponseCode.SUCCESS:
+            raise RefusedTimerError(
+                f"topic {topic} for timers cannot be created: {found.remark or found.code}; create it with mqadmin "
+                "updateTopic",
+                ResponseCode.NO_PERMISSION,
+            )
+        self._has_topic = True

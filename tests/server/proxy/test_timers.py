@@ -1,0 +1,264 @@
+"""Timers beyond the broker's limit, sent through the proxy: what the broker gets, and what the client is told."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig
+from rocketmq_tiered.server.proxy.timer_requests import own_handle
+from rocketmq_tiered.server.wire.request import Response
+from tests.server.proxy.proxy_client import Client
+from tests.server.proxy.service_scene import Scene, run, scene
+from tiered.formats.record import parse_properties
+from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import Credentials
+
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+CONFIG = GatewayConfig("TIERED_TIMERS", 730 * DAY_MS, HOUR_MS)
+WHEEL = b"timerWheelEnable=true\ntimerMaxDelaySec=259200\n"
+STORED = Response(0, {"msgId": "M", "queueId": "3", "queueOffset": "9"})
+
+
+def properties(**values: object) -> str:
+    return "".join(f"{name}\x01{value}\x02" for name, value in values.items())
+
+
+def at(days: float) -> int:
+    return int(time.time() * 1000) + int(days * DAY_MS)
+
+
+async def sent(
+    client: Client, text: str, code: int = 310, body: bytes = b"hello", **more: str
+) -> RemotingCommand:
+    fields = {"a": "P", "b": "T", "c": "TBW102", "d": "4", "e": "2", "f": "0", "g": "11", "h": "7", "i": text, "j": "0",
+              "k": "false", "m": "false"}  # fmt: skip
+    return await client.ask(code, body, **{**fields, **more})
+
+
+def gateway_sends(made: Scene) -> list[RemotingCommand]:
+    return [one for one in made.broker.seen if one.ext_fields.get("b", one.ext_fields.get("topic")) == CONFIG.topic
+            and one.code in (10, 310, 320)]  # fmt: skip
+
+
+def told(story: Callable[[Scene, Client], Awaitable[None]], config: bytes = WHEEL, **options: Any) -> None:
+    async def whole() -> None:
+        async with scene(timers=options.pop("timers", CONFIG), **options) as made:
+            made.broker.answers |= {26: Response(body=(config,)), 310: STORED, 10: STORED, 202: Response()}
+            await story(made, await made.client())
+
+    run(whole())
+
+
+@pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
+def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer_is_the_brokers(name: str) -> None:
+    value = {"TIMER_DELIVER_MS": at(60), "TIMER_DELAY_SEC": 60 * 86_400, "TIMER_DELAY_MS": 60 * DAY_MS}[name]
+
+    async def story(made: Scene, client: Client) -> None:
+        text = properties(UNIQ_KEY="U1", KEYS="k", color="red", **{name: value})
+        answer = await sent(client, text)
+        assert (answer.code, answer.ext_fields["queueOffset"]) == (0, "9")
+        (gateway,) = gateway_sends(made)
+        found = parse_properties(gateway.ext_fields["i"].encode())
+        deliver_ms = int(found.pop("TIERED_DELIVER_MS"))
+        assert abs(deliver_ms - at(60)) < 5000
+        assert found == {
+            "UNIQ_KEY": "U1",
+            "KEYS": "k",
+            "color": "red",
+            "TIERED_TOPIC": "T",
+            "TIERED_QUEUE": "2",
+        }
+        kept = {key: gateway.ext_fields[key] for key in "aefghm"}
+        assert kept == {"a": "P", "e": "-1", "f": "0", "g": "11", "h": "7", "m": "false"}
+        assert gateway.body == b"hello"
+        words = base64.urlsafe_b64decode(answer.ext_fields["recallHandle"]).decode().split(" ")
+        recall_ms = (deliver_ms - 1) // 1000 * 1000 + 1
+        assert words == ["v1", "T", "b", str(recall_ms), "U1", str(deliver_ms)]
+
+    told(story)
+
+
+def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one() -> None:
+    async def story(made: Scene, client: Client) -> None:
+        text = properties(TIMER_DELIVER_MS=at(60))
+        answer = await client.ask(10, b"x", producerGroup="P", topic="T", defaultTopic="TBW102", queueId="0",
+                                  defaultTopicQueueNums="4", sysFlag="0", bornTimestamp="1", flag="0",
+                                  reconsumeTimes="0", properties=text)  # fmt: skip
+        assert answer.code == 0
+        (gateway,) = gateway_sends(made)
+        found = parse_properties(gateway.ext_fields["properties"].encode())
+        assert len(found["UNIQ_KEY"]) == 32
+        handle = own_handle(answer.ext_fields["recallHandle"])
+        assert handle is not None and handle.unique_key == found["UNIQ_KEY"]
+
+    told(story)
+
+
+@pytest.mark.parametrize("text", [
+    properties(TIMER_DELAY_SEC=3 * 86_400), properties(TIMER_DELIVER_MS=at(-1)), properties(color="TIMER_DELAY_SEC"),
+    properties(DELAY=3, TIMER_DELIVER_MS=at(60)), properties(TIMER_OUT_MS=5, TIMER_DELIVER_MS=at(60)),
+    properties(TIMER_DELAY_SEC=5, TIMER_DELIVER_MS=at(60)),
+])  # fmt: skip
+def test_what_the_broker_takes_is_relayed_unchanged(text: str) -> None:
+    async def story(made: Scene, client: Client) -> None:
+        assert (await sent(client, text)).code == 0
+        assert gateway_sends(made) == []
+        assert [one.ext_fields["i"] for one in made.broker.seen if one.code == 310] == [text]
+
+    told(story)
+
+
+@pytest.mark.parametrize("config", [b"brokerName=b\n", b"timerWheelEnable=false\ntimerMaxDelaySec=259200\n"])
+def test_a_broker_without_timers_gets_none(config: bytes) -> None:
+    async def story(made: Scene, client: Client) -> None:
+        assert (await sent(client, properties(TIMER_DELAY_SEC=5))).code == 0
+        assert (await sent(client, properties(DELAY=5))).code == 0
+        assert len(gateway_sends(made)) == 1
+        assert made.broker.codes().count(26) == 1, "asked once"
+
+    told(story, config)
+
+
+@pytest.mark.parametrize(("text", "sys_flag", "remark"), [
+    (properties(TIMER_DELIVER_MS=at(800)), "0", "timer too far ahead: at most 730 days (timers.max_delay_ms)"),
+    (properties(TIMER_DELIVER_MS="soon"), "0", "TIMER_DELIVER_MS = soon is not a number of ms"),
+    (properties(TIMER_DELAY_SEC="9" * 30), "0", f"TIMER_DELAY_SEC = {'9' * 30} is not a number of s"),
+    (properties(TIMER_DELAY_SEC=5), "4", "a transactional message cannot be a timer: remove one of both"),
+])  # fmt: skip
+def test_what_nobody_delivers_is_refused_in_one_line(text: str, sys_flag: str, remark: str) -> None:
+    async def story(made: Scene, client: Client) -> None:
+        answer = await sent(client, text, f=sys_flag)
+        assert (answer.code, answer.remark) == (13, remark)
+        assert 310 not in made.broker.codes()
+
+    told(story)
+
+
+def test_a_batch_with_a_timer_is_refused_and_one_without_is_relayed() -> None:
+    async def story(made: Scene, client: Client) -> None:
+        body = b"\0\0\0\x30" + b"TIMER_DELIVER_MS\x01%d\x02" % at(60)
+        answer = await sent(client, properties(UNIQ_KEY="B"), 320, body, m="true")
+        assert (answer.code, answer.remark) == (13, "timers cannot be sent in a batch: send them one by one")
+        assert (await sent(client, properties(UNIQ_KEY="B"), 320, b"plain", m="true")).code == 0
+        assert made.broker.codes() == [320]
+
+    told(story)
+
+
+def test_a_missing_gateway_topic_is_created_and_one_that_cannot_be_is_said() -> None:
+    async def story(made: Scene, client: Client) -> None:
+        made.broker.answers |= {
+            202: Response(17, remark="no such topic"),
+            17: Response(1, remark="disk full"),
+        }
+        answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)))
+        assert answer.code == 16 and answer.remark == (
+            "topic TIERED_TIMERS for timers cannot be created: disk full; create it with mqadmin updateTopic"
+        )
+        made.broker.answers[17] = Response()
+        assert (await sent(client, properties(TIMER_DELIVER_MS=at(60)))).code == 0
+        assert (await sent(client, properties(TIMER_DELIVER_MS=at(60)))).code == 0
+        created = [one for one in made.broker.seen if one.code == 17]
+        assert len(created) == 2
+        assert (created[1].ext_fields["topic"], created[1].ext_fields["writeQueueNums"]) == (
+            "TIERED_TIMERS",
+            "8",
+        )
+
+    told(story)
+
+
+def test_it_is_ok_only_when_the_broker_has_it() -> None:
+    async def story(made: Scene, client: Client) -> None:
+        made.broker.answers[310] = Response(1, remark="put message failed")
+        answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)))
+        assert (answer.code, answer.remark) == (
+            1,
+            "put message failed",
+        ) and "recallHandle" not in answer.ext_fields
+        await made.broker.stop()
+        await asyncio.sleep(0.05)
+        with pytest.raises(ConnectionError):
+            assert (await sent(await made.client(), properties(TIMER_DELIVER_MS=at(60)))).code == 14
+            raise ConnectionError
+
+    told(story)
+
+
+def test_a_recall_of_ours_cancels_in_the_gateway_topic_and_one_of_the_brokers_is_relayed() -> None:
+    async def story(made: Scene, client: Client) -> None:
+        deliver_ms = at(60)
+        handle = (await sent(client, properties(UNIQ_KEY="U", TIMER_DELIVER_MS=deliver_ms))).ext_fields[
+            "recallHandle"
+        ]
+        answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
+        assert (answer.code, answer.ext_fields["msgId"]) == (0, "U")
+        found = parse_properties(gateway_sends(made)[-1].ext_fields["i"].encode())
+        assert found["TIERED_CANCEL"] == f"{deliver_ms} U" and "TIERED_TOPIC" not in found
+        assert 370 not in made.broker.codes()
+        answer = await client.ask(370, producerGroup="P", topic="other", recallHandle=handle)
+        assert (answer.code, answer.remark) == (13, "recall failed: the handle is of another topic")
+        theirs = base64.urlsafe_b64encode(b"v1 T b 1700000000001 U").decode()
+        assert (await client.ask(370, producerGroup="P", topic="T", recallHandle=theirs)).remark == "said so"
+        assert made.broker.seen[-1].ext_fields["recallHandle"] == theirs
+
+    told(story)
+
+
+def test_a_recall_within_the_hand_over_goes_to_the_broker_too() -> None:
+    async def story(made: Scene, client: Client) -> None:
+        deliver_ms = at(1 / 48)
+        text = f"v1 T b 1 U {deliver_ms}"
+        handle = base64.urlsafe_b64encode(text.encode()).decode()
+        await sent(client, properties(TIMER_DELAY_SEC=5))  # it asks for the limit
+        answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
+        assert answer.remark == "said so"
+        assert len(gateway_sends(made)) == 1
+        words = base64.urlsafe_b64decode(made.broker.seen[-1].ext_fields["recallHandle"]).decode().split(" ")
+        assert words == ["v1", "T", "b", str((deliver_ms - 1) // 1000 * 1000 + 1), "U"]
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    ("days", "wanted"), [(60, ["TIERED_TIMERS"]), (2, ["TIERED_TIMERS", "T"]), (0.01, ["T"])]
+)
+def test_a_mark_that_deletes_a_timer_goes_where_it_may_be(days: float, wanted: list[str]) -> None:
+    async def story(made: Scene, client: Client) -> None:
+        deliver_ms = at(days)
+        text = properties(UNIQ_KEY="M", TIMER_DELIVER_MS=deliver_ms, TIMER_DEL_UNIQKEY="T+U")
+        assert (await sent(client, text)).code == 0
+        sends = [one for one in made.broker.seen if one.code == 310]
+        assert [one.ext_fields["b"] for one in sends] == wanted
+        found = parse_properties(sends[0].ext_fields["i"].encode())
+        assert days < 1 or found == {"UNIQ_KEY": "M", "TIERED_CANCEL": f"{deliver_ms} U"}
+
+    told(story)
+
+
+def test_beside_access_control_the_broker_judges_the_client_and_the_sidecars_account_sends() -> None:
+    async def story(made: Scene, client: Client) -> None:
+        text = properties(TIMER_DELIVER_MS=at(60))
+        assert (await sent(client, text, AccessKey="client", Signature="s")).code == 0
+        judged, gateway = [one for one in made.broker.seen if one.code == 310]
+        assert judged.ext_fields["AccessKey"] == "client" and "d" not in judged.ext_fields
+        assert gateway.ext_fields["AccessKey"] == "sidecar" and gateway.ext_fields["b"] == "TIERED_TIMERS"
+        made.broker.answers[310] = Response(16, remark="no PUB on T")
+        answer = await sent(client, text, AccessKey="client", Signature="s")
+        assert (answer.code, answer.remark) == (16, "no PUB on T")
+
+    account = GatewayConfig("TIERED_TIMERS", 730 * DAY_MS, HOUR_MS, Credentials("sidecar", "secret"))
+    told(story, checks_clients=True, timers=account)
+
+    async def without(made: Scene, client: Client) -> None:
+        answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)), AccessKey="client", Signature="s")
+        assert answer.code == 16 and "broker.credentials_file" in (answer.remark or "")
+
+    told(without, checks_clients=True)
