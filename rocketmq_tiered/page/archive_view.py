@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.page.topic_summary import TopicNumbers, TopicSummary, summarize
 from rocketmq_tiered.page.worker_value import Reading, WorkerValue
 from rocketmq_tiered.process.archive_rules import rules_in
+from tiered.archive.timers import TimerFiles
 from tiered.catalog.hidden_history import HistoryListing, list_histories
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
@@ -43,6 +44,7 @@ CATALOG_KEPT_S = 5.0
 COST_KEPT_S, COST_KEPT_MAX_S = 60.0, 3600.0
 """How long a cost is kept: for each thousand objects (one request of a listing), and at most."""
 HISTORIES_KEPT_S = 60.0
+TIMERS_KEPT_S = 15.0
 ADOPTED_S = 60.0
 """How long after a commit of this process the catalog is not read from the store."""
 FIRST_WAIT_S, NEWER_WAIT_S = 1.0, 0.3
@@ -104,6 +106,8 @@ class ArchiveView:
         self._contents = WorkerValue("catalog", self._read_contents, lambda _: CATALOG_KEPT_S)
         self._cost = WorkerValue("cost", self._measure_cost, _kept_s)
         self._histories = WorkerValue("log histories", self._read_histories, lambda _: HISTORIES_KEPT_S)
+        self._timers = WorkerValue("timers", self._read_timers, lambda _: TIMERS_KEPT_S)
+        self._timer_files: tuple[ObjectStore, TimerFiles] | None = None
         self._index: RunIndex | None = None
         self._expired: dict[QueueKey, tuple[int, int]] = {}
         """Minimum offset, and expired bytes in front of it."""
@@ -125,6 +129,10 @@ class ArchiveView:
     def histories(self) -> Reading[list[HistoryListing]]:
         """Log histories and what each hid, a minute old at most; an empty list with a single one."""
         return self._histories.get(SHORT_WAIT_S)
+
+    def timers(self) -> Reading[Mapping[int, int]]:
+        """Pending entries of timers by hour of delivery, since the epoch, of the catalog read last."""
+        return self._timers.get(FIRST_WAIT_S, NEWER_WAIT_S)
 
     def access(self) -> ArchiveAccess:
         """The archive. Raises what opening it raises."""
@@ -213,6 +221,12 @@ class ArchiveView:
     def _read_histories(self) -> list[HistoryListing]:
         access = self.access()
         return list_histories(access.store, access.state) if access.state.log_histories else []
+
+    def _read_timers(self) -> Mapping[int, int]:
+        access = self.access()
+        if self._timer_files is None or self._timer_files[0] is not access.store:
+            self._timer_files = access.store, TimerFiles(access.store)
+        return self._timer_files[1].hours(access.state)
 
     def _rules_at(self, store: ObjectStore, state: CatalogState) -> Callable[[str], TopicRule]:
         """The rules of topics; the archived topic table is read again only if there is a new one."""

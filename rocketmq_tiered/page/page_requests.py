@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message as Headers
+from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from fetcher.access import ArchiveAccess
@@ -31,6 +32,7 @@ from rocketmq_tiered.page.message_search import Search, find_messages, parse_sea
 from rocketmq_tiered.page.messages import render_messages
 from rocketmq_tiered.page.overview import Overview, ShownHistory, render_overview, unread
 from rocketmq_tiered.page.settings_table import render_settings
+from rocketmq_tiered.page.timers import ShownTimer, find_timers, render_timers
 from rocketmq_tiered.page.topics import (
     TOPICS_A_PAGE,
     ShownTopic,
@@ -49,6 +51,7 @@ from rocketmq_tiered.server.proxy.relay_status import RelayStatus
 from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageError
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PAGES_AT_ONCE, PAGES_WAITING, SEARCHES_AT_ONCE = 4, 4, 2
 """Pages in progress and waiting are fewer than the admin server's connections, so that /health is answered while they
@@ -57,6 +60,7 @@ WAIT_S = 10.0
 TARGET_CHARS_MAX = 8192
 FIELDS_MAX = 20
 _STATIC = "/page/"
+_NEEDS_TOKEN = "Clients need an account here, so messages are shown only with a token: set admin.token_file."
 _BUSY = "all pages wait for the object store: try again"
 
 
@@ -106,11 +110,14 @@ class AdminPages:
             "/topics": ("Topics", self._topics),
             "/queues": ("", self._queues),
             "/messages": ("Messages", self._messages),
+            "/timers": ("Timers", self._timers),
             "/clients": ("Clients", self._clients),
             "/settings": ("Settings", self._settings_page),
         }
         if not process.shows_clients:
             del self._routes["/clients"]
+        if not settings.settings.timers.topic:
+            del self._routes["/timers"]
 
     def close(self) -> None:
         """Stop measuring, and close the archive."""
@@ -255,17 +262,14 @@ class AdminPages:
 
     def _messages(self, fields: Mapping[str, str]) -> _Page:
         if self._token is None and self._process.has_accounts():
-            text = (
-                "Clients need an account here, so messages are shown only with a token: set admin.token_file."
-            )
-            return _Page("Messages", notice(text, is_problem=False), 403)
+            return _Page("Messages", notice(_NEEDS_TOKEN, is_problem=False), 403)
         contents = self._archive.contents().value
         search, code, problem = Search(), 200, Html()
         found: list[Message] = []
         try:
             search = parse_search(fields)
             if search.is_given:
-                found = self._find(search)
+                found = self._searched(lambda: find_messages(self._archive.access(), search))
         except TieredError as error:
             is_missing = isinstance(error, NotFoundError)
             problem, code = notice(str(error), is_problem=not is_missing), _code_of(error)
@@ -273,11 +277,28 @@ class AdminPages:
         form = fields.get("form", "text")
         return _Page("Messages", render_messages(search, topics, found, problem, form), code)
 
-    def _find(self, search: Search) -> list[Message]:
+    def _timers(self, fields: Mapping[str, str]) -> _Page:
+        key, code, found = fields.get("key", "").strip(), 200, list[ShownTimer]()
+        problem, hours = unread(self._archive.contents()), self._archive.timers()
+        try:
+            if key and self._token is None and self._process.has_accounts():
+                problem, code = notice(_NEEDS_TOKEN, is_problem=False), 403
+            elif key:
+                topic = self._settings.settings.timers.topic
+                found = self._searched(lambda: find_timers(self._archive.access(), topic, key))
+        except TieredError as error:
+            problem, code = (
+                notice(str(error), is_problem=not isinstance(error, NotFoundError)),
+                _code_of(error),
+            )
+        now_ms = int(time.time() * 1000)
+        return _Page("Timers", render_timers(hours.value, now_ms, key, found, problem), code)
+
+    def _searched(self, search: Callable[[], list[T]]) -> list[T]:
         if not self._searching.acquire(timeout=WAIT_S):
             raise UnavailableError("other searches are running", hint="try again")
         try:
-            return find_messages(self._archive.access(), search)
+            return search()
         finally:
             self._searching.release()
 

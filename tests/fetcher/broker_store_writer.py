@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,11 +37,13 @@ class WrittenStore:
         keys: str = "",
         with_unit: bool = True,
         later_ms: int = 0,
+        more: Mapping[str, str] | None = None,
     ) -> int:
         """Store one message, ``later_ms`` after the usual time; its queue offset."""
         queue = self.records.setdefault((topic, queue_id), {})
         offset = max(queue, default=-1) + 1
-        given = ((b"TAGS", tags), (b"KEYS", keys))
+        others = [(name.encode(), value) for name, value in (more or {}).items()]
+        given = ((b"TAGS", tags), (b"KEYS", keys), *others)
         text = properties(*((name, value.encode()) for name, value in given if value))
         message = Message(topic.encode(), queue_id, offset, body, text)
         message = replace(message, store_timestamp=message.store_timestamp + later_ms)
