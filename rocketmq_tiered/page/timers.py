@@ -88,7 +88,8 @@ def render_timers(
     return tag("div", parts, _hours(hours, now_ms // HOUR_MS) if hours is not None else None, class_="grid")
 
 
-def _hours(hours: Mapping[int, int], now: int) -> list[Html]:
+def _hours(entries: Mapping[int, int], now: int) -> list[Html]:
+    hours = {hour: count for hour, count in entries.items() if hour}  # hour 0 has those that are refused
     if not hours:
         return [section("hours", "Pending", tag("p", "No timer is pending."))]
     first, last = min(hours), max(hours)

@@ -63,6 +63,8 @@ def _proxy(service: ProxyService) -> Iterator[Metric]:
     yield _gauge("proxy_broker_connections", "connections to the broker, made for clients", connections)
     routes = "routes sent to clients with this process in them"
     yield CounterMetricFamily(f"{PREFIX}_proxy_routes", routes, service.counters.routes)
+    timers = "timers sent to the gateway topic, recalled there, and refused"
+    yield _counters("proxy_timers", timers, "outcome", service.counters.timers)
 
 
 def _slave(service: SlaveService) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.servers.child import ChildServer, free_port
@@ -35,7 +36,7 @@ class RocketMqProxy:
         self._directory = directory
         grpc, remoting = free_port(), free_port()
         self.address, self.remoting_address = f"127.0.0.1:{grpc}", f"127.0.0.1:{remoting}"
-        configuration = directory / "conf" / "rmq-proxy.json"
+        configuration = self._configuration = directory / "conf" / "rmq-proxy.json"
         configuration.parent.mkdir(parents=True)
         configuration.write_text(
             json.dumps(
@@ -72,15 +73,24 @@ class RocketMqProxy:
         """Stop it."""
         self.server.stop()
 
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """More settings, before it is started."""
+        found = json.loads(self._configuration.read_text())
+        self._configuration.write_text(json.dumps(found | dict(settings)))
+
     def consume(self, *arguments: str, timeout_s: float = 90) -> str:
         """Run GrpcConsume.java to its end; what it printed."""
+        return self.run("GrpcConsume", *arguments, timeout_s=timeout_s)
+
+    def run(self, program: str, *arguments: str, timeout_s: float = 90) -> str:
+        """Run a program of ``java/grpc`` to its end; what it printed."""
         command = [
             "java", "-Xmx256m", f"-Duser.home={self._directory}", "-cp", f"{self._programs}:{self._client}/*",
-            "GrpcConsume", self.address, *arguments,
+            program, self.address, *arguments,
         ]  # fmt: skip
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False, env=os.environ
         )
         if done.returncode != 0:
-            raise RuntimeError(f"GrpcConsume failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
+            raise RuntimeError(f"{program} failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
         return done.stdout

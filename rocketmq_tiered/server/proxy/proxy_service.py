@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.listen.options import parse_address
@@ -31,7 +31,7 @@ from rocketmq_tiered.server.proxy.relay_rules import SERVICE_NOT_AVAILABLE, Dest
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayCounters
 from rocketmq_tiered.server.proxy.timer_gateway import CODES as TIMER_CODES
-from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig, TimerGateway
+from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig, TimerGateway, new_counts
 from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
 from rocketmq_tiered.server.security.authorizer import record_at
 from rocketmq_tiered.server.security.permissions import NEEDS, REAL_TOPIC
@@ -76,9 +76,10 @@ class ProxyConfig:
 
 @dataclass
 class ProxyCounters(RelayCounters):
-    """``routes``: routes sent to clients with this process in them."""
+    """``routes``: routes sent to clients with this process in them. ``timers``: see TimerGateway."""
 
     routes: int = 0
+    timers: dict[str, int] = field(default_factory=new_counts)
 
 
 class ProxyService(RelayService[ProxyClient]):
@@ -98,7 +99,9 @@ class ProxyService(RelayService[ProxyClient]):
         self._published = Published(config.broker, config.advertise)
         # A limit of its own: a hanging broker does not hold up routes.
         self._name_servers = NameServers(config.name_servers, InflightLimit(), config.tls)
-        self.timers = config.timers and TimerGateway(config.timers, config.broker, self.accepted)
+        self.timers = config.timers and TimerGateway(
+            config.timers, config.broker, self.accepted, self.counters.timers
+        )
         self._is_loopback_logged = False
         self.table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(
             self._route

@@ -53,29 +53,27 @@ class GatewayConfig:
     has_rules: bool = False
 
 
-@dataclass
-class GatewayCounters:
+def new_counts() -> dict[str, int]:
     """Timers sent to the gateway topic, recalled there, and refused."""
-
-    taken: int = 0
-    recalled: int = 0
-    refused: int = 0
+    return {"sent": 0, "recalled": 0, "refused": 0}
 
 
 class TimerGateway:
-    """Of one broker, for all clients. Belongs to one event loop. ``accepted``: of a broker with access control."""
+    """Of one broker, for all clients. Belongs to one event loop. ``accepted``: of a broker with access control;
+    ``counts``: see new_counts."""
 
     def __init__(
         self,
         config: GatewayConfig,
         broker: str,
         accepted: AcceptedAccounts | None,
+        counts: dict[str, int],
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._config, self._broker, self._accepted, self._now_ms = config, broker, accepted, now_ms
         self._limit_ms, self._asked_s = 0, -LIMIT_S
         self._has_topic = False
-        self.counters = GatewayCounters()
+        self._counts = counts
 
     async def answer(self, request: Request, upstream: Upstream, send: Send) -> tuple[Response | None] | None:
         """The reply to a timer that is not the broker's, in a tuple; None: relay the request as it is. Raises
@@ -86,7 +84,7 @@ class TimerGateway:
             asked = asked_timer(request.command, self._now_ms())
             return None if asked is None else await self._timer(request, asked, upstream, send)
         except RefusedTimerError as error:
-            self.counters.refused += 1
+            self._counts["refused"] += 1
             return (Response(error.code, remark=str(error)),)
 
     # -- timers -----------------------------------------------------------------------------------------------
@@ -111,7 +109,7 @@ class TimerGateway:
             return None  # a mark that deletes a timer, of the broker or of the archive: both have it
         if response is None or response.code not in _STORED:
             return (response,)
-        self.counters.taken += 1
+        self._counts["sent"] += 1
         handle = Handle(asked.topic, self._broker, asked.deliver_ms, unique_key)
         return (replace(response, ext={**response.ext, "recallHandle": handle.text()}),)
 
@@ -133,7 +131,7 @@ class TimerGateway:
         response = await self._send(request, cancel, send)
         if response is None or response.code not in _STORED:
             return (response,)
-        self.counters.recalled += 1
+        self._counts["recalled"] += 1
         if handle.deliver_ms - now_ms > self._config.ahead_ms or not self._limit_ms:
             return (Response(ext={"msgId": handle.unique_key}, version=response.version),)
         # The broker may have it already, and judges whether it recalls messages.
