@@ -48,6 +48,7 @@ EXTENDED = {
     "integration/test_live_lmq.py": ALL,
     "integration/test_mount.py": r"test_a_drill",
     "integration/test_proxy_clients.py": r".*\[(4|5\.5)|test_mqadmin",
+    "integration/test_proxy_timers.py": r".*\[(4|5\.5)|test_(a_grpc|the_producers)",
     "integration/test_proxy_wire.py": r".*\[4",
     "integration/test_recreated_topic.py": ALL,
     "integration/test_reserve_time.py": ALL,

@@ -157,7 +157,7 @@ class TimerDelivery:
             return self._merge(plan.merge)
         if plan.entries is None:
             return self._commit(state, ())
-        if plan.is_doubt and not self._is_settled():
+        if plan.is_doubt and not (self._is_due(plan.entries) and self._is_settled()):
             return False
         claims = _claims(plan.entries, is_doubt=plan.is_doubt)
         until_s = self._monotonic_s() + CLAIM_S
@@ -170,6 +170,11 @@ class TimerDelivery:
         self._over = {ref.key: ref.moved(ref.claimed, ref.claimed) for ref in claims}
         self._postponed = postponed
         return True
+
+    def _is_due(self, entries: Entries) -> bool:
+        """Whether none is sent early: the clock may have been set back since they were claimed."""
+        last_ms = int((entries.table["deliver_ms"] - entries.table["postponed_ms"]).max())
+        return last_ms <= self._clock_ms() or self._broker.timers().max_delay_ms > 0
 
     def _is_settled(self) -> bool:
         """Whether the broker can be queried about rows in doubt: what others had sent is stored by now."""

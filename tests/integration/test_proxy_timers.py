@@ -53,7 +53,9 @@ class Timers:
     def send(self, version: str, lines: Sequence[str]) -> dict[str, Sent]:
         """Through the tiered proxy: see ProxyTimers.java."""
         output = self.proxy.directory / f"sent-{time.monotonic_ns()}.txt"
-        run_java(version, self.proxy.directory, "ProxyTimers", self.proxy.address, TARGET, str(output), *lines)
+        run_java(
+            version, self.proxy.directory, "ProxyTimers", self.proxy.address, TARGET, str(output), *lines
+        )
         found = {}
         for line in output.read_text("utf-8").splitlines():
             name, unique_key, outcome = line.split(" ", 2)
@@ -215,3 +217,26 @@ def test_the_producers_in_java_of_the_page_run(timers: Timers, tmp_path: Path, n
     command = ["java", f"-Duser.home={tmp_path}", "-cp", f"{classes}:{jars}/*", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0 and "SEND_OK" in done.stdout, done.stdout + done.stderr
+    if number:
+        timers.proxy.sidecar.wait_until_archived(60)
+        commands_of_the_page(timers)
+
+
+def commands_of_the_page(timers: Timers) -> None:
+    """With one timer pending."""
+    url = timers.proxy.sidecar.url
+    listed = json.loads(timers.proxy.sidecar.tiered("timers", "ls", url, "--json").stdout)
+    (timer,) = [one for one in listed if one["topic"] == "reminders"]
+    commands = re.findall(r"^    tiered (timers .*?)(?: +#.*)?$", PAGE.read_text("utf-8"), re.MULTILINE)
+    assert len(commands) == 5
+    later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 90 * 86_400))
+    for command in commands:
+        words = [
+            {"s3://bucket/rocketmq": url, "UNIQ_KEY": timer["uniqKey"], "2027-03-01T08:00:00Z": later}.get(
+                word, word
+            )
+            for word in command.split()
+        ]
+        done = timers.proxy.sidecar.tiered(*words)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    assert timers.proxy.sidecar.tiered("timers", "show", url, timer["uniqKey"]).returncode == 3, "cancelled"

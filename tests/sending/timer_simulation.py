@@ -22,6 +22,7 @@ from rocketmq_tiered.sending.timer_delivery import (
     put_timers,
 )
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
+from rocketmq_tiered.sending.timer_send import TimerSend
 from tests.kernels.record_builder import Message as Written
 from tests.kernels.record_builder import encode, properties
 from tiered.archive.timers import NEVER_MS, TimerFiles, hash_of
@@ -42,7 +43,7 @@ GATEWAY = QueueKey("TIERED_TIMERS", 0, 0)
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS - 20 * 60_000
 MAX_DELAY_MS = 30 * 24 * HOUR_MS
 AHEAD_MS = 20 * 60_000
-HOURS = 3
+HOURS = 2
 TARGET, MISSING = "orders", "created later"
 
 
@@ -400,7 +401,7 @@ class World:
         random = self.random
         end_ms = START_MS + HOURS * HOUR_MS
         while self.clock.ms < end_ms:
-            if random.random() < 0.25 and len(self.asked) < 12:
+            if random.random() < 0.25 and len(self.asked) < 9:
                 self._is_inside = True
                 self._produce()
                 self._is_inside = False
