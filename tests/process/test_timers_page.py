@@ -53,7 +53,7 @@ def test_a_timer_is_found_by_its_unique_key(scene: PageScene, key: str, words: l
 
 
 def test_an_unknown_key_is_said(scene: PageScene) -> None:
-    assert "no message with id nobody in TIERED_TIMERS" in scene.html("/timers?key=nobody", 404)
+    assert "no message with id unknown in TIERED_TIMERS" in scene.html("/timers?key=unknown", 404)
 
 
 def test_hours_have_their_counts(scene: PageScene) -> None:

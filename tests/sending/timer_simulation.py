@@ -462,7 +462,7 @@ class World:
                     f"early: {timer}, {one}"
                 )
                 assert one.wheel_ms in (0, timer.deliver_ms), f"{timer}: {one}"
-        assert not sent, f"nobody asked for {sent}"
+        assert not sent, f"sent without a timer: {sent}"
         assert not self.owner.writer.state.timers, "something is left"
         if not self.has_refusals:
             for order in self.broker.orders:

@@ -1,4 +1,4 @@
-"""Timers beyond the broker's limit, sent through the proxy: what the broker gets, and what the client is told."""
+"""Timers beyond the broker's limit, sent through the proxy: what the broker gets, and what the client gets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gateway_sends(made: Scene) -> list[RemotingCommand]:
             and one.code in (10, 310, 320)]  # fmt: skip
 
 
-def told(story: Callable[[Scene, Client], Awaitable[None]], config: bytes = WHEEL, **options: Any) -> None:
+def during(story: Callable[[Scene, Client], Awaitable[None]], config: bytes = WHEEL, **options: Any) -> None:
     async def whole() -> None:
         async with scene(timers=options.pop("timers", CONFIG), **options) as made:
             made.broker.answers |= {26: Response(body=(config,)), 310: STORED, 10: STORED, 202: Response()}
@@ -82,7 +82,7 @@ def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer_is_th
         recall_ms = (deliver_ms - 1) // 1000 * 1000 + 1
         assert words == ["v1", "T", "b", str(recall_ms), "U1", str(deliver_ms)]
 
-    told(story)
+    during(story)
 
 
 def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one() -> None:
@@ -98,7 +98,7 @@ def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one(
         handle = own_handle(answer.ext_fields["recallHandle"])
         assert handle is not None and handle.unique_key == found["UNIQ_KEY"]
 
-    told(story)
+    during(story)
 
 
 @pytest.mark.parametrize("text", [
@@ -112,7 +112,7 @@ def test_what_the_broker_takes_is_relayed_unchanged(text: str) -> None:
         assert gateway_sends(made) == []
         assert [one.ext_fields["i"] for one in made.broker.seen if one.code == 310] == [text]
 
-    told(story)
+    during(story)
 
 
 @pytest.mark.parametrize("config", [b"brokerName=b\n", b"timerWheelEnable=false\ntimerMaxDelaySec=259200\n"])
@@ -123,7 +123,7 @@ def test_a_broker_without_timers_gets_none(config: bytes) -> None:
         assert len(gateway_sends(made)) == 1
         assert made.broker.codes().count(26) == 1, "asked once"
 
-    told(story, config)
+    during(story, config)
 
 
 @pytest.mark.parametrize(("text", "sys_flag", "remark"), [
@@ -132,13 +132,13 @@ def test_a_broker_without_timers_gets_none(config: bytes) -> None:
     (properties(TIMER_DELAY_SEC="9" * 30), "0", f"TIMER_DELAY_SEC = {'9' * 30} is not a number of s"),
     (properties(TIMER_DELAY_SEC=5), "4", "a transactional message cannot be a timer: remove one of both"),
 ])  # fmt: skip
-def test_what_nobody_delivers_is_refused_in_one_line(text: str, sys_flag: str, remark: str) -> None:
+def test_what_cannot_be_delivered_is_refused_in_one_line(text: str, sys_flag: str, remark: str) -> None:
     async def story(made: Scene, client: Client) -> None:
         answer = await sent(client, text, f=sys_flag)
         assert (answer.code, answer.remark) == (13, remark)
         assert 310 not in made.broker.codes()
 
-    told(story)
+    during(story)
 
 
 def test_a_batch_with_a_timer_is_refused_and_one_without_is_relayed() -> None:
@@ -149,7 +149,7 @@ def test_a_batch_with_a_timer_is_refused_and_one_without_is_relayed() -> None:
         assert (await sent(client, properties(UNIQ_KEY="B"), 320, b"plain", m="true")).code == 0
         assert made.broker.codes() == [320]
 
-    told(story)
+    during(story)
 
 
 def test_a_missing_gateway_topic_is_created_and_one_that_cannot_be_is_said() -> None:
@@ -172,7 +172,7 @@ def test_a_missing_gateway_topic_is_created_and_one_that_cannot_be_is_said() -> 
             "8",
         )
 
-    told(story)
+    during(story)
 
 
 def test_it_is_ok_only_when_the_broker_has_it() -> None:
@@ -189,7 +189,7 @@ def test_it_is_ok_only_when_the_broker_has_it() -> None:
             assert (await sent(await made.client(), properties(TIMER_DELIVER_MS=at(60)))).code == 14
             raise ConnectionError
 
-    told(story)
+    during(story)
 
 
 def test_a_recall_of_ours_cancels_in_the_gateway_topic_and_one_of_the_brokers_is_relayed() -> None:
@@ -209,7 +209,7 @@ def test_a_recall_of_ours_cancels_in_the_gateway_topic_and_one_of_the_brokers_is
         assert (await client.ask(370, producerGroup="P", topic="T", recallHandle=theirs)).remark == "said so"
         assert made.broker.seen[-1].ext_fields["recallHandle"] == theirs
 
-    told(story)
+    during(story)
 
 
 def test_a_recall_within_the_hand_over_goes_to_the_broker_too() -> None:
@@ -224,7 +224,7 @@ def test_a_recall_within_the_hand_over_goes_to_the_broker_too() -> None:
         words = base64.urlsafe_b64decode(made.broker.seen[-1].ext_fields["recallHandle"]).decode().split(" ")
         assert words == ["v1", "T", "b", str((deliver_ms - 1) // 1000 * 1000 + 1), "U"]
 
-    told(story)
+    during(story)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_mark_that_deletes_a_timer_goes_where_it_may_be(days: float, wanted: l
         found = parse_properties(sends[0].ext_fields["i"].encode())
         assert days < 1 or found == {"UNIQ_KEY": "M", "TIERED_CANCEL": f"{deliver_ms} U"}
 
-    told(story)
+    during(story)
 
 
 def test_beside_access_control_the_broker_judges_the_client_and_the_sidecars_account_sends() -> None:
@@ -255,10 +255,10 @@ def test_beside_access_control_the_broker_judges_the_client_and_the_sidecars_acc
         assert (answer.code, answer.remark) == (16, "no PUB on T")
 
     account = GatewayConfig("TIERED_TIMERS", 730 * DAY_MS, HOUR_MS, Credentials("sidecar", "secret"))
-    told(story, checks_clients=True, timers=account)
+    during(story, checks_clients=True, timers=account)
 
     async def without(made: Scene, client: Client) -> None:
         answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)), AccessKey="client", Signature="s")
         assert answer.code == 16 and "broker.credentials_file" in (answer.remark or "")
 
-    told(without, checks_clients=True)
+    during(without, checks_clients=True)
