@@ -88,7 +88,7 @@ format: install ## format the sources
 	$(BIN)/ruff check --fix .
 
 settings-doc: install ## write docs/SETTINGS.md from the declarations, docs/OPTIONS.md and share/ from the command line
-	$(BIN)/python -m tiered.settings.document > docs/SETTINGS.md
+	$(BIN)/python -m tests.settings.settings_document > docs/SETTINGS.md
 	$(BIN)/python -m tests.shared_files
 
 package: install ## wheel and sdist in dist/, and a check of the wheel in a clean environment

@@ -65,6 +65,7 @@ EXTENDED = {
     "kernels/test_compiled_ahead.py": r"test_no_process",
     "kernels/test_jit.py": r"test_(a_change|a_process|kernels_run)",
     "kernels/test_scan_real_stores.py": r".*\[(A|C|G|H2)",
+    "maintenance/test_compaction_simulation.py": r"test_nothing.*\[[3-5]\d",
     "spark/jobs/test_compact.py": r"test_a_(repeated|job)",
     "spark/jobs/test_notebook.py": ALL,
     "spark/jobs/test_over_s3.py": ALL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from typing import Any, NamedTuple
 
 from tiered.errors import UsageError
@@ -132,6 +133,19 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rules", metavar="FILE",
         help="use topics.rules and [retention] of this settings file instead of the rules in force in the archive",
+    )  # fmt: skip
+
+
+def add_rewriting(parser: argparse.ArgumentParser, section: str, verb: str, *, also: str = "") -> None:
+    """``--older-than``, a setting of ``section``, and ``--spool``; ``also``: what else that directory is for."""
+    parser.add_argument(
+        "--older-than", dest=f"{section}.min_age_ms", metavar="DURATION",
+        help=f"{verb} only what was committed before this time, such as 72h",
+    )  # fmt: skip
+    parser.add_argument(
+        "--spool", metavar="DIRECTORY", default=os.environ.get("TMPDIR") or tempfile.gettempdir(),
+        help=f"directory for objects in progress, up to compaction.spool_bytes{also} "
+        "(default: the temporary directory)",
     )  # fmt: skip
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
-from rocketmq_tiered.cli.repeated import repeat
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rewriting, add_rules, settings_of
+from rocketmq_tiered.cli.repeated import add_every, once_or_every
 from rocketmq_tiered.maintenance.compaction_job import rewrite_options
 from rocketmq_tiered.maintenance.key_begins import Copying, CopyReport
 from rocketmq_tiered.maintenance.key_job import MAP_SHARE, READ, WRITTEN, IsKeyed, compact_keys
@@ -38,28 +36,13 @@ OFF = "the broker compacts it, and key_compaction is off here by rule, or from_b
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, --apply, the age of what is compacted, and the directory for objects in progress and keys."""
     add_archive(parser)
-    parser.add_argument("--apply", action="store_true", help="compact (default: list only)")
+    add_every(parser, "compact")
     parser.add_argument("--topic", metavar="TOPIC", help="only this topic, if its keys are compacted")
-    parser.add_argument(
-        "--older-than",
-        dest="key_compaction.min_age_ms",
-        metavar="DURATION",
-        help="compact only what was committed before this time, such as 72h",
-    )
+    add_rewriting(parser, "key_compaction", "compact", also=", and for keys that exceed memory")
     parser.add_argument(
         "--from-broker",
         metavar="HOST:PORT",
         help="also copy what the archive's broker has in its compaction log below the begin of each queue",
-    )
-    parser.add_argument(
-        "--spool",
-        metavar="DIRECTORY",
-        default=os.environ.get("TMPDIR") or tempfile.gettempdir(),
-        help="directory for objects in progress, up to compaction.spool_bytes, and for keys that exceed memory "
-        "(default: the temporary directory)",
-    )
-    parser.add_argument(
-        "--every", metavar="DURATION", help="compact again after each DURATION, such as 24h, until stopped"
     )
     add_rules(parser)
     add_json(parser)
@@ -69,11 +52,7 @@ def execute(options: argparse.Namespace) -> int:
     """Print what is or would be dropped."""
     return_freed_memory(TABLE_BYTES_MIN)
     loaded = settings_of(options)
-    if options.every is None:
-        return _pass(options, loaded)
-    if not options.apply:
-        raise UsageError("--every compacts: it requires --apply", hint="add --apply, or remove --every")
-    return repeat(options.every, "key compaction", lambda _: _pass(options, loaded))
+    return once_or_every(options, "key compaction", lambda _: _pass(options, loaded))
 
 
 def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
-from rocketmq_tiered.cli.repeated import repeat
+from rocketmq_tiered.cli.repeated import add_every, once_or_every
 from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass
 from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
 from rocketmq_tiered.maintenance.prices import Prices
@@ -21,12 +21,9 @@ from tiered.settings.rules_in_force import with_rules_in_force
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, --apply, --yes, and the topic to erase."""
     add_archive(parser)
-    parser.add_argument("--apply", action="store_true", help="expire (default: list only)")
+    add_every(parser, "expire")
     parser.add_argument(
         "--yes", action="store_true", help="also if more than retention.max_share of the archive expires"
-    )
-    parser.add_argument(
-        "--every", metavar="DURATION", help="expire again after each DURATION, such as 24h, until stopped"
     )
     parser.add_argument("--topic", metavar="TOPIC", help="with --all: erase this topic, whatever its age")
     parser.add_argument(
@@ -42,14 +39,12 @@ def execute(options: argparse.Namespace) -> int:
     if (options.topic is None) == options.all or (options.generation is not None and not options.all):
         raise UsageError("--topic erases a whole topic: it requires --all", hint="use --topic TOPIC --all")
     loaded = settings_of(options)
-    if options.every is None:
-        return _pass(options, loaded)
-    if not options.apply or options.yes or options.all:
+    if options.every is not None and (not options.apply or options.yes or options.all):
         raise UsageError(
             "--every requires --apply, and excludes --yes and --all",
             hint="add --apply; retention.max_share limits each pass",
         )
-    return repeat(options.every, "expiry", lambda _: _pass(options, loaded))
+    return once_or_every(options, "expiry", lambda _: _pass(options, loaded))
 
 
 def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import threading
-import time
 from typing import Any
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
-from rocketmq_tiered.cli.repeated import repeat
+from rocketmq_tiered.cli.repeated import add_every, once_or_every
 from rocketmq_tiered.doctor.bucket_rules import what_stays
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from rocketmq_tiered.process.progress import Progress
 from tiered.console import counted, print_json, print_lines, size_text
-from tiered.errors import UsageError
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import grace_in_force
-
-logger = logging.getLogger(__name__)
-
-LINE_INTERVAL_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, --apply and the grace period."""
     add_archive(parser)
-    parser.add_argument("--apply", action="store_true", help="delete (default: list only)")
+    add_every(parser, "delete")
     parser.add_argument(
         "--grace",
         dest="gc.grace_ms",
         metavar="DURATION",
         help="keep pending deletions this long, such as 72h",
-    )
-    parser.add_argument(
-        "--every", metavar="DURATION", help="collect again after each DURATION, such as 24h, until stopped"
     )
     add_json(parser)
 
@@ -44,35 +35,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print what is or would be deleted; 1 if some of it could not be."""
     loaded = settings_of(options)
-    settings = loaded.settings
-    if options.every is None:
-        with open_for_reading(options.url, settings) as archive:
-            return _collect(archive, loaded, options)
-    if not options.apply:
-        raise UsageError(
-            "--every requires --apply, because it deletes objects", hint="add --apply, or remove --every"
-        )
 
-    def collect(stopped: threading.Event) -> None:
-        with open_for_reading(options.url, settings) as archive:
-            _collect(archive, loaded, options, stopped)
+    def collect(stopped: threading.Event) -> int:
+        with (
+            open_for_reading(options.url, loaded.settings) as archive,
+            Progress("gc", 0, quiet=options.json, unit="objects") as progress,
+        ):
+            return _collect(archive, loaded, options, progress, stopped)
 
-    return repeat(options.every, "garbage collection", collect)
+    return once_or_every(options, "garbage collection", collect)
 
 
 def _collect(
     archive: LoadedArchive,
     loaded: LoadedSettings,
     options: argparse.Namespace,
-    stopped: threading.Event | None = None,
+    progress: Progress,
+    stopped: threading.Event,
 ) -> int:
     settings = loaded.settings
-    deletions = Deletions(
-        settings.gc.deletes_per_s,
-        _Progress().update,
-        (lambda: False) if stopped is None else stopped.is_set,
-        time.sleep if stopped is None else stopped.wait,
-    )
+    deletions = Deletions(settings.gc.deletes_per_s, progress.update, stopped.is_set, stopped.wait)
     task = GcTask(archive.store, grace_in_force(loaded, archive.state.settings), deletions=deletions)
     plan = task.plan(archive.state)
     if options.apply:
@@ -102,24 +84,3 @@ def _collect(
     print_lines(*(f"the bucket's {line}" for line in stays))
     print_lines(*(f"not deleted: {key}: {reason}" for key, reason in sorted(plan.failed.items())))
     return 1 if plan.failed else 0
-
-
-class _Progress:
-    """A line in the log every ten seconds, with rate and time left."""
-
-    def __init__(self) -> None:
-        self._begun_s = self._line_s = time.monotonic()
-
-    def update(self, done: int, total: int) -> None:
-        now_s = time.monotonic()
-        if now_s - self._line_s < LINE_INTERVAL_S or not done:
-            return
-        self._line_s = now_s
-        rate = done / (now_s - self._begun_s)
-        logger.info(
-            "deleted %d of %d objects, %.0f a second, %.0f s left", done, total, rate, (total - done) / rate
-        )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
 from tiered.settings.quantities import BadValueError, duration_ms
 
-Work = Callable[[threading.Event], object]
+Work = Callable[[threading.Event], int]
 
 
 class _Command:
@@ -30,11 +31,23 @@ class _Command:
         return False
 
 
-def repeat(every: str, what: str, work: Work) -> int:
-    """Run ``work`` every ``every``, such as 24h, until stopped; the event it gets is set then. Failures are logged, and
-    the next run follows. Raises UsageError for a wrong duration."""
+def add_every(parser: argparse.ArgumentParser, verb: str, default: str = "list only") -> None:
+    """``--apply`` and ``--every``: they ``verb``."""
+    parser.add_argument("--apply", action="store_true", help=f"{verb} (default: {default})")
+    parser.add_argument(
+        "--every", metavar="DURATION", help=f"{verb} again after each DURATION, such as 24h, until stopped"
+    )
+
+
+def once_or_every(options: argparse.Namespace, what: str, work: Work) -> int:
+    """Run ``work`` once, or with ``--every`` again and again until stopped; the event it gets is set then. Failures are
+    logged, and the next run follows. Raises UsageError for a wrong duration, or without ``--apply``."""
     stopped = threading.Event()
-    loop = TaskLoop(_Command(what, _every_s(every), lambda: work(stopped)), CatalogState)
+    if options.every is None:
+        return work(stopped)
+    if not options.apply:
+        raise UsageError(f"--every requires --apply: it starts {what}", hint="add --apply, or remove --every")
+    loop = TaskLoop(_Command(what, _every_s(options.every), lambda: work(stopped)), CatalogState)
 
     def stop(*_: object) -> None:
         stopped.set()

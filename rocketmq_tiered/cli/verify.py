@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
 from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from rocketmq_tiered.process.loaded_archive import open_store_of
 from rocketmq_tiered.process.logs import log_plain
-from rocketmq_tiered.process.progress import LINE_INTERVAL_S, Progress
+from rocketmq_tiered.process.progress import Progress
 from tiered.archive.verify import verify_archive
 from tiered.archive.verify_names import verify_names
 from tiered.archive.verify_progress import VerifyProgress
@@ -21,8 +19,6 @@ from tiered.errors import UnavailableError, UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.quantities import byte_count
 from tiered.whole_file import replace_whole
-
-logger = logging.getLogger(__name__)
 
 EXIT_ANOMALIES = 1
 
@@ -66,25 +62,6 @@ def _size(text: str) -> int:
     return found
 
 
-class _Listed:
-    """A line in the log every ten seconds, with rate and time left."""
-
-    def __init__(self, is_quiet: bool) -> None:
-        self._is_quiet = is_quiet
-        self._begun_s = self._line_s = time.monotonic()
-
-    def update(self, done: int, total: int) -> None:
-        """``done`` of ``total`` objects are listed."""
-        now_s = time.monotonic()
-        if self._is_quiet or not done or now_s - self._line_s < LINE_INTERVAL_S:
-            return
-        self._line_s = now_s
-        rate = done / (now_s - self._begun_s)
-        logger.info(
-            "verify: %d of %d objects, %.0f a second, %.0f s left", done, total, rate, (total - done) / rate
-        )
-
-
 def _progress_in(path: Path | None, url: str) -> VerifyProgress:
     if path is None:
         return VerifyProgress(url)
@@ -115,19 +92,19 @@ def _limited(store: ObjectStore, bytes_per_s: int | None) -> ObjectStore:
 
 def execute(options: argparse.Namespace) -> int:
     """Print anomalies and leftovers. Exit code 1 for anomalies, 4 if something could not be checked."""
-    settings = settings_of(options).settings
+    settings, is_read = settings_of(options).settings, bool(options.full or options.sample)
     log_plain(settings.process.log_level)
     with (
         open_store_of(options.url, settings) as archive,
-        Progress("verify", 0, quiet=options.json) as progress,
+        Progress("verify", 0, quiet=options.json, unit="" if is_read else "objects") as progress,
     ):
         store = _limited(archive.store, options.bytes_per_s)
         saved = _progress_in(options.resume, archive.store.url)
-        if options.full or options.sample:
+        if is_read:
             share = options.sample or 1.0
             report = verify_archive(store, full=True, sample=share, progress=progress.update, saved=saved)
         else:
-            report = verify_names(store, progress=_Listed(options.json).update, saved=saved)
+            report = verify_names(store, progress=progress.update, saved=saved)
     failed = bool(report.anomalies) or (options.strict and bool(report.leftovers))
     if options.json:
         print_json(camel_names(asdict(report)) | {"ok": not failed and not report.unchecked})

@@ -26,7 +26,8 @@ LIBRARIES_OF = {
     "cost": frozenset({"prometheus_client"}),
     "backfill": frozenset({"tqdm"}), "verify": frozenset({"tqdm"}), "index": frozenset({"tqdm"}),
     "compact": frozenset({"tqdm"}), "consumequeue": frozenset({"tqdm"}), "republish": frozenset({"tqdm"}),
-    "restore": frozenset({"tqdm"}), "export": frozenset({"tqdm"}),
+    "restore": frozenset({"tqdm"}), "export": frozenset({"tqdm"}), "gc": frozenset({"tqdm"}),
+    "compact-keys": frozenset({"tqdm"}),
 }  # fmt: skip
 
 

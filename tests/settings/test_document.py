@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tiered.settings.document import settings_document
+from tests.settings.settings_document import settings_document
 from tiered.settings.load import FIELDS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "SETTINGS.md"
@@ -12,7 +12,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "SETTINGS.md"
 
 def test_the_document_is_current() -> None:
     assert DOCUMENT.read_text("utf-8") == settings_document(), (
-        "run: .venv/bin/python -m tiered.settings.document > docs/SETTINGS.md"
+        "run: .venv/bin/python -m tests.settings.settings_document > docs/SETTINGS.md"
     )
 
 

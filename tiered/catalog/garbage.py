@@ -23,7 +23,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.deletions import DeletionList, Reason, read_list
+from tiered.catalog.deletions import DeletionList, Reason
 from tiered.catalog.hidden_history import objects_hidden_since
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex, referenced_keys
@@ -203,17 +203,6 @@ def referenced_by(store: ObjectStore, state: CatalogState, hidden_since_ms: int 
         yield from objects_hidden_since(store, state, hidden_since_ms)
         for page in living_runs(RunIndex(store), state):
             yield from referenced_keys(page)
-
-    return KeySet(keys())
-
-
-def pending_keys(store: ObjectStore, state: CatalogState) -> KeySet:
-    """Keys of all pending deletions; reads the lists of them."""
-
-    def keys() -> Iterator[str]:
-        yield from state.pending_deletions
-        for listed in state.deletion_lists:
-            yield from read_list(store, listed)
 
     return KeySet(keys())
 

@@ -1,4 +1,4 @@
-"""Generates docs/SETTINGS.md: ``python -m tiered.settings.document > docs/SETTINGS.md``. A test compares the two."""
+"""Generates docs/SETTINGS.md (`make settings-doc`). A test compares the two."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiered.settings.values import limits
 
 _PREAMBLE = """# Settings
 
-<!-- Generated from tiered/settings/sections.py by `python -m tiered.settings.document`. Do not edit. -->
+<!-- Generated from tiered/settings/sections.py by `python -m tests.settings.settings_document`. Do not edit. -->
 
 Settings come from one TOML file (`--config` or `TIERED_CONFIG`), the environment, and flags; later sources override
 earlier ones. `offload.batch_bytes` is `batch_bytes` under `[offload]` in the file, `TIERED_OFFLOAD__BATCH_BYTES` in the
