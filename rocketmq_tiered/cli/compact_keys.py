@@ -109,5 +109,6 @@ def _copied(
             archive.store, archive.state, "compact-keys", archive.store.clock_ms
         )
         memory = settings.key_compaction.memory_bytes // MAP_SHARE
-        copying = Copying(maintenance, client, writing.spool_directory, memory, writing.codec)
+        min_age_ms = settings.key_compaction.min_age_ms
+        copying = Copying(maintenance, client, writing.spool_directory, memory, writing.codec, min_age_ms)
         return copying.all(options.from_broker, is_keyed, progress.update, apply=options.apply)

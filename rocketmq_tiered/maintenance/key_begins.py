@@ -27,7 +27,9 @@ from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.offset_map import OffsetMap, entries_of
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import Reason
+from tiered.catalog.garbage import settled_version
 from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.requirements import Requirements, histories_of
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, size_text
@@ -188,13 +190,15 @@ class CopyReport:
 
 @dataclass(frozen=True)
 class Copying:
-    """Copies begins of queues into an archive. ``spool`` takes keys that exceed ``memory_bytes``."""
+    """Copies begins of queues into an archive. ``spool`` takes keys that exceed ``memory_bytes``. ``min_age_ms``:
+    younger messages replace nothing, as the log may still lose them."""
 
     maintenance: MaintenanceCommit
     client: BrokerClient
     spool: Path
     memory_bytes: int
     codec: BlockCodec
+    min_age_ms: int
 
     def all(
         self, address: str, is_keyed: Callable[[str], bool], report: Report, *, apply: bool
@@ -206,11 +210,23 @@ class Copying:
         for begin in missing_begins(
             self.maintenance.state, lambda topic: is_keyed(topic) and at_broker(topic)
         ):
-            figures = self.copy(begin, report) if apply else self.read(begin, report)[0]
+            figures = (
+                self.copy(begin, report) if apply else self.read(self.maintenance.state, begin, report)[0]
+            )
             found = replace(found, figures=found.figures + figures)
         return found
 
-    def read(self, begin: Begin, report: Report) -> tuple[KeyFigures, KeptOffsets]:
+    def _counted_end(self, state: CatalogState, queue: QueueKey) -> int:
+        """Where messages that replace others end: old ones, and all that a round has compacted."""
+        store = self.maintenance.store
+        settled = settled_version(store, state.version, store.clock_ms() - self.min_age_ms)
+        runs = RunIndex(store).runs_of(state, queue).runs
+        young = runs["base_queue_offset"][runs["version"] > settled]
+        compacted = runs["end_queue_offset"][runs["kind"] == RunKind.SPARSE]
+        end = int(runs["end_queue_offset"].max(initial=0))
+        return max(int(young.min(initial=end)), int(compacted.max(initial=0)))
+
+    def read(self, state: CatalogState, begin: Begin, report: Report) -> tuple[KeyFigures, KeptOffsets]:
         """What stays of ``begin``."""
         queue, figures = begin.queue, KeyFigures(queues=1)
         fields = {"topic": queue.topic, "queueId": str(queue.queue_id)}
@@ -221,6 +237,7 @@ class Copying:
                 f"the broker's {queue} ends at {answer.remark or end}, before the archive's begins",
                 hint="was its topic created again?",
             )
+        end = max(begin.end, min(end, self._counted_end(state, queue)))
         keys, kept = OffsetMap(self.spool, self.memory_bytes), KeptOffsets(0, begin.end)
         try:
             for first, last in ((begin.end, end), (0, begin.end)):
@@ -243,7 +260,7 @@ class Copying:
     def copy(self, begin: Begin, report: Report) -> KeyFigures:
         """Copy ``begin`` and commit it. Raises UnavailableError if the archive has changed; what was put is garbage."""
         started = self.maintenance.refresh()
-        figures, kept = self.read(begin, report)
+        figures, kept = self.read(started, begin, report)
         if not figures.new_messages:
             return figures
         required = Requirements(epoch=started.epoch, histories=histories_of(started))
