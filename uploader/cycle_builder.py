@@ -109,6 +109,7 @@ class CycleBuilder:
             to_phys=batch.to_phys,
             created_ms=context.clock_ms(),
             writer=context.writer_name,
+            history_phys=state.log_histories[-1].begin_phys if state.log_histories else 0,
         )
         keys: list[str] = []
         encoded: list[EncodedSegment] = []

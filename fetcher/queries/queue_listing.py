@@ -18,6 +18,7 @@ _REASONS = {
     GapReason.DAMAGED: "damaged",
     GapReason.NEVER_WRITTEN: "never written",
     GapReason.EXCLUDED: "excluded",
+    GapReason.LOST: "lost by damage",
 }
 
 

@@ -53,6 +53,10 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "reset-offset": ("rocketmq_tiered.cli.reset_offset", "reset a consumer group's offsets"),
     "verify": ("rocketmq_tiered.cli.verify", "check an archive for damage"),
+    "repair": (
+        "rocketmq_tiered.cli.repair",
+        "repair a damaged archive from what is left (dry run by default)",
+    ),
     "restore": ("rocketmq_tiered.cli.restore", "make a broker's store directory from an archive"),
     "republish": (
         "rocketmq_tiered.cli.republish",

@@ -16,6 +16,7 @@ from rocketmq_tiered.maintenance.commit_times import NEVER_MS
 from rocketmq_tiered.maintenance.expire import plan_pass
 from rocketmq_tiered.process.archive_rules import rules_of
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_all_for_reading, open_for_reading
+from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
@@ -42,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="list log histories: one for each time the broker's log was truncated or replaced, and what it hid",
     )
+    parser.add_argument(
+        "--quarantine", action="store_true", help="list the objects that a repair keeps unused"
+    )
     parser.add_argument("--by-topic", action="store_true", help="one line for each topic")
     parser.add_argument(
         "--due",
@@ -56,10 +60,12 @@ def execute(options: argparse.Namespace) -> int:
     """Print the queues in order of name."""
     loaded = settings_of(options)
     settings = loaded.settings
-    if options.topic != "*" or options.histories or options.by_topic or options.due:
+    if options.topic != "*" or options.histories or options.quarantine or options.by_topic or options.due:
         with open_for_reading(options.url, settings) as archive:
             if options.histories:
                 _print_histories(archive, options, settings.gc.diverged_grace_ms)
+            elif options.quarantine:
+                _print_quarantine(archive, options)
             else:
                 _print_queues(archive, options, loaded)
         return 0
@@ -230,6 +236,17 @@ def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespa
     print_lines(
         f"{options.url}: {counted(len(rows), 'archive')}; --cluster and --broker list the queues of one"
     )
+
+
+def _print_quarantine(archive: LoadedArchive, options: argparse.Namespace) -> None:
+    state = archive.state
+    lists = [one for one in state.deletion_lists if one.reason == Reason.QUARANTINE]
+    keys = {key for key, pending in state.pending_deletions.items() if pending.reason == Reason.QUARANTINE}
+    keys |= {key for listed in lists for key in read_list(archive.store, listed)}
+    if options.json:
+        print_json({"cluster": archive.cluster, "broker": archive.broker, "quarantine": sorted(keys)})
+    else:
+        print_lines(*sorted(keys), f"{archive.title}: {counted(len(keys), 'object')} in quarantine")
 
 
 def _print_histories(archive: LoadedArchive, options: argparse.Namespace, grace_ms: int) -> None:

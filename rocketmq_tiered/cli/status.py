@@ -24,6 +24,7 @@ from rocketmq_tiered.cli.arguments import (
     settings_of,
 )
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
+from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
 from rocketmq_tiered.process.admin_client import fetch_status
 from rocketmq_tiered.process.archive_growth import archive_growth, with_growth
 from rocketmq_tiered.process.broker_side import open_store_of, read_conf, topic_filter_of
@@ -239,6 +240,8 @@ def _print(report: StatusReport) -> None:
             f"timers      {timers.pending:,} pending, {timers.next_hour:,} within the hour{overdue}; "
             f"{timers.delivered:,} handed over, 99% less than {timers.late_p99_seconds:.1f} s late"
         )
+    if report.scrub is not None:
+        print_lines(f"scrub       {_scrub(report.scrub)}")
     if report.commits_a_day is not None:
         after = f"about {report.compacted_objects_a_day or 0:,} after tiered compact"
         objects = (
@@ -279,6 +282,15 @@ def _compaction(report: CompactionStatus) -> str:
         due = f"about {due}" if report.is_backlog_estimated else due
         parts.append(f"{due} ({report.level})" if report.level else due)
     return ", ".join(parts)
+
+
+def _scrub(report: ScrubStatus) -> str:
+    healed = f", {report.healed:,} healed" if report.healed else ""
+    damaged = f", {report.damaged:,} DAMAGED" if report.damaged else ""
+    return (
+        f"{counted(report.objects, 'object')} read back{healed}{damaged}, new ones to version "
+        f"{report.checked_version:,}; {report.cycle_share:.0%} of the cycle"
+    )
 
 
 def _print_proxy(proxy: ProxyStatus) -> None:

@@ -34,6 +34,7 @@ QUIET_STATES = ("starting", "connecting", "standby", "stopping", "draining")
 REASONS: dict[str, str] = {
     Reason.ABANDONED: "of abandoned uploads", Reason.REPLACED: "replaced", Reason.COMPACTED: "joined to larger ones",
     Reason.EXPIRED: "expired", Reason.DIVERGED: "of earlier log histories",
+    Reason.QUARANTINE: "kept after a repair",
     Reason.INTENT: "of a compaction that is not finished",
 }  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""The tasks of `tiered run` on the archive that it owns: expiry, garbage collection, both compactions. One loop and one
-throttle for all; a thread for each, so that a long step of one holds up no other.
+"""The tasks of `tiered run` on the archive that it owns: expiry, garbage collection, compaction, scrub. One loop and
+one throttle for all; a thread for each, so that a long step of one holds up no other.
 
 With gc.every_ms 0 another process collects; messages expire here all the same.
 """
@@ -22,6 +22,8 @@ from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
 from rocketmq_tiered.maintenance.key_job import IsKeyed, KeyCompaction, is_mostly_new
 from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
+from rocketmq_tiered.maintenance.scrub import ScrubTask
+from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
 from rocketmq_tiered.maintenance.throttle import SHARES, Load, Throttle
 from rocketmq_tiered.maintenance.yielding_store import YieldingStore
 from rocketmq_tiered.process.allocator import trim
@@ -32,11 +34,15 @@ from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.rewrite.outputs import Rewrite
 from tiered.archive.task import StoppedError, TaskLoop, TaskStatus
 from tiered.archive.unreadable import UnreadableRange
+from tiered.archive.verify_progress import VerifyProgress
+from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
+from tiered.errors import UnavailableError, UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
+from tiered.whole_file import replace_whole
 
 JOIN_S = 10.0
 """Longest wait for a request in progress at a stop: what is uncommitted is garbage."""
@@ -72,6 +78,7 @@ class ArchiveTasks:
         self._key_task: KeyCompaction
         self._timers: TaskLoop[Any] | None = None
         self._timer_task: TimerDelivery
+        self._scrub: ScrubTask | None = None
         self._loops: list[TaskLoop[Any]] = [loop for loop in (self.expiry, self.gc) if loop is not None]
         self._threads: list[threading.Thread] = []
 
@@ -121,6 +128,17 @@ class ArchiveTasks:
         self._timers = TaskLoop(self._timer_task, self._owned_state)
         self._loops.append(self._timers)
 
+    def add_scrub(self, store: ObjectStore, state_dir: Path, log: CommitLog) -> None:
+        """``store``: the archive. ``log``: the broker's, with its pins. The progress is kept in ``state_dir``."""
+        own, path = self._settings.scrub, state_dir / "scrub.json"
+        throttled = YieldingStore(
+            store, bytes_per_s=own.bytes_per_s, requests_per_s=self._settings.compaction.requests_per_s,
+            share=self._keys_share, is_stopped=self._stopping.is_set, sleep=self._stopping.wait,
+        )  # fmt: skip
+        commits = MaintenanceCommit(throttled, self._writer, lambda: time.time_ns() // 1_000_000)
+        self._scrub = ScrubTask(commits, own, _progress(path, store.url, 2 * own.cycle_ms), log)
+        self._loops.append(TaskLoop(self._scrub, self._owned_state))
+
     def start(self, drain: threading.Event) -> None:
         """Call once. ``drain``: compaction begins no request once it is set."""
         self._stopping.drain = drain
@@ -160,8 +178,14 @@ class ArchiveTasks:
 
     @property
     def unreadable(self) -> tuple[UnreadableRange, ...]:
-        """Messages of objects that compaction could not read."""
-        return () if self._compaction is None else self._compaction_task.damaged.ranges
+        """Messages of objects that compaction or scrub could not read."""
+        found = () if self._compaction is None else self._compaction_task.damaged.ranges
+        return tuple(sorted({*found, *self._scrub.unreadable})) if self._scrub is not None else found
+
+    @property
+    def scrub(self) -> ScrubStatus | None:
+        """What became of scrub; None if there is none."""
+        return None if self._scrub is None else self._scrub.status
 
     def _share(self) -> float:
         """Share of the budget for what has to be done each day, whether uploads are behind or not."""
@@ -178,6 +202,19 @@ class ArchiveTasks:
     def _owned_state(self) -> CatalogState | None:
         state = self._writer.refresh()
         return state if self._writer.is_claimed else None
+
+
+def _progress(path: Path, url: str, age_ms_max: int) -> VerifyProgress:
+    def write(document: bytes) -> None:
+        try:
+            replace_whole(path, document)
+        except OSError as error:
+            raise UnavailableError(f"cannot write {path}: {error.strerror}") from error
+
+    try:
+        return VerifyProgress(url, path.read_bytes(), write, age_ms_max=age_ms_max)
+    except (OSError, UsageError):  # none yet, or of another archive
+        return VerifyProgress(url, None, write, age_ms_max=age_ms_max)
 
 
 def _is_keyed(store: ObjectStore, state: CatalogState, settings: Settings) -> IsKeyed:

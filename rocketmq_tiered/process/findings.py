@@ -13,7 +13,7 @@ from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.run_state import ARCHIVING, word_of
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
-from tiered.archive.task import COMPACTION, EXPIRY, GARBAGE_COLLECTION, INDEX_BUILDING
+from tiered.archive.task import COMPACTION, EXPIRY, GARBAGE_COLLECTION, INDEX_BUILDING, SCRUB
 from tiered.archive.unreadable import UnreadableRange
 from tiered.broker_store.bound import BoundReason
 from tiered.catalog.state import CatalogState
@@ -25,8 +25,8 @@ TIMER_LATE_S = 60.0
 GARBAGE_LATE_MS = 86_400_000
 """How long after its grace period garbage counts as late."""
 ABOUT = (
-    "unreadable", "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "compaction", "pins",
-    "index", "settings", "name-servers", "master", "plain-accounts", "mount", "mount-lease",
+    "unreadable", "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "compaction", "scrub",
+    "pins", "index", "settings", "name-servers", "master", "plain-accounts", "mount", "mount-lease",
     "timers",
 )  # fmt: skip
 
@@ -108,6 +108,7 @@ TASKS = {
         "compaction", "small objects are not joined",
         "correct the cause, or set compaction.every_ms to 0; until then reads cost more requests",
     ),
+    SCRUB: ("scrub", "stored objects are damaged, or cannot be read back", "tiered repair ARCHIVE_URL"),
     INDEX_BUILDING: (
         "index", "the message index is not updated",
         "run tiered doctor ARCHIVE_URL; queries by key read the messages themselves until it is updated",
@@ -173,7 +174,7 @@ def of_unreadable(ranges: Sequence[UnreadableRange], broker_min_phys: int | None
         count = sum(found.min_phys >= broker_min_phys for found in ranges)
         has = {0: "no longer has them", len(ranges): "still has them"}
         what += f"; the broker {has.get(count, f'still has {count} of {len(ranges)} ranges')}"
-    step = "restore the object from a version or a copy of the bucket; tiered verify ARCHIVE_URL lists all damage"
+    step = "restore the object from a version or a copy of the bucket, or run tiered repair ARCHIVE_URL"
     return Finding("unreadable", what, step, is_bad=True)
 
 

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.expiry_task import TOO_MUCH
 from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
+from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
 from rocketmq_tiered.process.findings import ABOUT, Finding, of_report, unreadable_messages
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.run_state import UP, RunState, word_of
@@ -67,6 +68,8 @@ class StatusCollector(ScrapeCollector):
                 yield from _key_families(report.key_compaction)
             if report.timers is not None:
                 yield from _timer_families(report.timers)
+            if report.scrub is not None:
+                yield from _scrub_families(report.scrub)
 
 
 def _state_family(word: str) -> Metric:
@@ -226,6 +229,24 @@ def _compaction_families(report: CompactionStatus) -> Iterator[Metric]:
             "Bytes that the object store copied for compaction.",
             report.bytes_copied,
         ),
+    ]
+    yield from _families(CounterMetricFamily, counters)
+
+
+def _scrub_families(report: ScrubStatus) -> Iterator[Metric]:
+    gauges: Rows = [
+        (
+            "scrub_last_timestamp_seconds",
+            "When everything had been read back last.",
+            _seconds(report.cycle_ms),
+        ),
+        ("scrub_cycle_ratio", "Share of the cycle in progress.", report.cycle_share),
+        ("scrub_damaged_objects", "Damaged objects that scrub could not replace.", report.damaged),
+    ]
+    yield from _families(GaugeMetricFamily, gauges)
+    counters: Rows = [
+        ("scrub_objects", "Objects read back.", report.objects),
+        ("scrub_healed_objects", "Damaged objects replaced by whole ones.", report.healed),
     ]
     yield from _families(CounterMetricFamily, counters)
 

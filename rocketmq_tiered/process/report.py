@@ -9,6 +9,7 @@ import orjson
 
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
+from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
 from tiered.archive.task import TaskStatus
@@ -116,6 +117,7 @@ class StatusReport:
     key_compaction: KeyCompactionStatus | None = None
     timers: TimerStatus | None = None
     """None if this process delivers none."""
+    scrub: ScrubStatus | None = None
     commits_a_day: int | None = None
     """With the next three: growth at the rate of the newest commits (catalog), or of this process's commits of the last
     hour (instance); None if unknown."""
@@ -168,6 +170,8 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
         known["key_compaction"] = KeyCompactionStatus(**_members(KeyCompactionStatus, keys))
     if (timers := known.get("timers")) is not None:
         known["timers"] = TimerStatus(**_members(TimerStatus, timers))
+    if known.get("scrub") is not None:
+        known["scrub"] = ScrubStatus(**_members(ScrubStatus, known["scrub"]))
     for name, kind in (("proxy", ProxyStatus), ("slave", SlaveStatus)):
         if known.get(name) is not None:
             mode = known[name] = _members(kind, known[name])

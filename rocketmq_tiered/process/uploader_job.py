@@ -168,6 +168,8 @@ class UploaderJob:
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
         self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
         self._tasks = ArchiveTasks(own, self.offloader.catalog_writer, settings, self._load)
+        if settings.scrub.every_ms and writer.state_dir is not None and writer.kind == "run":
+            self._tasks.add_scrub(own, writer.state_dir, store.commit_log)
         self._add_compaction(settings, writer, metrics, opened)
         if settings.timers.topic and not settings.archive.url.startswith("memory:"):
             self._add_timers(own, settings, tls, opened)
@@ -276,6 +278,7 @@ class UploaderJob:
             compaction=self._tasks.compaction,
             key_compaction=self._tasks.key_compaction,
             timers=self._tasks.timers,
+            scrub=self._tasks.scrub,
             unreadable=self._tasks.unreadable,
         )
         if report.bound_reason != BoundReason.FROZEN.value:

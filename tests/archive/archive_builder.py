@@ -210,7 +210,7 @@ class ArchiveBuilder:
             specs.append(replace(spec, queue=_number(own, queue), rows=rows))
         segment = build(own, specs, shuffle_seed=self._attempt)
         meta = SegmentMeta("cluster", "broker", self.state.epoch, self._attempt, self.state.cursor.history,
-                           self.state.version, from_phys, self._phys, NOW_MS, "test")  # fmt: skip
+                           self.state.version, from_phys, self._phys, NOW_MS, "test", 0)  # fmt: skip
         encoded = encode_segment(meta, own, segment.runs, segment.rows, segment.arena, self._codec)
         if len(group) > 1:
             key = set_key(f"{from_phys:020d}", self.state.epoch, self._attempt)

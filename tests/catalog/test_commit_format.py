@@ -234,7 +234,7 @@ def test_a_commit_without_data_does_not_copy_the_queues() -> None:
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [("kind", "runs of kind 7"), ("commit", "kind repair"), ("quarantine", "table quarantine")],
+    [("kind", "runs of kind 7"), ("commit", "kind unheard_of"), ("quarantine", "table quarantine")],
 )
 def test_what_is_reserved_is_refused_by_name(change: str, name: str) -> None:
     _, data = encode_commit(full_draft(), PLACE, "n")
@@ -242,7 +242,7 @@ def test_what_is_reserved_is_refused_by_name(change: str, name: str) -> None:
     if change == "kind":
         container.tables["runs"]["kind"][1] = 7
     elif change == "commit":
-        container.header["kind"] = "repair"
+        container.header["kind"] = "unheard_of"
     else:
         container.tables[change] = np.zeros(1, [("hour", "<i8")])
     with pytest.raises(UnsupportedFormatError, match=f"x: has {name}, which this program does not support"):

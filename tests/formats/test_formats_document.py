@@ -112,7 +112,7 @@ def test_message_fields_are_these() -> None:
 
 def test_reserved_names_are_these() -> None:
     reserved = _section("Versions").partition("Reserved in 1.0")[2]
-    for name in ("repair", "quarantine"):
+    for name in ("quarantine",):
         assert f"`{name}`" in reserved
 
 

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
+from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
 from rocketmq_tiered.process.metrics import (
     PREFIX,
     DecodingCollector,
@@ -41,6 +42,7 @@ FULL: StatusReport = replace(
     compaction=CompactionStatus(last_ms=1),
     key_compaction=KeyCompactionStatus(last_ms=1),
     timers=TimerStatus(),
+    scrub=ScrubStatus(cycle_ms=1),
 )
 """A report in which nothing is unknown."""
 

@@ -20,8 +20,9 @@ from tiered.errors import FencedError, TieredError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-EXPIRY, GARBAGE_COLLECTION, COMPACTION, KEY_COMPACTION, INDEX_BUILDING, TIMER_DELIVERY = (
+EXPIRY, GARBAGE_COLLECTION, COMPACTION, KEY_COMPACTION, INDEX_BUILDING, TIMER_DELIVERY, SCRUB = (
     "expiry", "garbage collection", "compaction", "key compaction", "index building", "timer delivery",
+    "scrub",
 )  # fmt: skip
 """Names of tasks."""
 

@@ -13,7 +13,7 @@ of the store are raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
 from itertools import islice
@@ -89,7 +89,25 @@ def verify_archive(
     Memory is proportional to the live queues, not to the length of history. Raises NotFoundError without an archive,
     and the store's errors.
     """
-    saved = saved or VerifyProgress()
+    steps = verifying(store, saved or VerifyProgress(), sample if full else None, progress, segments)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: VerifyReport = end.value
+            return found
+
+
+def verifying(
+    store: ObjectStore,
+    saved: VerifyProgress,
+    sample: float | None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    segments: SegmentChecker | None = None,
+) -> Generator[tuple[str, SegmentResult], None, VerifyReport]:
+    """The steps of ``verify_archive``: each data object with its result, and the report in the end. ``sample`` None: no
+    data is read."""
+    full, share = sample is not None, 1.0 if sample is None else sample
     head = head_version(store)
     if head == 0:
         raise NotFoundError(f"{store.url} holds no archive")
@@ -107,10 +125,10 @@ def verify_archive(
     runs = LivingRuns(store, state)
     report.anomalies += check_queues(state, runs.in_order())
     pending = pending_of(store, state, report)
-    objects = _Objects(runs, segments or _threaded(store, full=full), pending, sample)
-    objects.check(current, report, progress, saved)
+    objects = _Objects(runs, segments or _threaded(store, full=full), pending, share)
+    yield from objects.check(current, report, progress, saved)
     try:
-        found, items = check_indexes(store, state, runs.between, full=full and sample >= 1)
+        found, items = check_indexes(store, state, runs.between, full=full and share >= 1)
         report.anomalies += found
         report.counts["keys"] = items
         found, timers = check_timers(store, state, full=full)
@@ -129,7 +147,7 @@ def verify_archive(
         "versions": current.version, "queues": state.queue_count, "objects": objects.count, **report.counts,
     }  # fmt: skip
     is_clean = not report.anomalies and not report.unchecked
-    saved.end(state.put_id, is_clean=is_clean and full and sample >= 1)
+    saved.end(state.put_id, is_clean=is_clean and full and share >= 1)
     return report
 
 
@@ -216,7 +234,7 @@ class _Objects:
         report: VerifyReport,
         progress: Callable[[int, int], None],
         saved: VerifyProgress,
-    ) -> None:
+    ) -> Iterator[tuple[str, SegmentResult]]:
         """Each of them, but those that an interrupted pass has checked."""
         counts = {"runs": 0, "rows": 0, "blocks": 0, "bytes": 0} | current.counts
         windows, total = self._runs.windows()
@@ -243,6 +261,7 @@ class _Objects:
                 if not report.unchecked:
                     saved.save()
                 progress(done, total if self._sample >= 1 else done)
+                yield key, result
         report.counts |= counts
 
     def _is_chosen(self, key: str, salt: int) -> bool:
@@ -264,6 +283,15 @@ class _Objects:
             return at < len(hashes) and bool(hashes[at] == wanted)
 
         return is_referenced
+
+
+def check_objects(
+    store: ObjectStore, runs: LivingRuns, progress: Callable[[int, int], None]
+) -> Iterator[tuple[str, SegmentResult]]:
+    """Each data object of ``runs`` with what is wrong with it; every byte is read."""
+    objects = _Objects(runs, _threaded(store, full=True), KeySet(()), 1.0)
+    current = VerifyPass(runs.state.version)
+    yield from objects.check(current, VerifyReport(), progress, VerifyProgress())
 
 
 class _Chosen(Mapping[str, SegmentCheck]):

@@ -72,8 +72,9 @@ class VerifyProgress:
         write: Callable[[bytes], object] | None = None,
         *,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        age_ms_max: int = AGE_MS_MAX,
     ) -> None:
-        self._url, self._write, self._clock_ms = url, write, clock_ms
+        self._url, self._write, self._clock_ms, self._age_ms_max = url, write, clock_ms, age_ms_max
         self._saved_s = time.monotonic()
         self.verified: tuple[int, str] = (0, "")
         """Version and put id at which the last clean pass ended."""
@@ -84,10 +85,15 @@ class VerifyProgress:
     def begin(self, head: int) -> VerifyPass:
         """The interrupted pass, or one over ``head``."""
         now_ms, found = self._clock_ms(), self._begun
-        if found is None or found.version > head or now_ms - found.begun_ms > AGE_MS_MAX:
+        if found is None or found.version > head or now_ms - found.begun_ms > self._age_ms_max:
             found = VerifyPass(head, now_ms, versions_left=head)
         self._begun = found
         return found
+
+    @property
+    def begun_ms(self) -> int | None:
+        """When the pass in progress began; None: there is none."""
+        return None if self._begun is None else self._begun.begun_ms
 
     def save(self, prepare: Callable[[], object] = lambda: None) -> None:
         """Write the document if that is due, after ``prepare``."""
@@ -98,7 +104,7 @@ class VerifyProgress:
 
     def end(self, put_id: str, *, is_clean: bool) -> None:
         """The pass ended; a clean one moves ``verified``."""
-        if self._begun is not None and is_clean:
+        if self._begun is not None and is_clean and self._begun.version > self.verified[0]:
             self.verified = self._begun.version, put_id
         self._begun = None
         if self._write is not None:

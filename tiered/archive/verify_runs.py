@@ -9,7 +9,7 @@ A window is a pass over the pages that may hold runs of it: more history means m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,6 +76,16 @@ class LivingRuns:
     def objects(self, window: Window) -> WindowObjects:
         """The objects that runs of ``window`` are in."""
         return WindowObjects(self.between(window.from_version, window.to_version))
+
+    def of_objects(self, keys: Collection[str]) -> dict[str, SegmentCheck]:
+        """What the catalog expects of some objects, with all of their runs; of those that it names."""
+        pages = [
+            Page(page.queues, selected(page.chunk, np.isin(page.chunk.runs["object"], numbers)))
+            for page in self.between(0, self.state.version)
+            if len(numbers := _numbers_of(page.chunk, keys))
+        ]
+        found = WindowObjects(pages)
+        return {key: found[key] for key in found}
 
     def _pages(self, refs: Iterable[PageRef]) -> Iterator[Page]:
         index = RunIndex(self.store)
@@ -157,6 +167,11 @@ class WindowObjects(Mapping[str, SegmentCheck]):
 def run_cost(runs: Table) -> int:
     """The share of ``runs`` in the progress: message bytes, and one for each row."""
     return int(runs["byte_count"].sum()) + int(runs["rows"].sum(dtype=np.int64))
+
+
+def _numbers_of(chunk: RunChunk, keys: Collection[str]) -> NDArray[np.int64]:
+    places = [number for number, key in enumerate(chunk.object_keys) if key in keys]
+    return np.flatnonzero(np.isin(chunk.objects["key"], places))
 
 
 _NO_OBJECT = np.zeros(1, OBJECT_DTYPE)

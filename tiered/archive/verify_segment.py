@@ -276,7 +276,7 @@ class _FullCheck:
         phys = rows.phys[part]
         if len(phys) and phys[0] < 0:
             phys = own_phys(data, starts)
-        table, found, valid, reason = _rescanned(data, starts, rows.size[part], phys)
+        table, found, valid, reason = rescanned(data, starts, rows.size[part], phys)
         queue = index.queue_of(run)
         if reason:
             self._report(queue, rows, span.first_row + valid, f"fails {reason}", span)
@@ -329,7 +329,7 @@ class _FullCheck:
         self._result.add(AnomalyKind.RECORD, self._index.key, detail, where)
 
 
-def _rescanned(
+def rescanned(
     data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int32], phys: NDArray[np.int64]
 ) -> tuple[QueueTable, RecordColumns, int, str]:
     """Columns of the records, how many are valid, and the check that the next fails.

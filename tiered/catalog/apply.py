@@ -42,7 +42,10 @@ _OWNERS_ONLY = (CommitKind.APPEND, CommitKind.LOG_HISTORY, CommitKind.RELEASE)
 
 
 def apply(state: CatalogState, commit: Commit, history_state: CatalogState | None = None) -> CatalogState:
-    """The state after ``commit``, or CommitInvalidError. ``history_state``: the root page that starts a log history."""
+    """The state after ``commit``, or CommitInvalidError. ``history_state``: the root page that starts a log history, or
+    of a repair."""
+    if commit.draft.kind == CommitKind.REPAIR:
+        return _repaired(state, commit, history_state)
     _check_chain(state, commit)
     if commit.draft.kind == CommitKind.LOG_HISTORY:
         return _new_history(state, commit, history_state)
@@ -170,6 +173,16 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
     if wanted != found or (cursor.history, cursor.phys) != (draft.history, draft.to_phys):
         raise CommitInvalidError(f"root page of the new log history is {found}, expected {wanted}")
     return replace(history_state, put_id=commit.put_id)
+
+
+def _repaired(state: CatalogState, commit: Commit, whole: CatalogState | None) -> CatalogState:
+    """The state that a repair names, whatever was before."""
+    place, root = commit.place, commit.draft.pages.root
+    if whole is None or (whole.version, whole.epoch, whole.root) != (place.version, place.epoch, root):
+        raise CommitInvalidError("a repair must name the root page of its state")
+    if place.version <= state.version or place.epoch <= state.epoch:
+        raise CommitInvalidError(f"a repair of version {place.version} follows version {state.version}")
+    return replace(whole, put_id=commit.put_id)
 
 
 def _check_objects(state: CatalogState, commit: Commit) -> None:

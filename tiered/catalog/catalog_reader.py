@@ -113,7 +113,8 @@ def replay(store: ObjectStore, state: CatalogState, version: int) -> CatalogStat
 
 def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogState:
     """``state`` after ``commit``; a commit that does not follow is a CorruptionError."""
-    history_state = _history_state(store, commit) if commit.draft.kind == CommitKind.LOG_HISTORY else None
+    has_state = commit.draft.kind in (CommitKind.LOG_HISTORY, CommitKind.REPAIR)
+    history_state = _history_state(store, commit) if has_state else None
     try:
         return apply(state, commit, history_state)
     except CommitInvalidError as error:
@@ -122,7 +123,9 @@ def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogSt
 
 def history_spans(state: CatalogState) -> list[tuple[int, int]]:
     """Versions (first, last), newest first, on the current log history; the versions between were abandoned."""
-    return spans_to(state.log_histories, state.version)
+    first_kept = max(1, state.repaired_version)
+    spans = spans_to(state.log_histories, state.version)
+    return [(max(first, first_kept), last) for first, last in spans if last >= first_kept]
 
 
 def shared_version(histories: Sequence[LogHistory], version: int, other: int) -> int:
@@ -201,7 +204,8 @@ def _root_before(store: ObjectStore, root: RootRef, unread: TieredError) -> Root
     """The root before ``root``: of a lower version, or the one that started a log history at this version."""
     commit = _commit_of(store, root, unread)
     before = commit.place.root if commit.root == root else commit.root
-    began_history = commit.draft.kind == CommitKind.LOG_HISTORY and before == commit.draft.pages.root
+    begins = (CommitKind.LOG_HISTORY, CommitKind.REPAIR)
+    began_history = commit.draft.kind in begins and before == commit.draft.pages.root
     if before.version > root.version - (not began_history):
         raise CorruptionError(
             f"{unread.message}; recovery without it failed: version {root.version} names the root of version "

@@ -51,6 +51,9 @@ from tiered.object_store.interface import Body, ObjectStore
 INTENT_MS = 3_600_000
 """A compaction that has announced its outputs so long ago has ended, with or without a commit."""
 
+HEAD_CHECK_MS = 10_000
+"""A writer that has not seen the head for so long, as one that was paused, looks for it after its next commit."""
+
 T = TypeVar("T")
 Built = tuple[CommitDraft, NewHistory | None]
 
@@ -105,6 +108,8 @@ class CatalogWriter:
         self._own_state: CatalogState | None = None
         self._epoch: int | None = None
         self._pending: _Pending | None = None
+        self._head_ms = 0
+        """When the head was known last."""
 
     # -- what is known ----------------------------------------------------------------------------------------
 
@@ -154,7 +159,7 @@ class CatalogWriter:
         Raises UsageError when the archive belongs to other names.
         """
         with self._lock:
-            head = head_version(self._store)
+            head, self._head_ms = head_version(self._store), self._clock_ms()
             if head > self._state.version:
                 self._move_to(load(self._store, version=head))
             names = (self._state.cluster, self._state.broker)
@@ -378,6 +383,7 @@ class CatalogWriter:
         if pending is None:
             return None
         if self._attempt.is_won(pending.commit, pending.body):
+            self._require_head(pending.commit.version)
             self._move_to(pending.next_state)
             self._pending = None
             self._pages.settled(
@@ -390,6 +396,23 @@ class CatalogWriter:
         if pending.commit.draft.pages is not NO_PAGES:
             self._pages.postpone(self._state)
         return None
+
+    def _require_head(self, version: int) -> None:
+        """Raises FencedError if a repair has replaced the chain above ``version``, which this writer has won: it was
+        paused while the catalog was lost, and its commit is no part of the archive."""
+        now_ms = self._clock_ms()
+        if abs(now_ms - self._head_ms) < HEAD_CHECK_MS:
+            return
+        head = self._retry.call(lambda: head_version(self._store))
+        if (
+            head > version
+            and self._retry.call(lambda: load(self._store, version=head)).repaired_version > version
+        ):
+            self._pending = None
+            raise FencedError(
+                f"version {head} is of a repair: this writer's catalog was lost", hint="start it again"
+            )
+        self._head_ms = now_ms
 
     def _returned(self, state: CatalogState, target: CatalogState) -> Built:
         lists = [listed for listed in state.deletion_lists if listed.reason == Reason.DIVERGED]

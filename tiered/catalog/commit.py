@@ -57,6 +57,8 @@ class CommitKind(StrEnum):
     """The owner starts a new log history; the root page is the state after it."""
     MAINTENANCE = "maintenance"
     """Any actor, in the current epoch: replaces or expires runs, merges pages, changes the index, purges garbage."""
+    REPAIR = "repair"
+    """The whole state after a repair, in a root page; its version and epoch are above all others."""
     RELEASE = "release"
     """The owner releases the epoch."""
 

@@ -21,6 +21,8 @@ from tiered.formats.memory_bound import LARGE
 from tiered.object_store.interface import ObjectStore
 
 LIST_KIND = b"RMQTDELS"
+KEPT_MS = 1 << 62
+"""``since_ms`` of what is kept: no grace period that begins then ends."""
 ENTRY_DTYPE = np.dtype([("since_ms", "<i8"), ("version", "<i8")])
 
 
@@ -37,6 +39,8 @@ class Reason(StrEnum):
     """All its messages expired."""
     DIVERGED = "diverged"
     """Its messages are not in the broker's log any more: the log was truncated or replaced."""
+    QUARANTINE = "quarantine"
+    """A repair has not used it: damaged, or its messages differ from others at the same offsets. Kept."""
     INTENT = "intent"
     """The output of a compaction in progress."""
 

@@ -23,12 +23,14 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.catalog_reader import head_version
 from tiered.catalog.deletions import DeletionList, Reason
 from tiered.catalog.hidden_history import objects_hidden_since
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex, referenced_keys
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import (
+    CATALOG_PREFIX,
     DATA_PREFIX,
     INDEX_PREFIX,
     PAGES_PREFIX,
@@ -209,10 +211,14 @@ def referenced_by(store: ObjectStore, state: CatalogState, hidden_since_ms: int 
 
 def settled_version(store: ObjectStore, version: int, before_ms: int) -> int:
     """The newest version up to ``version`` whose commit has a bucket timestamp at or before ``before_ms``; 0: none.
-    Bisection: a LIST of one key for each step."""
+    Bisection: a LIST of one key for each step. Versions that a repair skipped count as the one before."""
 
     def stamp_ms(candidate: int) -> int:
-        info = next(iter(store.list(catalog_key(candidate), limit=1)), None)
-        return before_ms + 1 if info is None else info.modified_ms
+        info = next(iter(store.list(CATALOG_PREFIX, start_after=catalog_key(candidate + 1), limit=1)), None)
+        if info is not None and info.key == catalog_key(candidate):
+            return info.modified_ms
+        if head_version(store) < candidate:
+            return before_ms + 1
+        return 0 if info is None else info.modified_ms
 
     return bisect_left(range(1, version + 1), before_ms + 1, key=stamp_ms)

@@ -130,6 +130,7 @@ class MaintenanceCommit:
         named = {index.key for index in draft.index.added} | {listed.key for listed in draft.deletions.added}
         named |= {timers.key for timers in draft.timers}
         named |= {
+            *draft.object_keys,
             *draft.restored,
             *draft.pending_deletions,
             *newest.pending_deletions,

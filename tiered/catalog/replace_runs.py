@@ -36,7 +36,7 @@ def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Repla
         raise CommitInvalidError("maintenance of a queue that is not in the archive")
     removed = draft.removed.copy()
     removed["queue"], removed["removed_version"] = rows[draft.removed["queue"]], version
-    chunks, tombstones = _take_out(state, removed)
+    chunks, tombstones = take_out(state, removed)
     runs = draft.runs.copy()
     runs["queue"], runs["version"] = rows[draft.runs["queue"]], version
     runs = np.sort(runs, order=["queue", "base_queue_offset"])
@@ -50,7 +50,7 @@ def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Repla
     return Replacement(table, gaps, tombstones, chunks, added)
 
 
-def _take_out(state: CatalogState, removed: Table) -> tuple[tuple[RunChunk, ...], Table]:
+def take_out(state: CatalogState, removed: Table) -> tuple[tuple[RunChunk, ...], Table]:
     """Remove runs from memory; those in pages get a tombstone. Each must exist exactly once."""
     wanted = {_identity(run) for run in removed}
     if len(wanted) != len(removed):

@@ -18,7 +18,7 @@ from tiered.catalog.deletions import DeletionList, PendingDeletion, Reason
 from tiered.catalog.index_refs import IndexRef, indexed_version, unindexed
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.timer_refs import TimerRef
-from tiered.formats.keys import object_of
+from tiered.formats.keys import PAGES_PREFIX, object_of
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
     GAP_DTYPE,
@@ -344,11 +344,12 @@ class CatalogState:
         if not self.root.key:
             return False
         began_history = bool(self.log_histories) and self.log_histories[-1].root == self.root.key
+        began_history |= self.root.key.startswith(f"{PAGES_PREFIX}repair-")
         return began_history or self.root == self.unread_root
 
     @property
     def repaired_version(self) -> int:
-        """The newest repair, with which the chain of commits begins; 0: none."""
+        """The newest repair of a broken chain of commits, which begins with it; 0: the chain is whole."""
         found = self.settings.get(REPAIRED, {})
         version = found.get("version", 0) if isinstance(found, dict) else 0
         return version if isinstance(version, int) else 0

@@ -42,7 +42,7 @@ _DATA_KEY = re.compile(
 _SET_KEY = re.compile(
     r"sets/[0-9a-f]{2}/(?P<batch>[A-Za-z0-9_]+)-(?P<epoch>\d{1,20})-(?P<attempt>\d{1,20})\.sso\Z"
 )
-_PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-\d{20}-(?P<epoch>\d{1,20})-[A-Za-z0-9_]+\Z")
+_PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-(?P<version>\d{20})-(?P<epoch>\d{1,20})-[A-Za-z0-9_]+\Z")
 _STATE_KEY = re.compile(r"state/[A-Za-z0-9_]+-(?P<epoch>\d{1,20})-\d{1,20}-[A-Za-z0-9_]+\Z")
 _INDEX_KEY = re.compile(r"index/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,20})_[A-Za-z0-9_]+\.idx\Z")
 _TIMER_KEY = re.compile(r"timer/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,20})-\d{1,20}\Z")
@@ -183,6 +183,12 @@ def page_key(kind: str, version: int, epoch: int, digest: str) -> str:
     """The key of an immutable catalog page of ``kind`` made for ``version``; ``digest`` is of its content."""
     assert _LABEL.match(kind) and _LABEL.match(digest)
     return f"{PAGES_PREFIX}{kind}-{version:020d}-{epoch}-{digest}"
+
+
+def page_version(key: str) -> int | None:
+    """The version in the key of a catalog page; None for other keys."""
+    found = _PAGE_KEY.match(key)
+    return None if found is None else int(found["version"])
 
 
 def part_key(key: str, offset: int, length: int) -> str:

@@ -53,7 +53,8 @@ _EMPTY_HASHES = np.zeros(0, np.uint64)
 class SegmentMeta:
     """The writer of an object and its source; in the footer, so that a repair can tell live objects from garbage.
 
-    ``catalog_version``: the newest version the writer knew; [from_phys, to_phys): the commitlog range of its cycle.
+    ``catalog_version``: the newest version the writer knew; [from_phys, to_phys): the commitlog range of its cycle;
+    ``history_phys``: where its log history began, -1 if that does not matter.
     """
 
     cluster: str
@@ -66,6 +67,7 @@ class SegmentMeta:
     to_phys: int
     created_ms: int
     writer: str
+    history_phys: int = -1
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,10 @@ class SegmentIndex:
             raise UnsupportedFormatError(
                 f"{self.key}: encrypted, or compressed with dictionaries", hint="upgrade this program"
             )
-        self.meta = SegmentMeta(**{name: header["meta"][name] for name in SegmentMeta.__dataclass_fields__})
+        meta = header["meta"]
+        self.meta = SegmentMeta(
+            **{name: meta[name] for name in SegmentMeta.__dataclass_fields__ if name in meta}
+        )
         self.topics = list(map(str, header["topics"]))
         container.charge_queues()
         self.queue_table = _table(container, "queues", QUEUE_DTYPE)

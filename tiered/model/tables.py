@@ -114,6 +114,8 @@ class GapReason(IntEnum):
     """The broker skipped these offsets; no record has them."""
     EXCLUDED = 4
     """The topic was not selected for archiving when the log with these records was read."""
+    LOST = 5
+    """A repair has found no object with them."""
 
 
 ROW_COLUMNS = {

@@ -14,7 +14,7 @@ from tiered.model.queue import TopicFilter
 from tiered.settings.compaction_section import CompactionSettings, KeyCompactionSettings
 from tiered.settings.declaration import setting
 from tiered.settings.mount_section import MountSettings
-from tiered.settings.retention_sections import HOUR_MS, GcSettings, RetentionSettings
+from tiered.settings.retention_sections import HOUR_MS, GcSettings, RetentionSettings, ScrubSettings
 from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_name
 from tiered.settings.timer_section import TimerSettings
 
@@ -548,6 +548,7 @@ class Settings:
     process: ProcessSettings = field(default_factory=ProcessSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
+    scrub: ScrubSettings = field(default_factory=ScrubSettings)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     key_compaction: KeyCompactionSettings = field(default_factory=KeyCompactionSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
@@ -571,6 +572,7 @@ SECTIONS: dict[str, type[Any]] = {  # those with settings
     "process": ProcessSettings,
     "retention": RetentionSettings,
     "gc": GcSettings,
+    "scrub": ScrubSettings,
     "compaction": CompactionSettings,
     "key_compaction": KeyCompactionSettings,
     "index": IndexSettings,

@@ -1,0 +1,102 @@
+"""`tiered repair`: give a damaged archive a whole state again, from what is left of it. A dry run unless --apply."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_store, settings_of
+from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, plan_repair
+from rocketmq_tiered.process.broker_side import open_store_of, read_conf
+from rocketmq_tiered.process.logs import log_plain
+from rocketmq_tiered.process.progress import Progress
+from tiered.catalog.archives import Archive, open_archive
+from tiered.console import camel_names, counted, print_json, print_lines
+from tiered.errors import CorruptionError, NotFoundError
+from tiered.formats.keys import DATA_PREFIX, SETS_PREFIX, archive_prefix
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.store_options import StoreOptions
+from tiered.settings.sections import Settings
+
+EXIT_LOST = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, the broker's store, --apply."""
+    add_archive(parser)
+    add_store(parser)
+    parser.add_argument("--apply", action="store_true", help="repair (default: say what a repair would do)")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print what was damaged, and what is lost: exit code 1 if messages are."""
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    with ExitStack() as opened:
+        root = open_store(options.url, StoreOptions(settings.object_store))
+        opened.callback(root.close)
+        archive = _archive(root, settings)
+        log = None
+        if settings.broker.store_path:
+            log = opened.enter_context(open_store_of(settings, read_conf(settings), None)).commit_log
+        progress = opened.enter_context(Progress("repair", 0, quiet=options.json))
+        repair = plan_repair(
+            archive.store, (archive.cluster, archive.broker), time.time_ns() // 1_000_000, log=log,
+            applies=options.apply, progress=progress.update,
+        )  # fmt: skip
+        if options.apply and repair.is_needed:
+            apply_repair(repair)
+    if options.json:
+        print_json(_document(repair, options))
+    else:
+        print_lines(*_lines(repair, f"{archive.cluster}/{archive.broker} in {options.url}"))
+    return EXIT_LOST if repair.lost else 0
+
+
+def _archive(root: ObjectStore, settings: Settings) -> Archive:
+    """The archive, though its catalog may be gone: then it needs both names."""
+    cluster, broker = settings.archive.cluster, settings.archive.broker
+    try:
+        return open_archive(root, cluster or None, broker or None)
+    except (NotFoundError, CorruptionError) as error:
+        if not (cluster and broker):
+            hint = "if its catalog is gone, give --cluster and --broker"
+            raise type(error)(error.message, hint=hint) from error
+    store = PrefixedStore(root, archive_prefix(cluster, broker))
+    if not any(next(iter(store.list(prefix, limit=1)), None) for prefix in (DATA_PREFIX, SETS_PREFIX)):
+        raise NotFoundError(f"{store.url} holds no data objects", hint="check --cluster and --broker")
+    return Archive(cluster, broker, store)
+
+
+def _lines(repair: Repair, title: str) -> Iterator[str]:
+    yield from (f"damaged: {note}" for note in repair.notes)
+    yield from (f"LOST: {queue}: offsets {begin} to {end - 1}" for queue, begin, end in repair.lost)
+    yield from (f"unknown: {what}" for what in repair.unknown)
+    if not repair.is_needed:
+        yield f"{title}: nothing to repair"
+        return
+    lost = f"{counted(repair.lost_messages, 'message')} lost" if repair.lost else "no message lost"
+    kept = f", {counted(len(repair.quarantined), 'object')} quarantined" if repair.quarantined else ""
+    done = (
+        f"repaired as version {repair.version}, epoch {repair.epoch}"
+        if repair.applies
+        else "would be repaired"
+    )
+    more = "" if repair.applies else "; stop its writer, then add --apply"
+    yield f"{title}: {done}: {lost}{kept}{more}"
+
+
+def _document(repair: Repair, options: argparse.Namespace) -> dict[str, object]:
+    names = ("topic", "queue_id", "generation", "begin_offset", "end_offset")
+    lost = [
+        camel_names(dict(zip(names, (*queue, begin, end), strict=True))) for queue, begin, end in repair.lost
+    ]
+    return {
+        "applied": bool(options.apply and repair.is_needed), "version": repair.version, "epoch": repair.epoch,
+        "damaged": repair.notes, "lost": lost, "unknown": repair.unknown, "quarantined": sorted(repair.quarantined),
+    }  # fmt: skip

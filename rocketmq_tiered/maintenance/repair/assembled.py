@@ -1,0 +1,177 @@
+"""Changes of a state that no kind of commit makes but a repair. Pure, but for reading pages and one record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import fastcrc
+import numpy as np
+
+from rocketmq_tiered.maintenance.healing import Healed
+from rocketmq_tiered.maintenance.repair.found_objects import FoundObject
+from tiered.archive.salvage import Lost, Salvage
+from tiered.archive.segment_reader import SegmentReader
+from tiered.archive.verify_runs import LivingRuns
+from tiered.catalog.log_histories import living_rows
+from tiered.catalog.replace_runs import take_out
+from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState, LogCheck, LogCursor, RunChunk
+from tiered.errors import TieredError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import (
+    GAP_DTYPE,
+    OBJECT_DTYPE,
+    QUEUE_BATCH,
+    QUEUE_FILLED,
+    QUEUE_HIDDEN,
+    QUEUE_LMQ,
+    QUEUE_SPARSE,
+    QUEUE_STATE_DTYPE,
+    RUN_DTYPE,
+    GapReason,
+    RunKind,
+    Table,
+)
+from tiered.object_store.interface import ObjectStore
+
+CYCLES_AT_RISK = 16
+"""So many of the newest versions may be incomplete: cycles were being uploaded."""
+_FLAG_OF_KIND = {RunKind.BATCH: QUEUE_BATCH, RunKind.LMQ: QUEUE_LMQ, RunKind.SPARSE: QUEUE_SPARSE}
+
+
+def without_gaps(state: CatalogState) -> CatalogState:
+    """``state`` without the gaps that an earlier step or repair has made: what is found now fills them."""
+    return replace(state, gaps=state.gaps[state.gaps["reason"] != GapReason.LOST])
+
+
+def with_lost(state: CatalogState, lost: Iterable[Lost]) -> CatalogState:
+    """``state`` with a gap for each range."""
+    rows = [(state.row_of(queue), GapReason.LOST, begin, end) for queue, begin, end in lost]
+    return replace(state, gaps=np.concatenate([state.gaps, np.array(rows, GAP_DTYPE)]))
+
+
+def with_ends(store: ObjectStore, state: CatalogState) -> CatalogState:
+    """``state`` whose queues reach to their last run: pages may have runs of commits that cannot be read."""
+    beyond: list[tuple[QueueKey, np.void]] = []
+    for page in LivingRuns(store, state).between(0, 1 << 62):
+        rows = state.directory.rows(page.queues, len(state.table))[page.chunk.runs["queue"]]
+        is_new = (rows < 0) | (page.chunk.runs["end_queue_offset"] > state.table["end_queue_offset"][rows])
+        beyond += [(page.queues[int(run["queue"])], run) for run in page.chunk.runs[is_new]]
+    return _reaching(state, beyond)
+
+
+def _reaching(state: CatalogState, found: Sequence[tuple[QueueKey, np.void]]) -> CatalogState:
+    """``state`` whose queues have ``found`` runs."""
+    new = sorted({queue for queue, _ in found if state.row_of(queue) is None})
+    table, directory = state.table.copy(), state.directory
+    if new:
+        fresh = np.zeros(len(new), QUEUE_STATE_DTYPE)
+        fresh["queue_id"] = [queue.queue_id for queue in new]
+        fresh["generation"] = [queue.generation for queue in new]
+        fresh["min_queue_offset"] = fresh["first_phys"] = 1 << 62
+        directory, table = directory.extended(len(table), new), np.concatenate([table, fresh])
+    state = replace(state, directory=directory, table=table)
+    for queue, run in found:
+        mine = table[state.row_of(queue)]
+        inside = int(run["base_queue_offset"]) < int(mine["end_queue_offset"])
+        mine["flags"] |= _FLAG_OF_KIND.get(RunKind(int(run["kind"])), 0) | (QUEUE_FILLED if inside else 0)
+        mine["min_queue_offset"] = min(mine["min_queue_offset"], run["base_queue_offset"])
+        mine["first_phys"] = min(mine["first_phys"], run["min_phys"])
+        mine["end_byte"] = max(mine["end_byte"], run["base_byte"] + run["byte_count"])
+        for name in ("end_queue_offset", "end_phys", "max_store_timestamp"):
+            mine[name] = max(mine[name], run[name])
+    for queue in new:
+        newest = state.current_generation(queue.topic, queue.queue_id)
+        table["flags"][state.row_of(queue)] |= QUEUE_HIDDEN if queue.generation != newest else 0
+    return state
+
+
+def with_adopted(
+    state: CatalogState, found: Sequence[tuple[QueueKey, FoundObject, np.void]], version: int
+) -> CatalogState:
+    """``state`` with runs that its queues lack."""
+    if not found:
+        return state
+    state = _reaching(state, [(queue, run) for queue, _, run in found])
+    used = {one.key: one for _, one, _ in found}
+    objects = np.concatenate([np.zeros(0, OBJECT_DTYPE), *(one.row() for one in used.values())])
+    objects["key"] = np.arange(len(objects))
+    numbers = {key: number for number, key in enumerate(used)}
+    runs = np.array([run for _, _, run in found], RUN_DTYPE)
+    runs["version"] = version
+    runs["object"] = [numbers[one.key] for _, one, _ in found]
+    runs["queue"] = [state.row_of(queue) for queue, _, _ in found]
+    return replace(state, chunks=(*state.chunks, RunChunk(runs, objects, tuple(used))))
+
+
+def with_replaced(state: CatalogState, found: Salvage, new: Healed | None, version: int) -> CatalogState:
+    """``state`` with the runs of ``new`` for those of a damaged object, and gaps for what is lost."""
+    removed = np.zeros(len(found.runs), REMOVED_DTYPE)
+    for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
+        removed[name] = found.runs[name]
+    removed["queue"] = [state.row_of(queue) for queue in found.check.queues]
+    removed["removed_version"] = version
+    chunks, tombstones = take_out(state, removed)
+    state = replace(state, chunks=chunks, tombstones=tombstones)
+    if new is not None:
+        runs = new.runs.copy()
+        rows = np.array([-1 if (row := state.row_of(queue)) is None else row for queue in new.segment.queues])
+        runs["queue"], runs["object"], runs["version"] = rows[runs["queue"]], 0, version
+        state = replace(state, chunks=(*state.chunks, RunChunk(runs, new.objects, (new.key,))))
+    return with_lost(state, found.lost)
+
+
+def with_row_counts(store: ObjectStore, state: CatalogState) -> CatalogState:
+    """``state`` whose queues count the rows that are there."""
+    counts = np.zeros(len(state.table), np.int64)
+    for page in LivingRuns(store, state).between(0, 1 << 62):
+        rows = state.directory.rows(page.queues, len(state.table))[page.chunk.runs["queue"]]
+        np.add.at(counts, rows[rows >= 0], living_rows(state, page)[rows >= 0])
+    table = state.table.copy()
+    table["row_count"] = counts
+    return replace(state, table=table)
+
+
+def with_log_cursor(store: ObjectStore, state: CatalogState, objects: Sequence[FoundObject]) -> CatalogState:
+    """``state`` with the place where a writer continues: below the newest cycles, whose uploads may be incomplete. A
+    record that is archived already is not archived twice."""
+    cycles = [one.index.meta for one in objects if one.index.meta.to_phys > one.index.meta.from_phys]
+    if not cycles:
+        return state
+    history = max(meta.log_history for meta in cycles)
+    newest = max(meta.catalog_version for meta in cycles)
+    phys = min(
+        meta.from_phys for meta in cycles
+        if meta.log_history == history and meta.catalog_version > newest - CYCLES_AT_RISK and meta.history_phys >= 0
+    )  # fmt: skip
+    check = _last_record(store, state, objects, phys)
+    return replace(
+        state,
+        cursor=LogCursor(history, max(phys, check.end_phys), check),
+        started=True,
+        version=max(1, newest),
+    )
+
+
+def _last_record(
+    store: ObjectStore, state: CatalogState, objects: Sequence[FoundObject], phys: int
+) -> LogCheck:
+    """CRC32C of the last archived record below ``phys``."""
+    best: tuple[int, FoundObject, int, int] | None = None
+    for one in objects:
+        for number in np.flatnonzero(
+            (one.index.runs["min_phys"] < phys) & (one.index.runs["kind"] != RunKind.LMQ)
+        ):
+            rows = one.index.row_columns(int(number))
+            below = np.flatnonzero(rows.phys + rows.size <= phys)
+            if len(below) and (best is None or int(rows.phys[below[-1]]) > best[0]):
+                best = int(rows.phys[below[-1]]), one, int(number), int(below[-1])
+    if best is None:
+        return NO_CHECK
+    begin, one, number, row = best
+    try:
+        found = SegmentReader(store, one.index).read_blocks(number, row, row + 1)
+    except TieredError:
+        return NO_CHECK
+    record: Table = found.data[int(found.starts[0]) : int(found.starts[0]) + int(found.sizes[0])]
+    return LogCheck(begin, begin + len(record), fastcrc.crc32.iscsi(record.tobytes()))

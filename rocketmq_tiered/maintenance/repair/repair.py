@@ -1,0 +1,375 @@
+"""Repairs an archive: plans the whole state from what is left, and commits it above every version that is named.
+
+    survey      what the catalog still says
+    rewrite     damaged data objects, from their whole parts and the broker's log
+    adopt       data objects, for offsets that runs lost with the catalog had
+    lost        what is left over is a gap, named in the report and in the commit
+
+A plan that is not applied writes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+import numpy as np
+
+from rocketmq_tiered.maintenance.healing import PUT_TIMEOUT_S, checked, put_salvaged
+from rocketmq_tiered.maintenance.repair.assembled import (
+    with_adopted,
+    with_ends,
+    with_log_cursor,
+    with_lost,
+    with_replaced,
+    with_row_counts,
+    without_gaps,
+)
+from rocketmq_tiered.maintenance.repair.found_objects import (
+    FoundObject,
+    Span,
+    adopt,
+    found_objects,
+    history_ends,
+)
+from rocketmq_tiered.maintenance.repair.lost_entries import lost_entries
+from rocketmq_tiered.maintenance.repair.survey import DAMAGE, VERSION_STEP, Survey, survey
+from tiered.archive.salvage import Lost, salvaged
+from tiered.archive.verify import check_objects
+from tiered.archive.verify_catalog import check_root, pending_of
+from tiered.archive.verify_index import check_indexes
+from tiered.archive.verify_queues import check_queues, queue_name
+from tiered.archive.verify_report import VerifyReport
+from tiered.archive.verify_runs import LivingRuns
+from tiered.archive.verify_segment import AnomalyKind
+from tiered.archive.verify_timers import check_timers
+from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.commit import CommitDraft, CommitKind, CommitPlace, PageChange, encode_commit
+from tiered.catalog.deletions import KEPT_MS, PendingDeletion, Reason, read_list
+from tiered.catalog.pages import spill
+from tiered.catalog.snapshot import encode_root
+from tiered.catalog.state import NO_ROOT, REPAIRED, CatalogState, Owner, RootRef
+from tiered.errors import FencedError, NotFoundError
+from tiered.formats.keys import catalog_key, object_of, page_key
+from tiered.formats.state_object import decode_state
+from tiered.model.queue import QueueKey
+from tiered.object_store.interface import ObjectStore
+
+NAMED_MAX = 1000
+"""Lost ranges that the commit names."""
+SPILL_RUNS = 50_000
+PAGE_RUNS = 8192
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Repair:
+    """A repair of the archive at ``store``. ``state``: what is committed. ``notes``: what was damaged, and what
+    became of it. ``unknown``: what could not be found out."""
+
+    store: ObjectStore
+    survey: Survey
+    state: CatalogState
+    applies: bool
+    now_ms: int
+    notes: list[str] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    quarantined: set[str] = field(default_factory=set)
+    version: int = 0
+    epoch: int = 0
+    is_needed: bool = False
+
+    def put(self, key: str, body: list[bytes]) -> None:
+        """Put an object, if this repair is applied."""
+        if self.applies:
+            self.store.put_if_absent(key, body, timeout_s=PUT_TIMEOUT_S)
+
+    @property
+    def lost_messages(self) -> int:
+        """Offsets that are lost."""
+        return sum(end - begin for _, begin, end in self.lost)
+
+
+def plan_repair(
+    store: ObjectStore,
+    names: tuple[str, str],
+    now_ms: int,
+    *,
+    log: CommitLog | None = None,
+    applies: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Repair:
+    """What a repair makes of the archive of ``names`` (cluster, broker); with ``applies`` the objects that the commit
+    will name are put. Reads all data. ``log``: the broker's. Raises the store's errors, but not of single objects."""
+    found = survey(store)
+    state = found.state
+    repair = Repair(
+        store, found, state, applies, now_ms, [*found.notes], version=found.version, epoch=found.epoch
+    )
+    repair.state = replace(state, cluster=state.cluster or names[0], broker=state.broker or names[1])
+    report = VerifyReport()
+    pending_of(store, state, report)
+    _drop_unreadable(repair, report)
+    damaged = _damaged_objects(repair, report, progress)
+    report.anomalies += check_indexes(
+        store, repair.state, LivingRuns(store, repair.state).between, full=True
+    )[0]
+    repair.notes += [str(anomaly) for anomaly in report.anomalies]
+    _drop_indexes(repair, {anomaly.key for anomaly in report.anomalies})
+    _fill(repair)
+    _rewrite(repair, damaged, log)
+    repair.quarantined = {key for key in repair.quarantined if _exists(store, key)}
+    repair.is_needed = bool(repair.notes or repair.lost)
+    return repair
+
+
+def apply_repair(repair: Repair) -> CatalogState:
+    """Commit it. Raises FencedError if the archive has changed since it was planned, and the store's errors."""
+    state, version, epoch = repair.state, repair.version, repair.epoch
+    nonce = f"{random.SystemRandom().getrandbits(64):016x}"
+    if state.memory_runs > SPILL_RUNS:
+
+        def put(number: int, data: bytes) -> str:
+            key = page_key("runs", version, epoch, f"{nonce}_{len(pages)}")
+            pages.append(key)
+            repair.put(key, [data])
+            return key
+
+        pages: list[str] = []
+        refs = spill(replace(state, version=version), PAGE_RUNS, put)
+        state = replace(state, chunks=(), pages=(*state.pages, *refs))
+    root = RootRef(page_key("repair", version, epoch, nonce), version)
+    actor = f"repair-{nonce}"
+    pending = {key: entry for key, entry in state.pending_deletions.items() if key not in repair.quarantined}
+    pending |= {
+        key: PendingDeletion(KEPT_MS, version, Reason.QUARANTINE) for key in sorted(repair.quarantined)
+    }
+    if repair.survey.state.root.key and repair.survey.state.root not in state.kept_roots:
+        pending.setdefault(
+            repair.survey.state.root.key, PendingDeletion(repair.now_ms, version, Reason.REPLACED)
+        )
+    state = replace(
+        state, version=version, epoch=epoch, put_id="", root=root, unread_root=NO_ROOT, created_ms=repair.now_ms,
+        owner=Owner(actor, "repair", "", repair.now_ms, True), pending_deletions=pending,
+        settings={**state.settings, REPAIRED: _record(repair)},
+    )  # fmt: skip
+    repair.put(root.key, [encode_root(state)])
+    draft = CommitDraft(
+        CommitKind.REPAIR, history=state.cursor.history, from_phys=state.cursor.phys, to_phys=state.cursor.phys,
+        check=state.cursor.check, created_ms=repair.now_ms, pages=PageChange(root=root),
+    )  # fmt: skip
+    before = repair.survey.state
+    place = CommitPlace(version, epoch, before.put_id, actor, state.cluster, state.broker, NO_ROOT)
+    commit, data = encode_commit(draft, place, nonce)
+    newer = next(iter(repair.store.list("catalog/", limit=1)), None)
+    if newer is not None and newer.key <= catalog_key(version):
+        raise FencedError(
+            "the archive has changed since the repair was planned", hint="stop its writer, and run again"
+        )
+    repair.store.put_if_absent(catalog_key(version), [data], timeout_s=PUT_TIMEOUT_S)
+    return replace(state, put_id=commit.put_id)
+
+
+def _record(repair: Repair) -> dict[str, object]:
+    before = repair.state.repaired_version
+    return {
+        "version": before if repair.survey.is_chain_whole else repair.version, "repair": repair.version,
+        "ms": repair.now_ms, "unknown": repair.unknown, "messages": repair.lost_messages,
+        "lost": [[*queue, begin, end] for queue, begin, end in repair.lost[:NAMED_MAX]],
+    }  # fmt: skip
+
+
+# -- what cannot be read --------------------------------------------------------------------------------------
+
+
+def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
+    """The state without pages, roots, lists and tables that cannot be read."""
+    store, state = repair.store, repair.state
+    runs = LivingRuns(store, state)
+    for _ in runs.in_order():
+        pass
+    for key, reason in runs.unreadable.items():
+        report.add(AnomalyKind.PAGE, key, reason)
+    kept = []
+    for root in (state.root, *state.kept_roots):
+        is_readable = _is_root(store, root, report)
+        kept += [root] if is_readable and root in state.kept_roots else []
+    histories = state.log_histories
+    if not repair.survey.is_chain_whole or not all(
+        _is_root(store, RootRef(key, 0), report)
+        for history in histories
+        for key in (history.root, history.hidden)
+        if key
+    ):
+        histories = ()
+        if state.log_histories:
+            repair.unknown.append("what earlier log histories hid")
+    bad = {anomaly.key for anomaly in check_timers(store, state, full=True)[0]}
+    bad |= {ref.key for ref in state.timers if not _exists(store, ref.key)}
+    for key in sorted(bad):
+        report.add(AnomalyKind.DAMAGED, key, "its timers are lost: they are not delivered")
+    repair.quarantined |= bad
+    lists = [one for one in state.deletion_lists if _is_list(store, one, report)]
+    tables = {name: key for name, key in state.state_objects.items() if _is_table(store, name, key, report)}
+    repair.quarantined |= {object_of(key) for key in runs.unreadable} - {
+        object_of(page.key) for page in state.pages if page.key not in runs.unreadable
+    }
+    timers = tuple(ref for ref in state.timers if ref.key not in bad)
+    repair.state = replace(
+        state, timers=timers, kept_roots=tuple(kept),
+        pages=tuple(page for page in state.pages if page.key not in runs.unreadable),
+        log_histories=histories, deletion_lists=tuple(lists), state_objects=tables,
+    )  # fmt: skip
+
+
+def _is_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> bool:
+    before = len(report.anomalies)
+    check_root(store, root, report)
+    if len(report.anomalies) == before and root.key and not _exists(store, root.key):
+        report.add(AnomalyKind.MISSING, root.key, "is in the catalog, but does not exist")
+    return len(report.anomalies) == before
+
+
+def _is_list(store: ObjectStore, listed, report: VerifyReport) -> bool:  # type: ignore[no-untyped-def]
+    try:
+        read_list(store, listed)
+    except DAMAGE as error:
+        if isinstance(error, NotFoundError):
+            report.add(AnomalyKind.MISSING, listed.key, error.message)
+        return False
+    return True
+
+
+def _is_table(store: ObjectStore, name: str, key: str, report: VerifyReport) -> bool:
+    try:
+        decode_state(store.get(key), name, source=key)
+    except DAMAGE as error:
+        report.add(AnomalyKind.DAMAGED, key, error.message)
+        return False
+    return True
+
+
+def _exists(store: ObjectStore, key: str) -> bool:
+    return any(info.key == key for info in store.list(key, limit=1))
+
+
+def _damaged_objects(repair: Repair, report: VerifyReport, progress: Progress) -> list[str]:
+    damaged = []
+    for key, result in check_objects(repair.store, LivingRuns(repair.store, repair.state), progress):
+        if result.anomalies:
+            report.anomalies.append(result.anomalies[0])
+            damaged.append(key)
+    return damaged
+
+
+def _drop_indexes(repair: Repair, bad: set[str]) -> None:
+    """Index files up to the first bad one: they cover versions without a hole."""
+    state = repair.state
+    for ref in state.indexes:
+        if ref.key not in bad and not _exists(repair.store, ref.key):
+            bad.add(ref.key)
+            repair.notes.append(f"index file {ref.key} is missing")
+    kept = tuple(takewhile(lambda ref: ref.key not in bad, state.indexes))
+    gone = {ref.key for ref in state.indexes[len(kept) :]} - bad
+    pending = dict(state.pending_deletions)
+    for key in sorted(gone):
+        pending[key] = PendingDeletion(repair.now_ms, repair.version, Reason.REPLACED)
+    repair.state = replace(state, indexes=kept, pending_deletions=pending)
+
+
+# -- what is missing ------------------------------------------------------------------------------------------
+
+
+def _fill(repair: Repair) -> None:
+    """Find runs for holes, and for what was lost with the newest commits; the rest are gaps."""
+    repair.state = without_gaps(repair.state)
+    if not repair.survey.is_whole:
+        repair.state = with_ends(repair.store, repair.state)
+    state = repair.state
+    holes = _holes(repair.store, state)
+    if repair.survey.is_whole and not holes:
+        return
+    is_empty = not state.version
+    known = pending_of(repair.store, state, VerifyReport())
+    objects: list[FoundObject] = []
+    for key, found in found_objects(repair.store, ()):
+        if key in known:
+            continue
+        if found is None:
+            if is_empty:
+                repair.quarantined.add(key)
+                repair.notes.append(f"the tail of {key} cannot be read: what it has is not known")
+            continue
+        objects.append(found)
+        version = found.index.meta.catalog_version
+        if version >= repair.version:
+            repair.version, repair.survey.is_chain_whole = version + VERSION_STEP, False
+        repair.epoch = max(repair.epoch, found.index.meta.epoch + 1)
+    wanted: dict[QueueKey, list[Span]] | None = None
+    if not is_empty:
+        wanted = {queue: [*spans] for queue, spans in holes.items()}
+        if not repair.survey.is_whole:
+            objects = [one for one in objects if one.index.meta.log_history >= state.cursor.history or holes]
+            for queue in _queues_of(state, objects):
+                row = state.queue(queue)
+                wanted.setdefault(queue, []).append(
+                    (0 if row is None else int(row["end_queue_offset"]), 1 << 62)
+                )
+    adopted = adopt(objects, wanted, history_ends(objects))
+    repair.quarantined |= adopted.quarantined
+    repair.state = with_adopted(state, adopted.runs, repair.version)
+    if adopted.runs:
+        repair.notes.append(
+            f"{len(adopted.runs)} runs of {len({one.key for _, one, _ in adopted.runs})} objects adopted"
+        )
+    if is_empty:
+        repair.state = with_log_cursor(repair.store, repair.state, objects)
+        repair.unknown += ["minimum offsets by expiry", "hidden queues", "reasons of gaps", "timers"]
+    for queue, spans in _holes(repair.store, repair.state).items():
+        repair.lost += [(queue, begin, end) for begin, end in spans]
+    repair.state = with_lost(repair.state, repair.lost)
+    repair.state = with_row_counts(repair.store, repair.state)
+
+
+def _queues_of(state: CatalogState, objects: Iterable[FoundObject]) -> set[QueueKey]:
+    """Queues that may continue: no generation is newer."""
+    queues = {one.index.queue_of(number) for one in objects for number in range(len(one.index))}
+    return {
+        queue for queue in queues
+        if queue.generation >= (state.current_generation(queue.topic, queue.queue_id) or 0)
+    }  # fmt: skip
+
+
+def _holes(store: ObjectStore, state: CatalogState) -> dict[QueueKey, list[Span]]:
+    names = {queue_name(queue): queue for queue, _ in state.queues()}
+    found: dict[QueueKey, list[Span]] = {}
+    for anomaly in check_queues(state, LivingRuns(store, state).in_order()):
+        if anomaly.kind == AnomalyKind.HOLE and anomaly.range is not None:
+            found.setdefault(names[anomaly.key], []).append(anomaly.range)
+    return found
+
+
+# -- what is damaged ------------------------------------------------------------------------------------------
+
+
+def _rewrite(repair: Repair, damaged: list[str], log: CommitLog | None) -> None:
+    """Whole objects in the place of damaged ones."""
+    for key in damaged:
+        check = checked(repair.store, repair.state, key)
+        if check is None:
+            continue
+        found = salvaged(repair.store, check, log)
+        new = put_salvaged(found, repair.state, repair.epoch, repair.now_ms, repair.put)
+        repair.state = with_replaced(repair.state, found, new, repair.version)
+        repair.lost += found.lost
+        rows = sum(map(len, found.rows))
+        repair.notes.append(
+            f"{key}: {rows:,} of {int(np.concatenate(check.runs)['rows'].sum()):,} messages written again"
+        )
+        repair.quarantined.add(key)
+    if damaged:
+        repair.lost += lost_entries(repair.store, repair.state, repair.lost)
+        repair.state = with_row_counts(repair.store, repair.state)

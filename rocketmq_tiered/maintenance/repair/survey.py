@@ -1,0 +1,164 @@
+"""What is left of a catalog: the newest state that can be read, with every later commit that can be applied.
+
+head readable      the state as readers load it
+else               the newest readable root and the commits after it; where one is damaged or missing, later ones
+                   are applied all the same: what lies between is missing in the queues that they continue
+nothing readable   an empty state: everything comes from data objects
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tiered.archive.verify import listed_versions
+from tiered.catalog.apply import apply
+from tiered.catalog.catalog_reader import follow, head_version, load, read_commit
+from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind
+from tiered.catalog.page_bytes import read_page_bytes
+from tiered.catalog.snapshot import decode_root
+from tiered.catalog.state import CatalogState, LogCursor, Owner
+from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.formats.keys import PAGES_PREFIX, epoch_of, page_version
+from tiered.model.tables import GAP_DTYPE, GapReason, RunKind
+from tiered.object_store.interface import ObjectStore
+
+DAMAGE = (CorruptionError, NotFoundError, UnsupportedFormatError)
+ROOT_KINDS = ("root-", "history-", "repair-")
+VERSION_STEP = 100_000
+"""Above the highest version that anything names, where newer ones are lost: a paused writer may know of them."""
+
+
+@dataclass
+class Survey:
+    """``state``: the best that the catalog gives. ``is_whole``: up to its newest commit. ``notes``: what is damaged.
+    ``version`` and ``epoch``: above every one that anything names."""
+
+    state: CatalogState = field(default_factory=CatalogState)
+    is_whole: bool = True
+    is_chain_whole: bool = True
+    notes: list[str] = field(default_factory=list)
+    version: int = 1
+    epoch: int = 1
+
+
+def survey(store: ObjectStore) -> Survey:
+    """Read what is left of the catalog. Raises the store's errors, except for single objects."""
+    found = Survey()
+    head = head_version(store)
+    versions = listed_versions(store, 1, head)
+    try:
+        found.state = load(store, version=head)
+    except DAMAGE as error:
+        found.is_whole = False
+        found.notes.append(f"the newest version cannot be loaded: {error.message}")
+        found.state = _newest_root(store, found)
+        _apply_later(store, [one for one in versions if one > found.state.version], found)
+    _check_commits(store, [one for one in versions if one >= found.state.repaired_version], found)
+    _number(store, head, found)
+    return found
+
+
+def _newest_root(store: ObjectStore, found: Survey) -> CatalogState:
+    kinds = tuple(f"{PAGES_PREFIX}{kind}" for kind in ROOT_KINDS)
+    keys = [info.key for info in store.list(PAGES_PREFIX) if info.key.startswith(kinds)]
+    for key in sorted(keys, key=lambda key: page_version(key) or 0, reverse=True):
+        try:
+            return decode_root(read_page_bytes(store, key), source=key)
+        except DAMAGE as error:
+            found.notes.append(f"root {key} cannot be read: {error.message}")
+    return CatalogState()
+
+
+def _apply_later(store: ObjectStore, versions: list[int], found: Survey) -> None:
+    """Apply commits above the root."""
+    for version in versions:
+        state = found.state
+        try:
+            commit = read_commit(store, version)
+        except DAMAGE as error:
+            found.notes.append(f"commit {version} cannot be read: {error.message}")
+            continue
+        try:
+            if version == state.version + 1 and state.put_id in ("", commit.place.predecessor_put_id):
+                found.state = follow(store, replace(state, put_id=commit.place.predecessor_put_id), commit)
+            else:
+                found.state = apply(_bridged(state, commit), commit)
+        except (CommitInvalidError, *DAMAGE) as error:
+            found.notes.append(f"commit {version} does not follow what is left before it: {error.message}")
+
+
+def _bridged(state: CatalogState, commit: Commit) -> CatalogState:
+    """``state`` as ``commit`` expects it, but for what unreadable commits changed: where these added rows to a queue
+    there is a gap."""
+    place, draft = commit.place, commit.draft
+    owner = state.owner
+    if owner is None or owner.released or owner.instance != place.actor:
+        owner = Owner(place.actor, "run", "", 0, False)
+    cursor = state.cursor
+    if draft.kind == CommitKind.APPEND:
+        cursor = LogCursor(draft.history, draft.from_phys, draft.check)
+    table, gaps = state.table.copy(), [state.gaps]
+    rows = [state.row_of(queue) for queue in draft.queues] if draft.kind == CommitKind.APPEND else []
+    for number, row in enumerate(rows):
+        runs = draft.runs[draft.runs["queue"] == number]
+        begins = [
+            *runs["base_queue_offset"],
+            *draft.gaps["begin_queue_offset"][draft.gaps["queue"] == number],
+        ]
+        if row is None or not begins:
+            continue
+        end, begin = int(table["end_queue_offset"][row]), int(min(begins))
+        if begin > end:
+            gaps.append(np.array([(row, GapReason.LOST, end, begin)], GAP_DTYPE))
+            table["end_queue_offset"][row] = begin
+        bytes_of = runs["base_byte"][runs["kind"] != RunKind.LMQ]
+        if len(bytes_of):
+            table["end_byte"][row] = bytes_of.min()
+    return replace(
+        state, version=place.version - 1, epoch=place.epoch - (draft.kind == CommitKind.CLAIM), owner=owner,
+        put_id=place.predecessor_put_id, cluster=place.cluster, broker=place.broker, cursor=cursor,
+        root=place.root, table=table, gaps=np.concatenate(gaps),
+    )  # fmt: skip
+
+
+def _check_commits(store: ObjectStore, versions: list[int], found: Survey) -> None:
+    """Whether the chain is whole."""
+    expected, put_id = max(1, found.state.repaired_version), ""
+    for version in versions:
+        try:
+            commit = read_commit(store, version)
+        except DAMAGE as error:
+            found.is_chain_whole, put_id = False, ""
+            note = f"commit {version} cannot be read: {error.message}"
+            found.notes += [note] if note not in found.notes else []
+        else:
+            predecessor = commit.place.predecessor_put_id
+            is_next = version == expected and put_id in ("", predecessor)
+            if not is_next:
+                found.is_chain_whole = False
+                found.notes.append(f"commit {version} does not follow the one before")
+            put_id = commit.put_id
+        expected = version + 1
+    if expected <= found.state.version:
+        found.is_chain_whole = False
+        found.notes.append(f"commits above {expected - 1} are missing")
+
+
+def _number(store: ObjectStore, head: int, found: Survey) -> None:
+    """The version and the epoch of the repair."""
+    version, epoch = max(head, found.state.version), found.state.epoch
+    for key in _keys(store):
+        version = max(version, page_version(key) or 0)
+        epoch = max(epoch, epoch_of(key) or 0)
+    found.version = version + 1 if version == head else version + VERSION_STEP
+    found.is_chain_whole = found.is_chain_whole and 0 < version == head
+    found.epoch = epoch + 1
+
+
+def _keys(store: ObjectStore) -> Iterator[str]:
+    for prefix in ("data/", "index/", PAGES_PREFIX, "sets/", "state/"):
+        for info in store.list(prefix):
+            yield info.key

@@ -1,0 +1,157 @@
+"""Scrub as a task: reads back what was stored, new objects first, and heals what is damaged while the broker has it.
+
+A cycle is a full verification in small steps, spread over scrub.cycle_ms; its cursor is that of `tiered verify`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from rocketmq_tiered.maintenance.healing import heal
+from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
+from tiered.archive.task import SCRUB, Due
+from tiered.archive.unreadable import UnreadableRange
+from tiered.archive.verify import verifying
+from tiered.archive.verify_progress import VerifyProgress
+from tiered.archive.verify_report import VerifyReport
+from tiered.archive.verify_runs import LivingRuns, Window
+from tiered.archive.verify_segment import SegmentResult, check_segment
+from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.state import CatalogState
+from tiered.console import counted
+from tiered.settings.retention_sections import ScrubSettings
+
+logger = logging.getLogger(__name__)
+
+FIRST_VERSIONS = 1024
+"""So many of the newest versions count as new at the first start."""
+VERSIONS_AT_ONCE = 64
+STEP_S = 10.0
+"""A step of the cycle: then new objects come first again."""
+SPREAD = 0.8
+"""The share of scrub.cycle_ms over which a cycle is spread."""
+
+
+@dataclass(frozen=True)
+class ScrubPart:
+    """New versions to check, or a step of the cycle."""
+
+    window: Window | None
+
+
+class ScrubTask:
+    """Scrubs the archive of ``commits``. ``log``: the broker's, and its pins. ``saved``: the progress, which lasts."""
+
+    name = SCRUB
+
+    def __init__(
+        self,
+        commits: MaintenanceCommit,
+        settings: ScrubSettings,
+        saved: VerifyProgress,
+        log: CommitLog | None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._commits, self._settings, self._saved = commits, settings, saved
+        self._log, self._clock_ms = log, clock_ms
+        every_s = settings.every_ms / 1000
+        self.due = Due(every_s=every_s, first_s=every_s)
+        self.problem = ""
+        self.status = ScrubStatus()
+        self._lost: dict[str, tuple[UnreadableRange, ...]] = {}
+        self._steps: Generator[tuple[str, SegmentResult], None, VerifyReport] | None = None
+        self._share = 0.0
+        self._objects = self._healed = 0
+        self._others: set[str] = set()
+        """What the last cycle found besides."""
+        self._replaced: set[str] = set()
+        self._cycle_ms: int | None = None
+
+    @property
+    def unreadable(self) -> tuple[UnreadableRange, ...]:
+        """Messages of damaged objects that could not be healed."""
+        return tuple(sorted(found for ranges in self._lost.values() for found in ranges))
+
+    def plan(self, state: CatalogState) -> ScrubPart | None:
+        """New versions, else a step of the cycle if it is behind its time."""
+        if not self._saved.verified[0]:
+            self._saved.verified = (max(0, state.version - FIRST_VERSIONS), "")
+        first = self._saved.verified[0] + 1
+        if first <= state.version:
+            return ScrubPart(Window(first, min(first + VERSIONS_AT_ONCE - 1, state.version)))
+        return ScrubPart(None) if self._is_behind() else None
+
+    def _is_behind(self) -> bool:
+        """Whether a step of the cycle is due."""
+        now_ms, spread_ms = self._clock_ms(), SPREAD * self._settings.cycle_ms
+        if self._saved.begun_ms is None:
+            return self._cycle_ms is None or now_ms - self._cycle_ms >= self._settings.cycle_ms - spread_ms
+        return self._steps is None or self._share <= (now_ms - self._saved.begun_ms) / spread_ms
+
+    def step(self, state: CatalogState, part: ScrubPart) -> bool:
+        """Check it, and heal what is damaged."""
+        if part.window is None:
+            self._advance_cycle()
+        else:
+            self._check_new(state, part.window)
+        damaged = self._others.union(self._lost)
+        self.status = ScrubStatus(
+            self._saved.verified[0], self._share, self._cycle_ms, self._objects, self._healed, len(damaged)
+        )
+        self.problem = ""
+        if damaged:
+            self.problem = (
+                f"{counted(len(damaged), 'damaged object')}, such as {min(damaged)}: run tiered repair"
+            )
+        return True
+
+    def _check_new(self, state: CatalogState, window: Window) -> None:
+        objects = LivingRuns(self._commits.store, state).objects(window)
+        for key in objects:
+            self._take(key, check_segment(self._commits.store, state, objects[key], full=True))
+        self._saved.verified = (window.to_version, "")
+        self._saved.save()
+
+    def _advance_cycle(self) -> None:
+        def progress(done: int, total: int) -> None:
+            self._share = done / total if total else 1.0
+
+        begun_s = time.monotonic()
+        self._steps = self._steps or verifying(self._commits.store, self._saved, 1.0, progress)
+        try:
+            while time.monotonic() - begun_s < STEP_S and self._is_behind():
+                self._take(*next(self._steps))
+        except StopIteration as end:
+            self._cycle_ms, self._steps, self._share = self._clock_ms(), None, 0.0
+            named = {anomaly.key for anomaly in end.value.anomalies} - self._replaced
+            self._lost = {key: ranges for key, ranges in self._lost.items() if key in named}
+            self._others, self._replaced = named, set()
+        except Exception:
+            self._steps = None  # the next step continues where it was saved
+            raise
+
+    def _take(self, key: str, result: SegmentResult) -> None:
+        """Heal the object if its ``result`` is bad."""
+        self._objects += 1
+        if not result.anomalies:
+            return
+        why = str(result.anomalies[0].detail)
+        if self._log is not None:
+            self._log.refresh()
+        lost = heal(self._commits, key, self._log, self._clock_ms)
+        if lost is None:
+            return
+        if lost:
+            self._lost[key] = tuple(
+                UnreadableRange(*queue, begin, end, key, why) for queue, begin, end in lost
+            )
+            logger.error("a damaged object cannot be replaced", extra={"object": key, "why": why})
+            return
+        self._healed += 1
+        self._lost.pop(key, None)
+        self._replaced.add(key)
+        logger.warning("a damaged object was replaced by a whole one", extra={"object": key, "why": why})

@@ -1,0 +1,92 @@
+"""Scrub reads back what was stored, and puts a whole object in the place of a damaged one while the broker has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rocketmq_tiered.maintenance.scrub import ScrubTask
+from tests.end_to_end.archive_check import check_against_truth
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.maintenance.compaction_scene import Scene
+from tests.maintenance.damage import flip
+from tiered.archive.task import run_pass
+from tiered.archive.verify import verify_archive
+from tiered.archive.verify_progress import VerifyProgress
+from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.retention_sections import ScrubSettings
+
+DAY_MS = 86_400_000
+
+
+class Scrubbed:
+    """A scrub of ``store`` with a clock."""
+
+    def __init__(self, store: ObjectStore, log: CommitLog | None = None) -> None:
+        self.store, self.now_ms = store, 1_700_000_000_000
+        self.saved = VerifyProgress(store.url, clock_ms=lambda: self.now_ms, age_ms_max=60 * DAY_MS)
+        commits = MaintenanceCommit.opened(store, load(store), "test", lambda: self.now_ms)
+        self.task = ScrubTask(commits, ScrubSettings(), self.saved, log, lambda: self.now_ms)
+
+    def run(self) -> None:
+        """A pass, as the loop makes it."""
+        assert run_pass(self.task, lambda: load(self.store))
+
+
+@pytest.mark.parametrize("name", ["C", "E"])
+def test_a_flipped_bit_of_a_new_object_is_healed_from_the_log(
+    name: str, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    directory, root = real_store(name), MemoryStore()
+    backfill(directory / "store", root)
+    store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+    keys = sorted(info.key for prefix in ("data/", "sets/") for info in store.list(prefix))
+    for number, key in enumerate((keys[0], keys[-1], keys[len(keys) // 2])):
+        size = len(store.get(key))
+        flip(store, key, (size // 3, size - 60, 30)[number])
+    gone = keys[1]
+    store.delete([gone])
+    scrub = Scrubbed(store, CommitLog([directory / "store" / "commitlog"]))
+    scrub.run()
+    assert (scrub.task.status.healed, scrub.task.status.damaged, scrub.task.problem) == (4, 0, "")
+    assert verify_archive(store, full=True).anomalies == []
+    assert check_against_truth(root, directory, name) > 400
+
+
+def test_without_the_log_tails_are_healed_and_lost_blocks_are_named(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    one, other = scene.owner.keys[5], scene.owner.keys[9]
+    flip(scene.store, one, len(scene.store.get(one)) - 70)
+    flip(scene.store, other, 40)
+    scrub = Scrubbed(scene.store)
+    scrub.run()
+    assert (scrub.task.status.healed, scrub.task.status.damaged) == (1, 1)
+    assert {found.object_key for found in scrub.task.unreadable} == {other}
+    assert "tiered repair" in scrub.task.problem
+    assert {anomaly.key for anomaly in verify_archive(scene.store, full=True).anomalies} == {other}
+
+
+def test_a_cycle_is_spread_and_finds_what_new_objects_no_longer_show(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 30)
+    scrub = Scrubbed(scene.store)
+    scrub.run()
+    first = scrub.task.status
+    assert first.checked_version == scene.state.version and first.cycle_ms is None
+    flip(scene.store, scene.owner.keys[2], -70)
+    flip(scene.store, scene.state.root.key, -3)
+    shares = []
+    while scrub.task.status.cycle_ms is None:
+        scrub.now_ms += 2 * DAY_MS
+        scrub.run()
+        shares.append(scrub.task.status.cycle_share)
+    assert 8 <= len(shares) <= 14 and shares[:-1] == sorted(shares[:-1])
+    assert scrub.task.status.healed == 1
+    assert scene.state.root.key in scrub.task.problem

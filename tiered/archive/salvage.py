@@ -1,0 +1,420 @@
+"""Messages of a damaged object from what is left: its whole blocks, and the broker's log while that has them.
+
+    tail readable     rows from the tail, records from each block that passes its checksum
+    tail unreadable   zstd frames and records follow one another from the header on: each says where it ends
+    broker's log      records of the missing rows, by queue, queue offset and physical offset
+
+``salvaged`` gathers rows for the runs that the catalog expects; ``Salvage.written`` makes a new object of them, in
+which a run ends where a row is lost. Commits nothing.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from tiered.archive.verify_segment import SegmentCheck, rescanned
+from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog
+from tiered.broker_store.damage import find_next_record
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UnsupportedFormatError
+from tiered.formats.memory_bound import require_stored_bytes
+from tiered.formats.run_part import CatalogRun
+from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import HEADER_BYTES, RECORD_BYTES_MAX
+from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
+from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.record_columns import RecordColumns, StopReason
+from tiered.kernels.scan import scan_log
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RUN_DTYPE, RunKind, Table
+from tiered.object_store.interface import ObjectStore
+
+LOG_BYTES = 32 << 20
+"""Bytes of the broker's log in memory at a time."""
+RECORD_HEAD = np.dtype([("size", ">i4"), ("magic", ">u4"), ("rest", "V20"), ("phys", ">i8")])
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+ROW_DTYPE = np.dtype([
+    ("begin", "<i8"), ("end", "<i8"),  # queue offsets that it spans, of a sparse run with the hole before it
+    ("position", "<i8"),               # in the salvaged records; -1: an LMQ row
+    ("size", "<i4"), ("tags_code", "<i8"), ("store_timestamp", "<i8"), ("phys", "<i8"),
+    ("key_first", "<i8"), ("key_count", "<u2"), ("parent", "<i4"), ("parent_queue_offset", "<i8"),
+])  # fmt: skip
+NO_ROWS = np.zeros(0, ROW_DTYPE)
+Lost = tuple[QueueKey, int, int]
+"""Queue, first offset, one past the last."""
+
+
+@dataclass
+class Salvage:
+    """Rows found for each run of ``check``. ``wanted``: the rows that the object had, where its tail says so."""
+
+    check: SegmentCheck
+    runs: Table
+    rows: list[Table]
+    wanted: list[Table | None]
+    records: bytearray = field(default_factory=bytearray)
+    hashes: list[NDArray[Any]] = field(default_factory=list)
+    hash_count: int = 0
+    parents: dict[QueueKey, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, check: SegmentCheck) -> Salvage:
+        """Nothing found yet."""
+        runs = np.concatenate(check.runs)
+        return cls(check, runs, [NO_ROWS] * len(runs), [None] * len(runs))
+
+    def missing(self, run: int) -> list[tuple[int, int]]:
+        """Offsets [begin, end) of a run that no row found so far spans."""
+        known, row = self.rows[run], self.runs[run]
+        begins = np.append(known["begin"], row["end_queue_offset"])
+        ends = np.append(row["base_queue_offset"], known["end"])
+        holes = np.flatnonzero(begins > ends).tolist()
+        return [(int(ends[at]), int(begins[at])) for at in holes]
+
+    @property
+    def lost(self) -> list[Lost]:
+        """What is missing of all runs."""
+        return [
+            (queue, *hole) for number, queue in enumerate(self.check.queues) for hole in self.missing(number)
+        ]
+
+    def add(self, run: int, rows: Table) -> None:
+        """Add rows of ``run`` whose offsets are not known yet."""
+        every = np.concatenate([self.rows[run], rows])
+        _, first = np.unique(every["end"], return_index=True)
+        every = every[first]
+        if self.runs["kind"][run] == RunKind.SPARSE and self.wanted[run] is None:
+            every["begin"][1:] = every["end"][:-1]
+            every["begin"][:1] = self.runs["base_queue_offset"][run]
+            if len(every) == int(self.runs["rows"][run]):
+                every["end"][-1:] = self.runs["end_queue_offset"][run]
+        self.rows[run] = every
+
+    def take_records(self, data: NDArray[np.uint8], columns: RecordColumns, rows: NDArray[np.int64]) -> Table:
+        """The records ``rows`` of ``columns``, whose bytes are in ``data``, as rows of a plain run."""
+        found = np.zeros(len(rows), ROW_DTYPE)
+        found["begin"] = columns.queue_offset[rows]
+        found["end"] = found["begin"] + columns.inner_num[rows]
+        for name in ("size", "tags_code", "store_timestamp", "phys", "key_count"):
+            found[name] = getattr(columns, name)[rows]
+        found["parent"] = found["parent_queue_offset"] = -1
+        firsts = (
+            np.cumsum(columns.key_count[: columns.rows], dtype=np.int64) - columns.key_count[: columns.rows]
+        )
+        found["key_first"] = firsts[rows] + self.hash_count
+        self.hashes.append(columns.key_hashes[: columns.keys].copy())
+        self.hash_count += columns.keys
+        for at, row in enumerate(rows.tolist()):
+            begin = int(columns.position[row])
+            found["position"][at] = len(self.records)
+            self.records += data[begin : begin + int(columns.size[row])].data
+        return found
+
+    def written(self, codec: BlockCodec, meta: SegmentMeta) -> tuple[bytes, WrittenSegment, Table] | None:
+        """The new object's blocks with its header, what follows them, and its runs for the catalog, whose ``queue``
+        indexes the segment's queues; None without a row."""
+        blocks = io.BytesIO()
+        writer = SegmentWriter(blocks, codec)
+        hashes = np.concatenate([np.zeros(0, np.uint64), *self.hashes])
+        bounds: list[tuple[int, int]] = []
+        for number, queue in enumerate(self.check.queues):
+            byte = int(self.runs["base_byte"][number])
+            for piece in _pieces(self.rows[number]):
+                head = np.zeros(1, RUN_DTYPE)
+                kind = int(self.runs["kind"][number])
+                head["kind"], head["base_queue_offset"] = kind, piece["begin"][0]
+                head["base_byte"] = 0 if kind == RunKind.LMQ else byte
+                head["min_store_timestamp"], head["min_phys"] = (
+                    piece["store_timestamp"].min(),
+                    piece["phys"].min(),
+                )
+                byte += int(piece["size"].sum(dtype=np.int64))
+                bounds.append((int(piece["begin"][0]), int(piece["end"][-1])))
+                writer.begin_runs([queue], head)
+                writer.add_rows(_row_table(piece, hashes), list(self.parents))
+                if kind != RunKind.LMQ:
+                    view = memoryview(self.records)
+                    spans = zip(piece["position"].tolist(), piece["size"].tolist(), strict=True)
+                    writer.add_records([view[at : at + size] for at, size in spans], piece["size"])
+        if not bounds:
+            return None
+        segment = writer.finish(meta)
+        runs = segment.runs.copy()
+        runs["base_queue_offset"], runs["end_queue_offset"] = np.array(bounds, np.int64).T
+        return blocks.getvalue(), segment, runs
+
+
+def _row_table(rows: Table, hashes: NDArray[Any]) -> RowTable:
+    counts = rows["key_count"].astype(np.int64)
+    places = np.repeat(rows["key_first"] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    return RowTable(
+        rows["position"], rows["size"], rows["tags_code"], rows["store_timestamp"], rows["phys"], rows["begin"],
+        (rows["end"] - rows["begin"]).astype(np.int32), rows["key_count"], rows["parent"],
+        rows["parent_queue_offset"], hashes[places],
+    )  # fmt: skip
+
+
+def _pieces(rows: Table) -> list[Table]:
+    """Rows without a hole between them."""
+    if not len(rows):
+        return []
+    return np.split(rows, np.flatnonzero(rows["begin"][1:] != rows["end"][:-1]) + 1)
+
+
+# -- from the object ------------------------------------------------------------------------------------------
+
+
+def salvaged(store: ObjectStore, check: SegmentCheck, log: CommitLog | None = None) -> Salvage:
+    """What is left of the object of ``check``, and of its rest in ``log``. Raises the store's errors, except for the
+    object itself."""
+    found = Salvage.of(check)
+    try:
+        size_bytes, tail_bytes = int(check.place["size_bytes"]), int(check.place["tail_bytes"])
+        try:
+            tail = store.get_range(check.key, size_bytes - tail_bytes, tail_bytes)
+            _add_indexed(store, SegmentIndex(check.key, size_bytes, tail), found)
+        except (CorruptionError, UnsupportedFormatError):
+            pass
+        if any(wanted is None for wanted in found.wanted):
+            require_stored_bytes(size_bytes, check.key)
+            _add_scanned(store.get(check.key, size_bytes), found)
+    except NotFoundError:
+        pass
+    if log is not None and found.lost:
+        _add_logged(log, found)
+    return found
+
+
+def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> None:
+    """Rows by the tail; their records where blocks are whole."""
+    blocks: dict[int, NDArray[np.uint8] | None] = {}
+    for number, (run, queue) in enumerate(zip(found.runs, found.check.queues, strict=True)):
+        part = CatalogRun.of(run)
+        try:
+            if (
+                part.ordinal >= len(index)
+                or index.queue_of(part.ordinal) != queue
+                or not index.has_rows_of(part)
+            ):
+                continue
+            rows = index.row_columns(part)
+        except CorruptionError:
+            continue
+        known = _known_rows(run, rows)
+        found.wanted[number] = known
+        if int(run["kind"]) == RunKind.LMQ:
+            parents = [found.parents.setdefault(one, len(found.parents)) for one in index.queues]
+            known["position"], known["parent"] = -1, np.array(parents, np.int32)[rows.parent]
+            known["parent_queue_offset"] = rows.parent_queue_offset
+            found.add(number, known)
+            continue
+        span = index.block_span(part, 0, len(rows))
+        for block in range(span.first_block, span.end_block):
+            one = index.span_of_blocks(part, block, block + 1)
+            if block not in blocks:
+                try:
+                    blocks[block] = index.decode_blocks(
+                        one, store.get_range(index.key, one.offset, one.length)
+                    )
+                except CorruptionError:
+                    blocks[block] = None
+            data = blocks[block]
+            if data is not None:
+                _add_block(
+                    found,
+                    number,
+                    known[one.first_row : one.end_row],
+                    rows,
+                    one.first_row,
+                    data,
+                    one.raw_offset,
+                )
+
+
+def _known_rows(run: np.void, rows: RowTable) -> Table:
+    known = np.zeros(len(rows), ROW_DTYPE)
+    for name in ("size", "tags_code", "store_timestamp", "phys"):
+        known[name] = getattr(rows, name)
+    known["begin"], known["end"] = rows.queue_offset, rows.queue_offset + rows.inner_num
+    known["parent"] = known["parent_queue_offset"] = -1
+    if int(run["kind"]) == RunKind.SPARSE:
+        known["begin"][0], known["begin"][1:] = run["base_queue_offset"], known["end"][:-1]
+        known["end"][-1] = run["end_queue_offset"]
+    return known
+
+
+def _add_block(
+    found: Salvage,
+    number: int,
+    known: Table,
+    rows: RowTable,
+    first: int,
+    data: NDArray[np.uint8],
+    raw_offset: int,
+) -> None:
+    """The rows ``known`` of a run, from ``first`` of ``rows`` on, whose records are in ``data``."""
+    starts = rows.position[first : first + len(known)] - raw_offset
+    left = np.arange(len(known))
+    while len(left):
+        table, columns, valid, _ = rescanned(data, starts[left], known["size"][left], known["phys"][left])
+        del table
+        taken = found.take_records(data, columns, np.arange(valid))
+        for name in ("begin", "end", "tags_code", "store_timestamp"):
+            taken[name] = known[name][left[:valid]]
+        found.add(number, taken)
+        left = left[valid + 1 :]  # one that is no record is lost
+
+
+def _add_scanned(data: bytes, found: Salvage) -> None:
+    """Rows by the records in the object alone, for the runs of which the tail says nothing."""
+    for raw in _chunks(data):
+        view = np.frombuffer(raw, np.uint8)
+        starts, sizes, phys = _records(view)
+        while len(starts):
+            table, columns, valid, _ = rescanned(view, starts, sizes, phys)
+            _match(found, view, table, columns, [at for at, one in enumerate(found.wanted) if one is None])
+            starts, sizes, phys = starts[valid + 1 :], sizes[valid + 1 :], phys[valid + 1 :]
+
+
+def _chunks(data: bytes) -> Iterator[bytes | memoryview]:
+    """Raw bytes of blocks, one behind the other from the header on, as far as they can be told apart; a damaged one
+    ends where the next frame begins."""
+    position = HEADER_BYTES
+    while position < len(data):
+        view = memoryview(data)[position:]
+        if view[:4] == ZSTD_MAGIC:
+            try:
+                size = zstandard.frame_content_size(view)
+                frame = zstandard.ZstdDecompressor().decompressobj()
+                raw = frame.decompress(view)
+                if frame.eof and 0 < size == len(raw) <= RECORD_BYTES_MAX:
+                    yield raw
+                    position = len(data) - len(frame.unused_data)
+                    continue
+            except (zstandard.ZstdError, MemoryError):
+                pass
+        elif ends := _record_ends(view):
+            yield view[: ends[-1]]
+            position += ends[-1]
+            continue
+        following = data.find(ZSTD_MAGIC, position + 1)
+        if following < 0:
+            return
+        position = following
+
+
+def _record_ends(view: memoryview) -> list[int]:
+    """Ends of the records that lie one behind the other at the begin of ``view``."""
+    ends, position = list[int](), 0
+    while position + RECORD_HEAD.itemsize <= len(view):
+        head = np.frombuffer(view, RECORD_HEAD, 1, position)[0]
+        size = int(head["size"])
+        if int(head["magic"]) not in RECORD_MAGICS or not RECORD_HEAD.itemsize < size <= len(view) - position:
+            break
+        position += size
+        ends.append(position)
+    return ends
+
+
+def _records(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    ends = np.array(_record_ends(data.data), np.int64)
+    starts = np.append(0, ends)[:-1] if len(ends) else ends
+    phys = [int(np.frombuffer(data, RECORD_HEAD, 1, at)[0]["phys"]) for at in starts.tolist()]
+    return starts, (ends - starts).astype(np.int32), np.array(phys, np.int64)
+
+
+# -- by their content -----------------------------------------------------------------------------------------
+
+
+def _match(
+    found: Salvage, data: NDArray[np.uint8], table: QueueTable, columns: RecordColumns, runs: Sequence[int]
+) -> None:
+    """Give scanned records to the runs that they belong to: of the same queue, offset and place in the log."""
+    count, entries = columns.rows, columns.lmq_rows
+    phys = columns.phys[:count]
+    for number in runs:
+        run, queue = found.runs[number], found.check.queues[number]
+        ordinal = table.find(queue.topic, queue.queue_id)
+        if ordinal is None:
+            continue
+        low, high = int(run["base_queue_offset"]), int(run["end_queue_offset"])
+        is_inside = (phys >= run["min_phys"]) & (phys < run["end_phys"])
+        own = np.flatnonzero(
+            is_inside & (columns.queue[:count] == ordinal) & (columns.queue_offset[:count] >= low)
+            & (columns.queue_offset[:count] < high)
+        )  # fmt: skip
+        taken = NO_ROWS
+        if int(run["kind"]) != RunKind.LMQ and len(own):
+            taken = found.take_records(data, columns, own)
+        lmq = np.flatnonzero(columns.lmq_queue[:entries] == ordinal)
+        offsets, records = columns.lmq_queue_offset[lmq], columns.lmq_row[lmq].astype(np.int64)
+        is_own = is_inside[records] & (offsets >= low) & (offsets < high)
+        if is_own.any():
+            entry = found.take_records(data, columns, records[is_own])
+            entry["begin"], entry["end"], entry["key_count"] = offsets[is_own], offsets[is_own] + 1, 0
+            if int(run["kind"]) == RunKind.LMQ:
+                entry["position"] = -1
+                entry["parent_queue_offset"] = columns.queue_offset[records[is_own]]
+                entry["parent"] = [_parent(found, table, int(columns.queue[row])) for row in records[is_own]]
+            taken = np.concatenate([taken, entry])
+        wanted = found.wanted[number]
+        if wanted is not None and len(taken):  # which rows a sparse run keeps, and what its last one spans
+            place = np.searchsorted(wanted["phys"], taken["phys"])
+            place[place == len(wanted)] = 0
+            is_known = wanted["phys"][place] == taken["phys"]
+            taken, place = taken[is_known], place[is_known]
+            for name in ("begin", "end", "tags_code"):
+                taken[name] = wanted[name][place]
+        if len(taken):
+            found.add(number, taken)
+
+
+def _parent(found: Salvage, table: QueueTable, ordinal: int) -> int:
+    topic, queue_id = table.topic(ordinal), int(table.queue_id[ordinal])
+    known = [one for one in (*found.parents, *found.check.queues) if one[:2] == (topic, queue_id)]
+    queue = max(known, default=QueueKey(topic, queue_id, 0))
+    return found.parents.setdefault(queue, len(found.parents))
+
+
+def _add_logged(log: CommitLog, found: Salvage) -> None:
+    """Rows that are missing, from the broker's log or its pins."""
+    runs = [
+        number for number in range(len(found.runs))
+        if found.missing(number)
+        and (found.runs["kind"][number] != RunKind.SPARSE or found.wanted[number] is not None)
+    ]  # fmt: skip
+    if not runs:
+        return
+    phys, end_phys = int(found.runs["min_phys"][runs].min()), int(found.runs["end_phys"][runs].max())
+    length = LOG_BYTES
+    while phys < end_phys:
+        file = log.file_at(phys)
+        if file is None:
+            following = [one.begin_phys for one in log.files if one.begin_phys > phys]
+            phys = min(following, default=end_phys)
+            continue
+        data = np.empty(min(length, file.end_phys - phys), np.uint8)
+        try:
+            got = log.read_into(memoryview(data), phys)
+        except UnavailableError:
+            return
+        table, columns = QueueTable(), RecordColumns()
+        stop = scan_log(data, 0, got, phys, file.end_phys, table, columns, delay_levels_ms=None)
+        _match(found, data, table, columns, runs)
+        phys += stop.position
+        if stop.reason == StopReason.FILE_END:
+            phys = file.end_phys
+        elif stop.position == 0:
+            if stop.reason == StopReason.INPUT_END and length < file.size_bytes and got == len(data):
+                length = file.size_bytes  # a large record
+                continue
+            phys = find_next_record(log, phys, end_phys) or end_phys
+        length = LOG_BYTES
