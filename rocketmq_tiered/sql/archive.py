@@ -64,6 +64,7 @@ class Archive(fetcher.archive.Archive):
 
     def session(self) -> tables.SqlSession:
         """DuckDB with the topics as they are when this is called first. Raises UsageError if it is not installed."""
+        self.access.require_open()
         with Extra():
             self._session = self._session or tables.SqlSession(self.access)
         return self._session

@@ -89,6 +89,10 @@ class SqlSession:
         self._failure = None
         try:
             yield
+        except RuntimeError as error:
+            if str(error) != "Query interrupted":
+                raise
+            raise KeyboardInterrupt from error
         except duckdb.Error as error:
             raise self._error_of(error) from error
 

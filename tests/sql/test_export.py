@@ -30,6 +30,7 @@ from rocketmq_tiered.export.parquet_parts import PartTask
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.sql.conftest import STORED_MS
+from tests.sql.rest_catalog import rest_catalog
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
@@ -90,6 +91,23 @@ def test_an_iceberg_table_grows_by_batches(run: Run, tmp_path: Path) -> None:
         assert code in (2, 4)
         assert message in err
         assert err.count("\n") == 1
+
+
+def test_a_rest_catalog_when_one_is_given(run: Run, tmp_path: Path) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), "cluster/broker"))
+    with rest_catalog() as (uri, requests):
+        for day in range(2):
+            _grow(builder, day)
+            target = f"file://{tmp_path}/table"
+            given = ("--format", "iceberg", "--catalog", uri, "--table", "lake.archived")
+            code, _, err = run("export", f"file://{tmp_path}/archive", target, *given, "--json")
+            assert (code, err) == (0, "")
+        table = load_catalog("other", type="rest", uri=uri).load_table("lake.archived")
+        assert table.scan().to_arrow().num_rows == 180
+        assert "POST /v1/namespaces/lake/tables/archived" in requests
+    assert not (tmp_path / "table" / "catalog.db").exists()
+    code, _, err = run("export", f"file://{tmp_path}/archive", f"file://{tmp_path}/t2", *given)
+    assert (code, err.count("\n")) == (4, 1), err
 
 
 class _DiedError(Exception):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import duckdb
@@ -94,6 +97,8 @@ def test_joins_repeats_and_temporary_tables(orders: str) -> None:
         frame = archive.sql("SELECT store_time, tags FROM orders WHERE keys = 'k3'")
         assert frame is not None
         assert frame.df()["tags"].tolist() == ["t0"]
+    with pytest.raises(UsageError, match="archive is closed"):
+        archive.sql("SELECT 1")
 
 
 def test_errors_say_what_to_do(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +123,16 @@ def test_errors_say_what_to_do(orders: str, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.raises(UsageError, match=re.escape("pip install 'rocketmq-tiered[sql]'")),
     ):
         archive.sql("SELECT 1")
+
+
+def test_an_interrupted_statement_is_an_interrupt(orders: str) -> None:
+    with rocketmq_tiered.open(orders) as archive:
+        session = archive.session()
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt), session.errors():
+            session.connection.execute("SELECT count(*) FROM range(100000000) a, range(1000000) b").fetchall()
+        timer.join()
 
 
 def test_damage_is_an_error_of_its_own_kind(archive_k: str, tmp_path: Path) -> None:
