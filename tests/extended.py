@@ -75,6 +75,7 @@ EXTENDED = {
     "spark/test_planned_frame.py": r"test_(spark_does|a_plan)",
     "spark/test_stream.py": r"test_a_replaced_log.*\[steps[02]",
     "server/proxy/test_pull_real_stores.py": r".*\[D",
+    "sql/test_ten_questions.py": r"test_spark|.*\[(A|C|E)",
     "process/test_s3_commands.py": r"test_a_whole_cycle_on_(localstack|moto)",
 }
 """File below tests/ to a regular expression of its tests."""
