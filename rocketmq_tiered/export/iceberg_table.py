@@ -55,6 +55,7 @@ def open_catalog(uri: str, target: str, store: StoreOptions) -> Catalog:
     is_rest = uri.startswith(("http://", "https://"))
     properties = {
         "type": "rest" if is_rest else "sql", "uri": uri, "warehouse": "" if is_rest else target,
+        "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO",
         "s3.endpoint": settings.endpoint_url, "s3.region": settings.region,
         "s3.access-key-id": given.access_key if given else "",
         "s3.secret-access-key": given.secret_key if given else "",
