@@ -74,7 +74,7 @@ class CyclePlan:
     objects: list[ObjectPlan]
     gaps: list[PlannedGap]
     change: TailChange
-    rows: int
+    messages: int
     raw_bytes: int
     unusual: list[UnusualQueue]
     timers: TimerRows | None = None
@@ -165,8 +165,8 @@ class CyclePlanner:
             self._object(group, int(ttl_days[group[0]]), columns, rows, runs, order, generation_of_row)
             for group in groups
         ]
-        timers = self._timers(columns, rows, runs, order)
-        return CyclePlan(objects, gaps, change, len(rows.queue), int(runs.byte_count.sum()), unusual, timers)
+        messages, timers = int((runs.end - runs.base).sum()), self._timers(columns, rows, runs, order)
+        return CyclePlan(objects, gaps, change, messages, int(runs.byte_count.sum()), unusual, timers)
 
     def next_offsets(self, ordinals: Ints) -> Ints:
         """Ends of queues, UNKNOWN for new ones."""

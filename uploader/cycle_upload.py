@@ -92,7 +92,7 @@ class CycleUploader:
         counters = self.counters
         counters.commits += 1
         counters.consecutive_failures = 0
-        counters.messages += cycle.plan.rows
+        counters.messages += cycle.plan.messages
         counters.raw_bytes += cycle.plan.raw_bytes
         counters.stored_bytes += sum(encoded.size_bytes for encoded in attempt.encoded)
         counters.objects += len(attempt.keys)

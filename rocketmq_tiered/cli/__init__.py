@@ -12,10 +12,9 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from gc import freeze, set_threshold  # by name: a verb's module here is called gc
 from importlib import metadata
-from types import ModuleType
 from typing import NoReturn
 
 from rocketmq_tiered.process.sighup import catch_sighup
@@ -141,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     before = os.umask(PRIVATE_UMASK)
     try:
-        return _execute(module, parser.parse_intermixed_args(_with_relative_times(rest)))
+        return run_verb(module.execute, parser.parse_intermixed_args(_with_relative_times(rest)))
     finally:
         os.umask(before)  # the caller's, if it is a program
 
@@ -189,24 +188,39 @@ def _version() -> str:
         return "tiered (not installed)"
 
 
-def _execute(module: ModuleType, options: argparse.Namespace) -> int:
+def run_verb(
+    execute: Callable[[argparse.Namespace], int],
+    options: argparse.Namespace,
+    *,
+    program: str = "tiered",
+    known: Callable[[Exception], TieredError | None] = lambda error: None,
+) -> int:
+    """The exit code of ``execute``; an error is one line on stderr. ``known``: the error of ours in another one."""
+
+    def report(message: str, code: int) -> int:
+        if options.debug:
+            print_lines(*traceback.format_exc().splitlines(), file=sys.stderr)
+        print_lines(f"{program}: {message}", file=sys.stderr)
+        return code
+
     try:
-        code = int(module.execute(options))
+        code = int(execute(options))
         sys.stdout.flush()
-    except TieredError as error:
-        return _report(options, " ".join(str(error).split()), error.exit_code)
     except BrokenPipeError:
         _discard_output()  # the reader closed the pipe (`tiered cat … | head`)
         return 0
     except KeyboardInterrupt:
-        return _report(options, INTERRUPTED, EXIT_INTERRUPTED)
+        return report(INTERRUPTED, EXIT_INTERRUPTED)
     except Exception as error:
+        expected = error if isinstance(error, TieredError) else known(error)
+        if expected is not None:
+            return report(" ".join(str(expected).split()), expected.exit_code)
         if isinstance(error, OSError) and error.errno in _REFUSED_OUTPUT and error.filename is None:
             # Other files have a name, or an error of their own.
             _discard_output()
-            return _report(options, f"cannot write the output: {error.strerror}", StoreFullError.exit_code)
-        message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())}"
-        return _report(options, f"{message}; report it with the output of --debug", EXIT_INTERNAL)
+            return report(f"cannot write the output: {error.strerror}", StoreFullError.exit_code)
+        message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        return report(f"{message}; report it with the output of --debug", EXIT_INTERNAL)
     return code
 
 
@@ -221,10 +235,3 @@ def _replace_closed_streams() -> None:
 def _discard_output() -> None:
     """Discard unwritten output, also at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _report(options: argparse.Namespace, message: str, code: int) -> int:
-    if options.debug:
-        print_lines(*traceback.format_exc().splitlines(), file=sys.stderr)
-    print_lines(f"tiered: {message}", file=sys.stderr)
-    return code

@@ -81,6 +81,11 @@ def add_setting_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFla
         "--set", dest="assignments", metavar="SECTION.KEY=VALUE", action="append", default=[],
         help="set any setting (docs/SETTINGS.md); may be repeated",
     )  # fmt: skip
+    add_flags(parser, *groups)
+
+
+def add_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
+    """The named flags of ``groups``."""
     for flag in (flag for group in groups for flag in group):
         parser.add_argument(flag.option, dest=flag.key, metavar="VALUE", default=None, help=flag.meaning)
 
@@ -117,14 +122,20 @@ def add_state_dir(parser: argparse.ArgumentParser) -> None:
 
 def add_writer_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
     """Flags of verbs that write an archive, and those of ``groups``."""
-    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS, *groups)
-    parser.add_argument(
-        "--include-system", dest="topics.include_system", action="store_const", const="true", default=None,
-        help="also archive RocketMQ's system topics",
-    )  # fmt: skip
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, *groups)
+    add_topics(parser)
     parser.add_argument(
         "--take-over", dest="archive.take_over", action="store_const", const="true", default=None,
         help="become the archive's writer even if another instance is, which is then fenced",
+    )  # fmt: skip
+
+
+def add_topics(parser: argparse.ArgumentParser) -> None:
+    """Flags that select the topics to archive."""
+    add_flags(parser, TOPIC_FLAGS)
+    parser.add_argument(
+        "--include-system", dest="topics.include_system", action="store_const", const="true", default=None,
+        help="also archive RocketMQ's system topics",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from rocketmq_tiered.maintenance.key_begins import Copying, CopyReport
 from rocketmq_tiered.maintenance.key_job import MAP_SHARE, READ, WRITTEN, IsKeyed, compact_keys
 from rocketmq_tiered.maintenance.key_queues import Waiting
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
-from rocketmq_tiered.process.archive_rules import archived_topic_table, rules_of
+from rocketmq_tiered.process.archive_rules import archived_topic_table, require_keyed, rules_of
 from rocketmq_tiered.process.broker_side import credentials_of, tls_of
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.progress import Progress
@@ -22,7 +22,6 @@ from tiered.archive.rewrite.result import RewriteOptions
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.console import print_json, print_lines
-from tiered.errors import UsageError
 from tiered.remoting.client import BrokerClient
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import with_rules_in_force
@@ -59,11 +58,7 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
     with open_for_reading(options.url, loaded.settings) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
         rule_of = rules_of(archive, settings)
-        if options.topic is not None and not rule_of(options.topic).key_compaction:
-            raise UsageError(
-                f"keys of topic {options.topic} are not compacted",
-                hint='set key_compaction = "on" in a [[topics.rules]] entry of the archive\'s owner',
-            )
+        require_keyed(options.topic, rule_of)
         writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)
 
         def is_keyed(topic: str) -> bool:

@@ -44,6 +44,8 @@ READ, WRITTEN = "keys read", "rewritten"
 Report = Callable[[str, int, int], None]
 """What is done: READ or WRITTEN, and how many of all message bytes."""
 IsKeyed = Callable[[str], bool]
+ReadQueues = Callable[[Sequence[KeyedQueue], KeyPass], None]
+"""Adds what stays of queues to a pass."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class KeyCompactionReport:
 
 class KeyCompaction:
     """Queue after queue until none has anything new, as a task. ``is_due`` chooses among those that have. ``options``
-    and ``write`` as for object compaction."""
+    and ``write`` as for object compaction; ``read`` reads queues elsewhere."""
 
     name = KEY_COMPACTION
     problem = ""
@@ -105,8 +107,10 @@ class KeyCompaction:
         is_due: Callable[[KeyedQueue], bool] = lambda one: True,
         write: Rewrite = rewrite,
         report: Report = lambda what, done, total: None,
+        read: ReadQueues | None = None,
     ) -> None:
         self._report, self._read_bytes = report, 0
+        self._read_queues = read or self._read_here
         self._maintenance, self._settings, self._options = maintenance, settings, options
         self._store, self._rules, self._is_due, self._write = maintenance.store, rules, is_due, write
         self.due = Due(every_s=settings.key_compaction.every_ms / 1000 or None, first_s=FIRST_AFTER_S)
@@ -208,11 +212,16 @@ class KeyCompaction:
         for one in part:
             self._done.add(one.queue)
             self._seen[one.queue] = one.cut
-            read_queue(
-                self._store, one, read, self._options.spool_directory, own.memory_bytes // MAP_SHARE,
-                keeps_keyless=own.keyless == "keep", keeps_tombstones=one.is_filled and not is_one,
-            )  # fmt: skip
+        self._read_queues(part, read)
         return read
+
+    def _read_here(self, queues: Sequence[KeyedQueue], found: KeyPass) -> None:
+        own = self._settings.key_compaction
+        for one in queues:
+            read_queue(
+                self._store, one, found, self._options.spool_directory, own.memory_bytes // MAP_SHARE,
+                keeps_keyless=own.keyless == "keep", keeps_tombstones=found.keeps_tombstones(one),
+            )  # fmt: skip
 
 
 def is_mostly_new(one: KeyedQueue) -> bool:
@@ -222,11 +231,14 @@ def is_mostly_new(one: KeyedQueue) -> bool:
 
 def compact_keys(
     store: ObjectStore, state: CatalogState, settings: Settings, options: RewriteOptions, is_keyed: IsKeyed,
-    *, apply: bool, report: Report = lambda what, done, total: None,
+    *, apply: bool, report: Report = lambda what, done, total: None, write: Rewrite = rewrite,
+    read: ReadQueues | None = None,
 ) -> KeyCompactionReport:  # fmt: skip
     """One pass from ``state`` on, or what it would do; ``report`` gets its progress. Raises as ``KeyCompaction``."""
     maintenance = MaintenanceCommit.opened(store, state, "compact-keys", store.clock_ms)
-    task = KeyCompaction(maintenance, settings, options, lambda _: is_keyed, report=report)
+    task = KeyCompaction(
+        maintenance, settings, options, lambda _: is_keyed, write=write, report=report, read=read
+    )
     if not apply:
         return KeyCompactionReport(False, task.forecast(state), 0, _times(store, settings, task.waiting))
     while (planned := task.plan(maintenance.refresh())) is not None:

@@ -30,7 +30,7 @@ from tiered.catalog.requirements import Histories, histories_of
 from tiered.catalog.state import CatalogState
 from tiered.formats.run_part import CatalogRun
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, copied, picked
+from tiered.model.tables import RunKind, Table, copied, picked
 from tiered.object_store.interface import ObjectStore
 
 CACHE_BYTES = 16 << 20
@@ -69,6 +69,10 @@ class KeyPass:
     in_one_round: bool = False
     report: Callable[[int], object] = lambda size_bytes: None
 
+    def keeps_tombstones(self, one: KeyedQueue) -> bool:
+        """Whether the last messages of deleted keys stay: later rounds would leave older ones."""
+        return one.is_filled and not self.in_one_round
+
 
 def read_queue(
     store: ObjectStore,
@@ -81,55 +85,74 @@ def read_queue(
     keeps_tombstones: bool = False,
 ) -> None:
     """Add to ``found`` what stays of the queue. Raises OSError of the spool, and what reading objects raises."""
-    kept = KeptOffsets(one.begin, one.cut)
-    segments = SegmentCache(store, cache_bytes=CACHE_BYTES)
-    keys = OffsetMap(spool, memory_bytes)
-    messages = keyless = size_bytes = 0
-    free, free_bytes = 0, 0
+    kept, keys = KeptOffsets(one.begin, one.cut), OffsetMap(spool, memory_bytes)
+    found.figures += KeyFigures(queues=1)
     try:
-        for run in one.chunk.runs:
-            place = one.chunk.objects[int(run["object"])]
-            reader = segments.open(
-                one.chunk.object_keys[int(place["key"])],
-                size_bytes=int(place["size_bytes"]), tail_bytes=int(place["tail_bytes"]),
-            )  # fmt: skip
-            reader.index.check_run(run, one.queue)
-            last = one.begin
-            for entries in key_entries(reader, CatalogRun.of(run)):
-                last = int(entries["offset"][-1])
-                is_inside = (entries["offset"] >= one.begin) & (entries["offset"] < one.cut)
-                entries = picked(entries, is_inside)  # noqa: PLW2901
-                messages, size_bytes = (
-                    messages + len(entries),
-                    size_bytes + int(entries["size"].sum(dtype=np.int64)),
-                )
-                has_key = entries["has_key"] > 0
-                if not has_key.all():
-                    without = picked(entries, ~has_key)
-                    if keeps_keyless:
-                        kept.keep(without["offset"].astype(np.int64))
-                        free, free_bytes = (
-                            free + len(without),
-                            free_bytes + int(without["size"].sum(dtype=np.int64)),
-                        )
-                    else:
-                        keyless += len(without)
-                    entries = picked(entries, has_key)  # noqa: PLW2901
-                keys.add(entries)
-            found.report(int(run["byte_count"]))
-            found.last_rows[one.queue, int(run["base_queue_offset"])] = last
-        figures = KeyFigures(1, 0, messages, size_bytes, free, free_bytes, 0, keyless)
+        for entries in queue_entries(store, one, found.last_rows, found.report):
+            keyed, free, figures = divided(entries, keeps_keyless=keeps_keyless)
+            kept.keep(free)
+            keys.add(keyed)
+            found.figures += figures
         for latest in keys.latest():
-            values = picked(latest, (latest["is_tombstone"] == 0) | keeps_tombstones)
-            kept.keep(values["offset"].astype(np.int64))
-            figures += KeyFigures(
-                keys=len(latest), new_messages=len(values), new_bytes=int(values["size"].sum(dtype=np.int64)),
-                tombstones=len(latest) - len(values),
-            )  # fmt: skip
-        found.figures += figures + KeyFigures(spooled_bytes=keys.spooled_bytes)
+            values, figures = surviving(latest, keeps_tombstones=keeps_tombstones)
+            kept.keep(values)
+            found.figures += figures
+        found.figures += KeyFigures(spooled_bytes=keys.spooled_bytes)
     finally:
         keys.close()
     found.kept[one.queue] = kept
+
+
+def queue_entries(
+    store: ObjectStore,
+    one: KeyedQueue,
+    last_rows: dict[tuple[QueueKey, int], int],
+    report: Callable[[int], object] = lambda size_bytes: None,
+) -> Iterator[Table]:
+    """Entries (ENTRY_DTYPE) of the queue's messages between its floor and its cut, some megabytes at a time.
+    ``last_rows`` gets the last row of each run, ``report`` its bytes."""
+    segments = SegmentCache(store, cache_bytes=CACHE_BYTES)
+    for run in one.chunk.runs:
+        place = one.chunk.objects[int(run["object"])]
+        reader = segments.open(
+            one.chunk.object_keys[int(place["key"])],
+            size_bytes=int(place["size_bytes"]), tail_bytes=int(place["tail_bytes"]),
+        )  # fmt: skip
+        reader.index.check_run(run, one.queue)
+        last = one.begin
+        for entries in key_entries(reader, CatalogRun.of(run)):
+            last = int(entries["offset"][-1])
+            yield picked(entries, (entries["offset"] >= one.begin) & (entries["offset"] < one.cut))
+        report(int(run["byte_count"]))
+        last_rows[one.queue, int(run["base_queue_offset"])] = last
+
+
+def divided(entries: Table, *, keeps_keyless: bool) -> tuple[Table, NDArray[np.int64], KeyFigures]:
+    """(entries with a key, offsets of those without one that stay, their figures)."""
+    has_key = entries["has_key"] > 0
+    without = picked(entries, ~has_key)
+    free = without if keeps_keyless else without[:0]
+    figures = KeyFigures(
+        messages=len(entries), bytes=_size(entries), new_messages=len(free), new_bytes=_size(free),
+        keyless=len(without) - len(free),
+    )  # fmt: skip
+    return picked(entries, has_key), free["offset"].astype(np.int64), figures
+
+
+def surviving(latest: Table, *, keeps_tombstones: bool = False) -> tuple[NDArray[np.int64], KeyFigures]:
+    """(offsets that stay of the ``latest`` entries of keys, their figures)."""
+    values = picked(latest, (latest["is_tombstone"] == 0) | keeps_tombstones)
+    figures = KeyFigures(
+        keys=len(latest),
+        new_messages=len(values),
+        new_bytes=_size(values),
+        tombstones=len(latest) - len(values),
+    )
+    return values["offset"].astype(np.int64), figures
+
+
+def _size(entries: Table) -> int:
+    return int(entries["size"].sum(dtype=np.int64))
 
 
 def planned_key_rounds(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from rocketmq_tiered.process.loaded_archive import LoadedArchive
 from tiered.catalog.state import CatalogState
+from tiered.errors import UsageError
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
@@ -29,6 +30,15 @@ def archived_topic_table(store: ObjectStore, state: CatalogState) -> Mapping[str
 def rules_of(archive: LoadedArchive, settings: Settings) -> Callable[[str], TopicRule]:
     """The rule of each topic of ``archive``. Reads the topic table once, and only if it counts."""
     return rules_in(archive.store, archive.state, settings)
+
+
+def require_keyed(topic: str | None, rule_of: Callable[[str], TopicRule]) -> None:
+    """Raises UsageError if keys of ``topic`` are not compacted."""
+    if topic is not None and not rule_of(topic).key_compaction:
+        raise UsageError(
+            f"keys of topic {topic} are not compacted",
+            hint='set key_compaction = "on" in a [[topics.rules]] entry of the archive\'s owner',
+        )
 
 
 def rules_in(store: ObjectStore, state: CatalogState, settings: Settings) -> Callable[[str], TopicRule]:

@@ -13,26 +13,28 @@ if TYPE_CHECKING:
     from rocketmq_tiered.spark.jobs.backfill import backfill
     from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, BackfillReport, StoreToBackfill
     from rocketmq_tiered.spark.jobs.compact import ArchiveCompaction, compact
+    from rocketmq_tiered.spark.jobs.compact_keys import compact_keys
     from rocketmq_tiered.spark.jobs.delta_table import delta_conf
     from rocketmq_tiered.spark.jobs.diff import Difference, DifferenceKind, DiffReport, diff
     from rocketmq_tiered.spark.jobs.export import export
     from rocketmq_tiered.spark.jobs.search import Question, search
     from rocketmq_tiered.spark.jobs.stats import Stats, stats
     from rocketmq_tiered.spark.jobs.verify import ArchiveReport, verify
-    from rocketmq_tiered.spark.source.reading import read
+    from rocketmq_tiered.spark.source.reading import read, with_json
     from rocketmq_tiered.spark.source.session import register, session
 
 __all__ = [
     "ArchiveCompaction", "ArchiveReport", "BackfillOptions", "BackfillReport", "DiffReport", "Difference",
     "DifferenceKind", "ExportReport", "Mode", "Question", "Source", "SourceOptions", "Stats",
-    "StoreToBackfill", "backfill", "compact", "delta_conf", "diff", "export", "read", "register", "search",
-    "session", "stats", "verify",
+    "StoreToBackfill", "backfill", "compact", "compact_keys", "delta_conf", "diff", "export", "read", "register",
+    "search", "session", "stats", "verify", "with_json",
 ]  # fmt: skip
 
 _HOMES = {
     "rocketmq_tiered.spark.jobs.backfill": ("backfill",),
     "rocketmq_tiered.spark.jobs.backfill_options": ("BackfillOptions", "BackfillReport", "StoreToBackfill"),
     "rocketmq_tiered.spark.jobs.compact": ("ArchiveCompaction", "compact"),
+    "rocketmq_tiered.spark.jobs.compact_keys": ("compact_keys",),
     "rocketmq_tiered.spark.jobs.delta_table": ("delta_conf",),
     "rocketmq_tiered.spark.jobs.diff": ("DiffReport", "Difference", "DifferenceKind", "diff"),
     "rocketmq_tiered.export.export_job": ("ExportReport",),
@@ -41,7 +43,7 @@ _HOMES = {
     "rocketmq_tiered.spark.jobs.stats": ("Stats", "stats"),
     "rocketmq_tiered.spark.jobs.verify": ("ArchiveReport", "verify"),
     "rocketmq_tiered.message_table.options.source_options": ("Mode", "Source", "SourceOptions"),
-    "rocketmq_tiered.spark.source.reading": ("read",),
+    "rocketmq_tiered.spark.source.reading": ("read", "with_json"),
     "rocketmq_tiered.spark.source.session": ("register", "session"),
 }
 __getattr__ = lazy_names(__name__, _HOMES)

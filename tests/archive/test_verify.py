@@ -86,8 +86,8 @@ def test_a_whole_archive_has_no_anomalies(full: bool) -> None:
     seen: list[tuple[int, int]] = []
     report = verify_archive(builder.store, full=full, progress=lambda done, total: seen.append((done, total)))
     assert (report.anomalies, report.leftovers) == ([], [])
-    rows = sum(len(truth.rows) for truth in builder.truth.values())
-    assert report.counts["rows"] == rows
+    messages = sum(row.inner_num for truth in builder.truth.values() for row in truth.rows)
+    assert report.counts["messages"] == messages
     assert report.counts["objects"] == len(builder.keys)
     assert (report.counts["blocks"] > 0) == full
     assert seen == sorted(seen)

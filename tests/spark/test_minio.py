@@ -15,22 +15,12 @@ from tests.end_to_end.offloading import FILTER
 from tests.servers.running_store import REGION, RunningStore
 from tests.spark.conftest import STORES
 from tests.spark.row_truth import EVERY_COLUMN, differences, rows_by_place
+from tests.spark.uploaded_archives import uploaded
 from tiered.errors import AccessDeniedError
-from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import S3Credentials
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def uploaded(archives: Path, server: RunningStore) -> str:
-    """The archives in a bucket of their own."""
-    url = f"{server.fresh_bucket()}/archives"
-    store = open_store(url, server.options())
-    for path in sorted(path for path in archives.rglob("*") if path.is_file()):
-        store.put_if_absent(path.relative_to(archives).as_posix(), [path.read_bytes()])
-    store.close()
-    return url
 
 
 def access(server: RunningStore, policy: Policy | None = None) -> dict[str, str]:

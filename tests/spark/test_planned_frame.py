@@ -53,8 +53,8 @@ def test_wrong_options_and_names_fail_in_the_call(
         read(spark, f"file://{tmp_path}")
 
 
-def test_a_pattern_without_matches_is_an_empty_frame(spark: SparkSession, small_archive: Path) -> None:
-    nothing = read(spark, f"file://{small_archive}", topic="nothing*", columns=COLUMNS)
+def test_a_range_without_messages_is_an_empty_frame(spark: SparkSession, small_archive: Path) -> None:
+    nothing = read(spark, f"file://{small_archive}", until="2020-01-01", columns=COLUMNS)
     assert nothing.columns == COLUMNS
     assert nothing.count() == 0
 
@@ -75,10 +75,10 @@ def test_a_plan_of_more_than_a_megabyte_has_each_part_once(spark: SparkSession, 
     )
     columns = chosen(options.columns)
     parts = plan(options, pinned_versions(options), Predicate(), is_header_only=True)
-    rows = frame_of_parts(spark, options, columns, parts).count()
+    rows = frame_of_parts(spark, columns, [(options, part) for part in parts]).count()
     filler = tuple(f"{CLUSTER}-{number}" * 8 for number in range(20_000))
     large = replace(options, topics=filler)  # not used: the parts are given
     nothing = replace(large, until_ms=1)
-    assert frame_of_parts(spark, options, columns, parts * 3).count() == 3 * rows > 0
-    assert frame_of_parts(spark, large, columns, parts * 3).count() == 3 * rows
-    assert frame_of_parts(spark, nothing, columns, parts * 3).count() == 0
+    assert frame_of_parts(spark, columns, [(options, part) for part in parts * 3]).count() == 3 * rows > 0
+    assert frame_of_parts(spark, columns, [(large, part) for part in parts * 3]).count() == 3 * rows
+    assert frame_of_parts(spark, columns, [(nothing, part) for part in parts * 3]).count() == 0

@@ -47,7 +47,7 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = [
     "topic",
@@ -279,8 +279,26 @@ def test_spark_pushes_filters_and_gets_the_same_rows(spark: SparkSession, small_
     assert "tags" in still_asked
     assert "queueOffset" not in still_asked and "queueId" not in still_asked, plan_text
     found = sorted(map(tuple, pushed.collect()))
+    another = read(spark, f"file://{small_archive}", columns=COLUMNS, pushFilters="true")
     spark.conf.set(setting, "false")
     try:
-        assert sorted(map(tuple, frame.where(where).collect())) == found != []
+        assert sorted(map(tuple, another.where(where).collect())) == found != []
     finally:
         spark.conf.set(setting, "true")
+
+
+def test_a_second_scan_with_pushed_filters_is_refused(spark: SparkSession, small_archive: Path) -> None:
+    """Spark 4.2 would apply the filters of one scan to the other."""
+
+    def loaded() -> DataFrame:
+        return read(spark, f"file://{small_archive}", columns=["topic", "queueId"], pushFilters="true")
+
+    one = loaded()
+    with pytest.raises(Exception, match="pushFilters: this DataFrame has a second scan"):
+        one.where("queueId = 1").union(one).count()
+    two = loaded()
+    with pytest.raises(Exception, match="pushFilters: this DataFrame has a second scan"):
+        two.where("queueId = 1").union(two.where("queueId = 2")).count()
+    apart = loaded().where("queueId = 1").union(loaded()).count()
+    every = read(spark, f"file://{small_archive}", columns=["topic", "queueId"])
+    assert apart == every.where("queueId = 1").count() + every.count()

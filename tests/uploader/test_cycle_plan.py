@@ -264,7 +264,7 @@ def test_system_topics_are_excluded_and_leave_no_trace() -> None:
     writer = Writer()
     plan = writer.plan_and_apply([message(b"rmq_sys_x", 0), message(b"SCHEDULE_TOPIC_XXXX", 0)])
     assert plan.objects == []
-    assert plan.rows == 0
+    assert plan.messages == 0
 
 
 def test_a_reverted_plan_can_be_planned_again() -> None:

@@ -236,4 +236,4 @@ def test_who_cannot_be_asked_says_nothing() -> None:
     table.admitted[:] = 1
     header_check = HeaderCheck(table, Broken, CommitLog([]))  # type: ignore[arg-type]
     plan = header_check.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
-    assert (plan.rows, len(plan.unusual), batch.damaged) == (1, 1, [])
+    assert (plan.messages, len(plan.unusual), batch.damaged) == (1, 1, [])

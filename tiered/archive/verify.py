@@ -236,7 +236,7 @@ class _Objects:
         saved: VerifyProgress,
     ) -> Iterator[tuple[str, SegmentResult]]:
         """Each of them, but those that an interrupted pass has checked."""
-        counts = {"runs": 0, "rows": 0, "blocks": 0, "bytes": 0} | current.counts
+        counts = {"runs": 0, "messages": 0, "blocks": 0, "bytes": 0} | current.counts
         windows, total = self._runs.windows()
         done = unchecked = 0
         for number, window in enumerate(windows):

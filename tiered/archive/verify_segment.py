@@ -116,7 +116,9 @@ def check_segment(
     for run in np.concatenate(check.runs):
         if int(run["ordinal"]) in columns and int(index.runs["kind"][run["ordinal"]]) == RunKind.LMQ:
             _check_lmq(state, index, run, columns[int(run["ordinal"])], result)
-    result.counts["rows"] = int(index.first_row[-1])
+    spans = index.runs["end_queue_offset"] - index.runs["base_queue_offset"]
+    is_batch = index.runs["kind"] == RunKind.BATCH
+    result.counts["messages"] = int(np.where(is_batch, spans, index.runs["rows"]).sum())
     if full:
         _FullCheck(store, index, result).run(columns)
     return result

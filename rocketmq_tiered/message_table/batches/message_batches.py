@@ -22,7 +22,7 @@ from rocketmq_tiered.message_table.batches.text_columns import (
     inner_lists,
     other_topics,
 )
-from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
+from rocketmq_tiered.message_table.options.columns import CHANGE_TYPE, CORRUPT_RECORD, Column, Cost, cost_of
 from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
 from tiered.formats.record import MAGIC_V1, SYS_COMPRESSED
 from tiered.kernels.record_fields import Number, RecordFields, record_fields, slice_crc32
@@ -86,13 +86,22 @@ class BatchBuilder:
             begin = piece.end
 
     def corrupt_batch(self, place: CorruptPlace) -> pa.RecordBatch:
-        """One row that reports damage."""
-        values: dict[str, Any] = {
-            "cluster": place.cluster, "brokerName": place.broker, CORRUPT_RECORD: place.message,
-        }  # fmt: skip
-        if place.queue is not None:
-            values |= {"topic": place.queue.topic, "queueId": place.queue.queue_id}
-        arrays = [pa.array([values.get(field.name)], field.type) for field in self._schema]
+        """Rows that report damage: one for each message, or for each range of offsets, or one."""
+        if place.rows is not None:
+            columns = _Columns(place.rows, None, None)
+            message = pa.repeat(pa.scalar(place.message), len(place.rows))
+            found = [
+                message if field.name == CORRUPT_RECORD else columns.footer_column(field)
+                for field in self._schema
+            ]
+            return pa.RecordBatch.from_arrays(found, schema=self._schema)
+        base = {"cluster": place.cluster, "brokerName": place.broker, CORRUPT_RECORD: place.message}
+        rows: list[dict[str, Any]] = [
+            base
+            | {"topic": queue.topic, "queueId": queue.queue_id, "queueOffset": begin, "innerNum": end - begin}
+            for queue, begin, end in place.ranges
+        ] or [base]
+        arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _valid(self, chunk: RowChunk, fields: RecordFields) -> tuple[RowChunk, RecordFields]:
@@ -127,7 +136,8 @@ def _texts(bodies: pa.Array) -> pa.Array:
 def _place(chunk: RowChunk, row: int, message: str) -> CorruptPlace:
     queue = chunk.queues[int(chunk.queue[row])]
     where = f"{queue.topic} queue {queue.queue_id} offset {int(chunk.queue_offset[row])}"
-    return CorruptPlace(chunk.cluster, chunk.broker, queue, f"{chunk.source}: {where}: {message}")
+    one = chunk.taken(slice(row, row + 1))
+    return CorruptPlace(chunk.cluster, chunk.broker, f"{chunk.source}: {where}: {message}", rows=one)
 
 
 def _pieces(sizes: NDArray[Any], piece_bytes: int) -> Iterator[tuple[int, int]]:
@@ -166,6 +176,11 @@ class _Columns:
         if made is None:
             made = self._record_column(field.name)
         return made if made.type == field.type else made.cast(field.type)
+
+    def footer_column(self, field: pa.Field) -> pa.Array:
+        """The column, or nulls if it requires records."""
+        made = self._footer_column(field.name)
+        return pa.nulls(len(self._chunk), field.type) if made is None else made.cast(field.type)
 
     def _footer_column(self, name: str) -> pa.Array | None:
         chunk = self._chunk
@@ -212,6 +227,9 @@ class _Columns:
             return pa.array(slice_crc32(chunk.data, chunk.starts, chunk.size))
         if name == "bodyCrcOk":
             return pa.array(self._crc_is_right(fields))
+        if name == CHANGE_TYPE:
+            is_value = pa.array(fields[Number.BODY_BYTES] > 0)
+            return pa.array(["delete", "upsert"]).take(is_value.cast(pa.int8()))
         if name == "magic":
             is_first = pa.array(fields[Number.MAGIC].astype(np.uint32) == MAGIC_V1)
             return pa.array(["daa320ab", "daa320a7"]).take(is_first.cast(pa.int8()))

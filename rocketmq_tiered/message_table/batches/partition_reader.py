@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from rocketmq_tiered.message_table.batches.exploded import exploded
 from rocketmq_tiered.message_table.batches.message_batches import BatchBuilder
-from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
+from rocketmq_tiered.message_table.batches.views import view_chunks
+from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Column, Cost
 from rocketmq_tiered.message_table.options.predicate import Predicate
-from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions
+from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions, View
 from rocketmq_tiered.message_table.plan.archive_plan import archive_store, opened
 from rocketmq_tiered.message_table.plan.partitions import Slices
 from rocketmq_tiered.message_table.scan.archive_scan import archive_chunks
@@ -36,7 +38,8 @@ def read_partition(
     ``skipped`` gets what was skipped."""
     damage = _Damage(options.mode, any(column.name == CORRUPT_RECORD for column in columns), skipped)
     builder = BatchBuilder(columns, schema, batch_bytes=options.batch_bytes, on_corrupt=damage)
-    for chunk in _chunks(part, options, predicate, damage, with_records=cost_of(columns) > Cost.FOOTER):
+    with_records = options.cost_of(columns) > Cost.FOOTER
+    for chunk in _chunks(part, options, predicate, damage, with_records=with_records):
         yield from builder.batches(chunk)
         yield from map(builder.corrupt_batch, damage.drained())
     yield from map(builder.corrupt_batch, damage.drained())
@@ -50,8 +53,9 @@ def _chunks(
     *,
     with_records: bool,
 ) -> Iterator[RowChunk]:
+    explode = exploded if options.explode_batches else _unchanged
     if isinstance(part, LogRange):
-        yield from store_chunks(options, predicate, damage, part)
+        yield from map(explode, store_chunks(options, predicate, damage, part))
         return
     with opened(options) as store:
         scan = ArchiveScan(
@@ -62,7 +66,14 @@ def _chunks(
             on_corrupt=damage,
             may_have_expired=not options.fail_on_data_loss,
         )
-        yield from archive_chunks(scan, part)
+        if options.view is View.MESSAGES:
+            yield from map(explode, archive_chunks(scan, part))
+        else:
+            yield from view_chunks(scan, part, options.view, explode)
+
+
+def _unchanged(chunk: RowChunk) -> RowChunk:
+    return chunk
 
 
 class _Damage:

@@ -41,16 +41,18 @@ class Column:
 
 DEFAULT_NAMES = (
     "cluster", "brokerName", "topic", "generation", "queueId", "queueOffset", "commitLogOffset", "storeSize",
-    "storeTimestamp", "bornTimestamp", "bornHost", "storeHost", "sysFlag", "flag", "reconsumeTimes", "ptOffset",
-    "tags", "keys", "uniqKey", "properties", "body", "bodyCRC", "bodyCrcOk", "recCrc32", "offsetMsgId",
+    "storeTimestamp", "storeTime", "bornTimestamp", "bornTime", "bornHost", "storeHost", "sysFlag", "flag",
+    "reconsumeTimes", "ptOffset", "tags", "keys", "uniqKey", "properties", "body", "bodyCRC",
+    "bodyCrcOk", "recCrc32", "offsetMsgId",
 )  # fmt: skip
 
 CORRUPT_RECORD = "_corrupt_record"
+CHANGE_TYPE = "_change_type"
 
 NEVER_NULL = frozenset({
     "cluster", "brokerName", "topic", "queueId", "queueOffset", "commitLogOffset", "storeSize", "storeTimestamp",
     "tagsCode", "innerNum", "bornTimestamp", "bornHost", "storeHost", "sysFlag", "flag", "reconsumeTimes", "ptOffset",
-    "properties", "bodyCRC", "bodyCrcOk", "recCrc32", "offsetMsgId", "magic",
+    "properties", CHANGE_TYPE, "bodyCRC", "bodyCrcOk", "recCrc32", "offsetMsgId", "magic",
 })  # fmt: skip
 """Columns that every message has. Spark checks each value of any other column for null, twice."""
 
@@ -72,6 +74,7 @@ _OWN_FIELDS = (
     Field("tagsCode", "int64", "Java hash of the tags; the delivery time of a scheduled message"),
     Field("innerNum", "int32", "queue offsets of the row: 1, or the messages of an inner batch"),
     Field("bodyCrcOk", "bool", "whether bodyCRC matches the stored body"),
+    Field(CHANGE_TYPE, "string", "delete if the body is empty (a tombstone), else upsert"),
     Field(CORRUPT_RECORD, "string", "null, or the damage found here (mode PERMISSIVE)"),
 )
 TIMESTAMP = "timestamp"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 
 from rocketmq_tiered.message_table.options.predicate import Predicate
-from rocketmq_tiered.message_table.options.source_options import SourceOptions
+from rocketmq_tiered.message_table.options.source_options import NEWEST, OLDEST, SourceOptions, View
 from rocketmq_tiered.message_table.plan.filled_gaps import Layer
 from rocketmq_tiered.message_table.plan.partitions import (
     ArchiveRef,
     OffsetRange,
     Slices,
+    by_queue,
     cut,
     lmq_row_bytes,
     slices_of_page,
@@ -19,7 +21,7 @@ from rocketmq_tiered.message_table.plan.partitions import (
 from rocketmq_tiered.message_table.plan.run_ranges import pages_of
 from rocketmq_tiered.message_table.plan.superseded_plan import OnExpired, expired, later_layers
 from tiered.catalog.archives import Archive, list_archives, open_archive
-from tiered.catalog.catalog_reader import head_version, load
+from tiered.catalog.catalog_reader import head_version, load, read_commit
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, UsageError
@@ -75,6 +77,8 @@ def pinned_versions(options: SourceOptions) -> dict[Names, int]:
     """The catalog version to read of each archive: the given one, or the newest now."""
     with opened(options) as store:
         found = archives(store, options)
+        if options.version_ms is not None:
+            return {(one.cluster, one.broker): _version_at(one, options.version_ms) for one in found}
         if options.version is not None:
             if len(found) > 1:
                 raise UsageError(
@@ -105,18 +109,59 @@ def plan(
                 state, [wanted], predicate, is_header_only=is_header_only
             )
     require_topics(options, topics)
-    return cut(parts, options.partition_bytes)
+    return cut_for(options, parts)
+
+
+def cut_for(options: SourceOptions, parts: Sequence[Slices]) -> list[Slices]:
+    """Partitions of ``parts``. Views of the last message of each key have one for each queue."""
+    return cut(parts, options.partition_bytes) if options.view is View.MESSAGES else by_queue(parts)
+
+
+def _version_at(archive: Archive, time_ms: int) -> int:
+    """The last version that was committed at or before ``time_ms``. Raises NotFoundError."""
+    low, high = 0, head_version(archive.store)
+    while low < high:
+        middle = (low + high + 1) // 2
+        try:
+            is_before = read_commit(archive.store, middle).draft.created_ms <= time_ms
+        except NotFoundError:  # gc deletes old commits
+            is_before = True
+        low, high = (middle, high) if is_before else (low, middle - 1)
+    if low == 0:
+        raise NotFoundError(
+            f"{archive.store.url} has no catalog version at timestampAsOf", hint="use a later time"
+        )
+    return low
 
 
 def require_topics(options: SourceOptions, found: Collection[str]) -> None:
-    """Raises NotFoundError for a topic of the options that is no pattern and not in ``found``."""
+    """Raises NotFoundError for a topic or pattern of ``options`` that matches none of ``found``."""
     for topic in options.topics:
-        if not set("*?[") & set(topic) and topic not in found:
-            raise NotFoundError(f"{options.path} has no topic {topic}", hint="tiered ls lists topics")
+        if not any(fnmatch.fnmatchcase(one, topic) for one in found):
+            what = "topic that matches" if set("*?[") & set(topic) else "topic"
+            raise NotFoundError(f"{options.path} has no {what} {topic}", hint="tiered ls lists topics")
+    if options.topic_regex and not any(map(options.wants, found)):
+        raise NotFoundError(
+            f"{options.path} has no topic that matches subscribePattern {options.topic_regex}",
+            hint="tiered ls lists topics",
+        )
+
+
+def check_archives(options: SourceOptions) -> None:
+    """Check paths, archives, version and topics in the catalogs alone. Raises as ``plan``."""
+    for one in options.each_path():
+        versions = pinned_versions(one)
+        with opened(one) as store:
+            topics = {
+                queue.topic
+                for _, _, state in states_at(store, versions)
+                for queue in wanted_queues(state, one)
+            }
+        require_topics(one, topics)
 
 
 def wanted_queues(state: CatalogState, options: SourceOptions) -> Layer:
-    """The selected queues with their archived offsets."""
+    """The selected queues with their archived offsets. Raises NotFoundError for an unknown queue in the options."""
     found = {}
     for queue, row in state.queues():
         if options.generation is not None:
@@ -127,7 +172,22 @@ def wanted_queues(state: CatalogState, options: SourceOptions) -> Layer:
             continue
         if is_selected and options.wants(queue.topic):
             found[queue] = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
-    return found
+    known = {(queue.topic, queue.queue_id) for queue in found} if options.starts or options.ends else set()
+    for topic, queue_id in (*options.starts, *options.ends):
+        if (topic, queue_id) not in known:
+            raise NotFoundError(
+                f"{options.path} has no queue {queue_id} of topic {topic}", hint="tiered ls lists the queues"
+            )
+    return {queue: _limited(queue, one, options) for queue, one in found.items()}
+
+
+def _limited(queue: QueueKey, one: OffsetRange, options: SourceOptions) -> OffsetRange:
+    """The offsets from startingOffsets on and below endingOffsets."""
+    place = queue.topic, queue.queue_id
+    begin, end = options.starts.get(place, OLDEST), options.ends.get(place, NEWEST)
+    low, high = ({NEWEST: one.end, OLDEST: one.begin}.get(offset, offset) for offset in (begin, end))
+    high = min(max(high, one.begin), one.end)
+    return OffsetRange(min(max(low, one.begin), high), high)
 
 
 def slices(

@@ -162,6 +162,15 @@ def cut(parts: Iterable[Slices], partition_bytes: int) -> list[Slices]:
     return found
 
 
+def by_queue(parts: Iterable[Slices]) -> list[Slices]:
+    """One partition for each queue."""
+    return [
+        _compact(part, part.table[part.table["queue"] == number])
+        for part in _by_archive(parts)
+        for number in range(len(part.queues))
+    ]
+
+
 def _by_archive(parts: Iterable[Slices]) -> list[Slices]:
     """``parts`` joined by archive."""
     groups: dict[ArchiveRef, list[Slices]] = {}

@@ -6,7 +6,7 @@ Requests run a few windows ahead; memory is bounded by windows of ``window_bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from rocketmq_tiered.message_table.plan.partitions import ObjectRef, Slices
 from rocketmq_tiered.message_table.scan.object_rows import ObjectRows, Window
-from rocketmq_tiered.message_table.scan.queue_scan import ArchiveScan, QueueScanner
-from rocketmq_tiered.message_table.scan.row_chunk import NO_BYTES, RowChunk
+from rocketmq_tiered.message_table.scan.queue_scan import ArchiveScan, QueueScanner, lost
+from rocketmq_tiered.message_table.scan.row_chunk import NO_BYTES, Lost, RowChunk
 from rocketmq_tiered.message_table.scan.row_prefetch import ahead, ahead_with
 from tiered.archive.segment_reader import SegmentReader
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
@@ -46,7 +46,7 @@ def archive_chunks(scan: ArchiveScan, part: Slices) -> Iterator[RowChunk]:
             elif isinstance(index, NotFoundError):
                 yield from queues.moved_chunks(group, index)
             else:
-                scan.report(part, f"{scan.store.url}/{ref.key}: {index.message}")
+                scan.report(part, f"{scan.store.url}/{ref.key}: {index.message}", lost(part, group))
 
 
 def _open(store: ObjectStore, ref: ObjectRef) -> SegmentIndex | NotFoundError | CorruptionError:
@@ -68,6 +68,7 @@ class _ObjectScan:
         self._scan = scan
         self._pool = pool
         self._part = part
+        self._table = table
         self._index = index
         self._rows = ObjectRows(
             part, table, index, scan.predicate, with_records=scan.with_records, window_bytes=scan.window_bytes
@@ -78,7 +79,7 @@ class _ObjectScan:
         try:
             self._rows.check_runs()
         except CorruptionError as error:
-            self._report(error.message)
+            self._report(error.message, lost(self._part, self._table))
             return
         windows = self._rows.windows(self._report)
         if not self._scan.with_records:
@@ -86,21 +87,28 @@ class _ObjectScan:
                 yield self._chunk(window, NO_BYTES, np.zeros(0, np.int64))
             return
         for window, (pieces, corrupt) in ahead_with(self._pool, self._fetch, windows, WINDOWS_AHEAD):
-            for message in corrupt:
-                self._report(message)
+            for span, message in corrupt:
+                inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
+                rows = self._chunk(window, NO_BYTES, np.zeros(0, np.int64), inside)
+                self._scan.report(self._part, self._named(message), rows=rows)
             for span, data in pieces:
                 inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
                 chunk = self._chunk(window, data, window.position - span.raw_offset, inside)
                 if len(chunk):
                     yield chunk
 
-    def _report(self, message: str) -> None:
-        self._scan.report(self._part, f"{self._scan.store.url}/{message}")
+    def _report(self, message: str, ranges: Sequence[Lost]) -> None:
+        self._scan.report(self._part, self._named(message), ranges)
 
-    def _fetch(self, window: Window) -> tuple[list[tuple[BlockSpan, NDArray[np.uint8]]], list[str]]:
-        """(decoded spans, errors of the damaged blocks). Runs in the pool."""
+    def _named(self, message: str) -> str:
+        return f"{self._scan.store.url}/{message}"
+
+    def _fetch(
+        self, window: Window
+    ) -> tuple[list[tuple[BlockSpan, NDArray[np.uint8]]], list[tuple[BlockSpan, str]]]:
+        """(decoded spans, damaged blocks with their errors). Runs in the pool."""
         pieces: list[tuple[BlockSpan, NDArray[np.uint8]]] = []
-        corrupt: list[str] = []
+        corrupt: list[tuple[BlockSpan, str]] = []
         for span in window.spans:
             stored = memoryview(self._scan.store.get_range(self._index.key, span.offset, span.length))
             try:
@@ -113,7 +121,7 @@ class _ObjectScan:
                         data = self._index.decode_blocks(one, stored[begin : begin + one.length])
                         pieces.append((one, data))
                     except CorruptionError as error:
-                        corrupt.append(error.message)
+                        corrupt.append((one, error.message))
         return pieces, corrupt
 
     def _chunk(

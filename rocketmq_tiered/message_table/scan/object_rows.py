@@ -5,7 +5,7 @@ Selects by footer columns: runs, offsets, predicate, positions in blocks. Reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.plan.partitions import Slices
+from rocketmq_tiered.message_table.scan.row_chunk import Lost
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.model.tables import RunKind, Table
@@ -79,17 +80,32 @@ class ObjectRows:
             run = int(ordinals[int(np.argmax(wrong | np.array(other)))])
             raise CorruptionError(f"{index.key}: run {run} does not match the catalog")
 
-    def windows(self, on_corrupt: Callable[[str], None]) -> Iterator[Window]:
+    def windows(self, on_corrupt: Callable[[str, Sequence[Lost]], None]) -> Iterator[Window]:
         """Windows in order. A column page that fails its check goes to ``on_corrupt``; its rows are skipped."""
         for begin, end, offsets in self._ranges():
             for first, last in self._cut(begin, end):
                 try:
                     window = self._window(first, last, offsets)
                 except CorruptionError as error:
-                    on_corrupt(error.message)
+                    on_corrupt(error.message, self._lost(first, last))
                     continue
                 if len(window.rows):
                     yield window
+
+    def _lost(self, first: int, end: int) -> list[Lost]:
+        """The messages of the rows [first, end); of BatchCQ and sparse runs the whole slices."""
+        found = []
+        for row in self._table:
+            run = self._index.runs[int(row["ordinal"])]
+            shift = int(run["base_queue_offset"]) - int(self._first_row[int(row["ordinal"])])
+            low, high = int(row["begin"]), int(row["end"])
+            if int(row["kind"]) not in _EXPLICIT:
+                low, high = max(low, first + shift), min(high, end + shift)
+            elif not first - int(run["rows"]) < low - shift < end:
+                continue
+            if low < high:
+                found.append((self._part.queues[int(row["queue"])], low, high))
+        return found
 
     def _ranges(self) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
         """Row ranges [begin, end), neighbours merged; for a BatchCQ or sparse run with the offsets to read."""

@@ -7,7 +7,7 @@ Messages that expired since are an error, never a shorter result, unless the sca
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from fetcher.rows.scan_reader import ScanReader
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.plan.partitions import OffsetRange, Slices
 from rocketmq_tiered.message_table.plan.superseded_plan import KeptEnds, expired, taken_back
-from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
+from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, Lost, OnCorrupt, RowChunk
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError
@@ -41,9 +41,11 @@ class ArchiveScan:
     on_corrupt: OnCorrupt
     may_have_expired: bool = False
 
-    def report(self, part: Slices, message: str, queue: QueueKey | None = None) -> None:
+    def report(
+        self, part: Slices, message: str, ranges: Sequence[Lost] = (), rows: RowChunk | None = None
+    ) -> None:
         """Pass damage to ``on_corrupt``, which may raise."""
-        self.on_corrupt(CorruptPlace(part.archive.cluster, part.archive.broker, queue, message))
+        self.on_corrupt(CorruptPlace(part.archive.cluster, part.archive.broker, message, ranges, rows))
 
 
 class QueueScanner:
@@ -67,7 +69,8 @@ class QueueScanner:
         """The same from the newest version, after their object was ``missing``."""
         state = load(self._store)
         if state.version == self._part.archive.version:
-            self._report(None, f"catalog version {state.version} names a missing object: {missing.message}")
+            message = f"catalog version {state.version} names a missing object: {missing.message}"
+            self._report(message, lost(self._part, table))
             return
         for row in table:
             queue = self._part.queues[int(row["queue"])]
@@ -105,7 +108,7 @@ class QueueScanner:
                 if rows > 1:
                     rows = 1
                     continue
-                self._report(queue, error.message)
+                self._report(error.message, [(queue, offset, offset + 1)])
                 offset += 1
                 continue
             if state_read.version != state.version:  # an object was missing
@@ -140,5 +143,10 @@ class QueueScanner:
         chunk = chunk if inside.all() else chunk.taken(np.flatnonzero(inside))
         return chunk.matching(self._scan.predicate, is_lmq=int(row["kind"]) == RunKind.LMQ)
 
-    def _report(self, queue: QueueKey | None, message: str) -> None:
-        self._scan.report(self._part, f"{self._store.url}: {message}", queue)
+    def _report(self, message: str, ranges: Sequence[Lost]) -> None:
+        self._scan.report(self._part, f"{self._store.url}: {message}", ranges)
+
+
+def lost(part: Slices, table: Table) -> list[Lost]:
+    """The messages of the slices in ``table``."""
+    return [(part.queues[int(row["queue"])], int(row["begin"]), int(row["end"])) for row in table]

@@ -13,6 +13,8 @@ from rocketmq_tiered.message_table.options.predicate import Predicate
 from tiered.model.queue import QueueKey
 
 NO_BYTES = np.zeros(0, np.uint8)
+Lost = tuple[QueueKey, int, int]
+"""Queue, first offset and end of messages that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,20 @@ ROW_COLUMNS = (
 
 @dataclass(frozen=True)
 class CorruptPlace:
-    """Damage that mode PERMISSIVE reports: its queue if known, and the error's text."""
+    """Damage that mode PERMISSIVE reports: the error's text, and the messages that it hides, as ``rows`` without
+    records or as ``ranges`` (queue, offset, end), if they are known."""
 
     cluster: str
     broker: str
-    queue: QueueKey | None
     message: str
+    ranges: Sequence[Lost] = ()
+    rows: RowChunk | None = None
+
+    @property
+    def queue(self) -> QueueKey | None:
+        """The queue of ``ranges``, if they are of one."""
+        queues = {queue for queue, _, _ in self.ranges}
+        return queues.pop() if len(queues) == 1 else None
 
 
 OnCorrupt = Callable[[CorruptPlace], None]

@@ -1,7 +1,7 @@
 """Rows of a broker's store directory: its commitlog, scanned with the uploader's feed, in parallel by file.
 
 With a running broker, reading ends where its consume queues end. Uncommitted transactions are not read, nor are
-RocketMQ's own topics unless they are named.
+deleted topics, whose queues have no units, nor RocketMQ's own topics unless they are named.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
+from rocketmq_tiered.message_table.plan.archive_plan import require_topics
 from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
 from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.names import BrokerNames
@@ -31,6 +32,7 @@ from uploader.queue_tails import UNKNOWN
 from uploader.store_feed import feed_of, lmq_rules
 
 NO_GENERATION = -1
+NEVER = (1 << 62) + 1
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,14 @@ class LogRange:
 def plan_ranges(options: SourceOptions) -> list[LogRange]:
     """One range for each commitlog file. Files above the proven offset share one range with the file before them.
 
-    Raises what opening the store raises, and UnavailableError if a running broker keeps consume queues in RocksDB.
+    Raises what opening the store raises, NotFoundError for unknown topics, and UnavailableError if a running broker
+    keeps consume queues in RocksDB.
     """
     path = store_path(options)
     with open_store_of(options) as store:
+        shown = None if options.with_deleted else BoundSource(store, no_offsets).shown_queues()
+        if shown is not None:
+            require_topics(options, {topic for topic, _ in shown})
         limit, proven = _bound(store)
         names = _names(store, options)
         files = [file for file in store.commit_log.files if file.begin_phys < limit]
@@ -107,6 +113,7 @@ def store_chunks(
     """All matching rows of ``part``, one window at a time. A chunk is valid until the next one is requested."""
     with open_store_of(options) as store:
         table = QueueTable()
+        current = _CurrentQueues(store, options, part.proven_phys)
         feed = feed_of(store, table, _filter(options.topics, part.names), BoundSource(store, no_offsets))
         references = LmqDispatch(table, store.consume_queues, partial(lmq_rules, store, {}))
         batch = LogBatch(options.window_bytes)
@@ -116,10 +123,10 @@ def store_chunks(
             outcome = feed.advance(batch, bound, batch.room)
             for damage in batch.damaged:
                 where = f"{damage.path}: physical offsets [{damage.begin_phys}, {damage.end_phys})"
-                place = CorruptPlace(part.names.cluster, part.names.broker, None, f"{where}: {damage.detail}")
+                place = CorruptPlace(part.names.cluster, part.names.broker, f"{where}: {damage.detail}")
                 on_corrupt(place)
-            for chunk, is_lmq in _chunks(batch, table, references, part):
-                matching = chunk.matching(predicate, is_lmq=is_lmq)
+            for every, is_lmq in _chunks(batch, table, references, part):
+                matching = current.selected(every).matching(predicate, is_lmq=is_lmq)
                 if len(matching):
                     yield matching
             if outcome is FeedOutcome.CAUGHT_UP:
@@ -129,6 +136,45 @@ def store_chunks(
             if len(batch.arena) != size:
                 batch = LogBatch(size)
             batch.reset(to_phys, 0)
+
+
+class _CurrentQueues:
+    """Which records are in the queues that the broker has: deleted topics have no units, and a recreated one has none
+    of its earlier generation. From ``proven_phys`` on units may be missing because the broker was killed."""
+
+    def __init__(self, store: BrokerStore, options: SourceOptions, proven_phys: int) -> None:
+        self._options, self._proven_phys = options, proven_phys
+        self._index = None if options.with_deleted else store.consume_queues()
+        self._shown = BoundSource(store, no_offsets).shown_queues() if self._index is not None else None
+        self._begins: dict[QueueKey, int] = {}
+
+    def selected(self, chunk: RowChunk) -> RowChunk:
+        """The rows of ``chunk`` in these queues and in the topics of the options."""
+        if not len(chunk):
+            return chunk
+        numbers, place = np.unique(chunk.queue, return_inverse=True)
+        begins = np.array([self._begin_phys(chunk.queues[number]) for number in numbers.tolist()])
+        kept = (chunk.phys >= begins[place]) | ((chunk.phys >= self._proven_phys) & (begins[place] < NEVER))
+        return chunk if kept.all() else chunk.taken(np.flatnonzero(kept))
+
+    def _begin_phys(self, queue: QueueKey) -> int:
+        begin = self._begins.get(queue)
+        if begin is None:
+            begin = self._begins[queue] = self._read_begin_phys(queue.topic, queue.queue_id)
+        return begin
+
+    def _read_begin_phys(self, topic: str, queue_id: int) -> int:
+        index = self._index
+        if not self._options.wants(topic):
+            return NEVER
+        if index is None or self._shown is None:
+            return 0
+        if (topic, queue_id) not in self._shown:
+            return NEVER - 1
+        if not index.contains(topic, queue_id):
+            return 0
+        units = index.units(topic, queue_id, index.min_offset(topic, queue_id), 1)
+        return int(units["phys"][0]) if len(units) else NEVER - 1
 
 
 def _filter(topics: tuple[str, ...], names: BrokerNames) -> TopicFilter:

@@ -7,27 +7,20 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from typing import TYPE_CHECKING
 
+from rocketmq_tiered.cli.arguments import NAME_FLAGS, STORE_FLAGS, add_flags, add_json, add_setting_flags
 from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions, parse_options
+from rocketmq_tiered.message_table.plan.archive_plan import check_archives
+from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
 from rocketmq_tiered.spark.source.session import session
 from tiered.errors import UsageError
 from tiered.object_store.open_store import check_addresses
-from tiered.settings.load import flag_assignments, load_settings
-from tiered.settings.sections import ObjectStoreSettings, Settings
+from tiered.settings.sections import ObjectStoreSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SETTINGS = {
-    "object_store.endpoint_url": ("--endpoint-url", "S3 endpoint if not AWS"),
-    "object_store.region": ("--region", "S3 region"),
-}
-_TOPIC_SETTINGS = {
-    "topics.include": ("--include", "topics to archive, comma-separated patterns"),
-    "topics.exclude": ("--exclude", "topics not to archive, comma-separated patterns"),
-}
 _OPTIONS = ("addressingStyle", "batchBytes", "brokerConf", "generation", "mode", "partitionBytes", "version")
 """Options of the data source accepted by ``--option``."""
 _KEY_OPTIONS = ("accesskey", "secretkey", "sessiontoken")
@@ -36,7 +29,7 @@ _QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 
 def add_spark(parser: argparse.ArgumentParser) -> None:
     """Add flags of Spark, ``--json`` and settings."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
     parser.add_argument("--debug", action="store_true", help="print the Python trace of an error")
     parser.add_argument(
         "--master", metavar="URL", help="Spark master (default: spark-submit's, else local[*])"
@@ -45,12 +38,7 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
         "--conf", dest="spark_conf", metavar="KEY=VALUE", action="append", default=[],
         help="Spark setting; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--config", metavar="FILE", help="TOML settings file (default: $TIERED_CONFIG)")
-    parser.add_argument(
-        "--set", dest="assignments", metavar="SECTION.KEY=VALUE", action="append", default=[],
-        help="any setting of docs/SETTINGS.md; may be repeated",
-    )  # fmt: skip
-    _add_settings(parser, _SETTINGS)
+    add_setting_flags(parser, STORE_FLAGS)
 
 
 def add_names(parser: argparse.ArgumentParser) -> None:
@@ -89,38 +77,31 @@ def add_topic(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_compaction(parser: argparse.ArgumentParser, age_setting: str) -> None:
+    """Add what both compactions take. ``age_setting``: the minimum age of what takes part."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    parser.add_argument("--apply", action="store_true", help="compact (default: list only)")
+    parser.add_argument(
+        "--older-than", dest=age_setting, metavar="DURATION",
+        help="compact only what was committed before this time, such as 24h",
+    )  # fmt: skip
+    parser.add_argument(
+        "--spool", metavar="DIRECTORY", default="",
+        help="directory of each worker for objects in progress (default: its temporary directory)",
+    )  # fmt: skip
+    add_flags(parser, NAME_FLAGS)
+    add_spark(parser)
+
+
 def add_times(parser: argparse.ArgumentParser) -> None:
     """Add ``--since`` and ``--until``."""
     parser.add_argument("--since", metavar="TIME", help="stored at or after: ISO 8601 (UTC) or ms")
     parser.add_argument("--until", metavar="TIME", help="stored before")
 
 
-def add_topics(parser: argparse.ArgumentParser) -> None:
-    """Add flags that select the topics to archive."""
-    _add_settings(parser, _TOPIC_SETTINGS)
-    parser.add_argument(
-        "--include-system", dest="topics.include_system", action="store_const", const="true",
-        help="also archive RocketMQ's own topics",
-    )  # fmt: skip
-
-
-def _add_settings(parser: argparse.ArgumentParser, settings: dict[str, tuple[str, str]]) -> None:
-    for key, (flag, meaning) in settings.items():
-        parser.add_argument(flag, dest=key, metavar="VALUE", help=meaning)
-
-
-def settings_of(options: argparse.Namespace) -> Settings:
-    """Settings from the command line, environment and file."""
-    flags = flag_assignments(options.assignments)
-    known = _SETTINGS | _TOPIC_SETTINGS
-    for key, value in vars(options).items():
-        if "." in key and value is not None:
-            flags[key] = (known.get(key, (f"--{key}", ""))[0], value)
-    return load_settings(options.config, environment=os.environ, flags=flags).settings
-
-
-def session_of(options: argparse.Namespace, verb: str, **conf: str) -> SparkSession:
-    """The Spark session. ``--conf`` takes precedence over ``conf``."""
+def session_of(options: argparse.Namespace, verb: str, *sources: SourceOptions, **conf: str) -> SparkSession:
+    """The Spark session, after ``sources`` were checked: raises NotFoundError for an archive, store or topic that does
+    not exist. ``--conf`` takes precedence over ``conf``."""
     given = {}
     for assignment in options.spark_conf:
         name, equals, value = assignment.partition("=")
@@ -131,6 +112,11 @@ def session_of(options: argparse.Namespace, verb: str, **conf: str) -> SparkSess
         given["spark.master"] = options.master
     if not options.debug:  # PySpark logs errors as pages of JSON; the error is reported anyway
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    for source in sources:
+        if source.source is Source.STORE:
+            plan_ranges(source)
+        else:
+            check_archives(source)
     return session(f"rocketmq-tiered {verb}", **(_QUIET | conf | given))
 
 
@@ -138,9 +124,7 @@ def source_of(
     options: argparse.Namespace, url: str, store: ObjectStoreSettings, *, source: Source = Source.ARCHIVE
 ) -> SourceOptions:
     """What the command line selects at ``url``. Keys come from the SDK's own chain, here and on executors. Raises
-    UsageError for an impossible address, before Spark starts."""
-    if source is Source.ARCHIVE:
-        check_addresses(url, store.endpoint_url)
+    UsageError for an impossible address."""
     given = {
         "path": url,
         "source": source.value,
@@ -159,7 +143,10 @@ def source_of(
         "addressingStyle": store.addressing_style,
     }
     texts = {name: str(value) for name, value in given.items() if value is not None}
-    return parse_options(texts | _named_options(getattr(options, "source_options", [])))
+    parsed = parse_options(texts | _named_options(getattr(options, "source_options", [])))
+    if source is Source.ARCHIVE:
+        check_addresses(parsed.path, store.endpoint_url)
+    return parsed
 
 
 def _named_options(assignments: list[str]) -> dict[str, str]:

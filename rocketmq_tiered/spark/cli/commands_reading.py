@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from rocketmq_tiered.cli.arguments import settings_of
 from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
 from rocketmq_tiered.spark.cli.arguments import (
     add_names,
@@ -17,13 +18,12 @@ from rocketmq_tiered.spark.cli.arguments import (
     add_times,
     add_topic,
     session_of,
-    settings_of,
     source_of,
     whole_number,
 )
 from rocketmq_tiered.spark.cli.job_progress import Progress
 from rocketmq_tiered.spark.cli.stage_progress import stage_progress
-from rocketmq_tiered.spark.jobs.diff import DiffReport, diff
+from rocketmq_tiered.spark.jobs.diff import DiffReport, archive_of_store, diff
 from rocketmq_tiered.spark.jobs.search import SHOWN, Question, fault_of_the_question, search
 from rocketmq_tiered.spark.jobs.stats import Stats, stats
 from rocketmq_tiered.spark.jobs.stats_report import page
@@ -57,10 +57,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(options: argparse.Namespace) -> int:
     """Print anomalies. Exit code 1 if there are any."""
-    source = source_of(options, options.url, settings_of(options).object_store)
+    source = source_of(options, options.url, settings_of(options).settings.object_store)
     progress = Progress("verify", as_text=size_text, quiet=options.json)
     found = verify(
-        session_of(options, "verify"),
+        session_of(options, "verify", source),
         source,
         full=not options.quick,
         report=progress.update,
@@ -94,10 +94,12 @@ def _add_url(parser: argparse.ArgumentParser) -> None:
 
 def run_stats(options: argparse.Namespace) -> int:
     """Print a table or JSON, and write the page."""
-    source = source_of(options, options.url, settings_of(options).object_store, source=Source(options.source))
+    source = source_of(
+        options, options.url, settings_of(options).settings.object_store, source=Source(options.source)
+    )
     if options.html and not Path(options.html).absolute().parent.is_dir():
         raise UsageError(f"--html {options.html}: the directory does not exist")
-    spark = session_of(options, "stats")
+    spark = session_of(options, "stats", source)
     with stage_progress(spark, "stats", quiet=options.json):
         found = stats(spark, source, headers_only=options.headers_only)
     if options.html:
@@ -144,7 +146,6 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 
 def run_diff(options: argparse.Namespace) -> int:
     """Print differences. Exit code 1 if there are any."""
-    archive = source_of(options, options.url, settings_of(options).object_store)
     store = SourceOptions(
         path=str(Path(options.store).absolute()),
         source=Source.STORE,
@@ -152,7 +153,10 @@ def run_diff(options: argparse.Namespace) -> int:
         broker=options.broker,
         broker_conf=options.broker_conf,
     )
-    spark = session_of(options, "diff")
+    archive = archive_of_store(
+        source_of(options, options.url, settings_of(options).settings.object_store), store
+    )
+    spark = session_of(options, "diff", archive, store)
     with stage_progress(spark, "diff", quiet=options.json):
         report = diff(spark, archive, store, limit=options.limit)
     if options.json:
@@ -165,6 +169,8 @@ def run_diff(options: argparse.Namespace) -> int:
 def _print_diff(options: argparse.Namespace, report: DiffReport) -> None:
     print_lines(*map(str, report.examples))
     older = f"; {report.older:,} older messages are only in the archive" if report.older else ""
+    if report.compacted:
+        older += f"; {report.compacted:,} were dropped by key compaction"
     counts = ", ".join(f"{count:,} {kind}" for kind, count in report.counts.items())
     verdict = counts.upper() if counts else "no differences"
     print_lines(f"{options.url} and {options.store}: {verdict}; {report.same:,} messages are the same{older}")
@@ -195,7 +201,9 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 def run_search(options: argparse.Namespace) -> int:
     """Print matches, one line each, with ``--json`` one JSON document each."""
-    source = source_of(options, options.url, settings_of(options).object_store, source=Source(options.source))
+    source = source_of(
+        options, options.url, settings_of(options).settings.object_store, source=Source(options.source)
+    )
     question = Question(
         sql=options.sql,
         where=options.where,
@@ -203,7 +211,7 @@ def run_search(options: argparse.Namespace) -> int:
         select=tuple(name.strip() for name in options.select.split(",") if name.strip()),
         limit=options.limit,
     )
-    spark = session_of(options, "search")
+    spark = session_of(options, "search", source)
     answer = search(spark, replace(source, columns=()), question)
     try:
         with stage_progress(spark, "search", quiet=options.json):

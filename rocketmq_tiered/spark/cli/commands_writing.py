@@ -10,26 +10,30 @@ from typing import Any
 
 import orjson
 
+from rocketmq_tiered.cli.arguments import add_rules, add_topics, settings_of
 from rocketmq_tiered.export.export_job import DELTA, PARQUET
 from rocketmq_tiered.maintenance.prices import read_prices
+from rocketmq_tiered.process.archive_rules import require_keyed, rules_of
+from rocketmq_tiered.process.loaded_archive import open_for_reading
 from rocketmq_tiered.spark.cli.arguments import (
+    add_compaction,
     add_source,
     add_spark,
-    add_topics,
     session_of,
-    settings_of,
     source_of,
 )
 from rocketmq_tiered.spark.cli.job_progress import Progress
 from rocketmq_tiered.spark.jobs.backfill import backfill
 from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, StoreToBackfill
 from rocketmq_tiered.spark.jobs.compact import compact
+from rocketmq_tiered.spark.jobs.compact_keys import compact_keys
 from rocketmq_tiered.spark.jobs.delta_table import delta_conf
 from rocketmq_tiered.spark.jobs.export import FORMATS, export
 from tiered.console import camel_names, print_json, print_lines, size_text
 from tiered.errors import CorruptionError, UsageError
 from tiered.object_store.open_store import check_addresses
 from tiered.object_store.store_options import StoreOptions
+from tiered.settings.rules_in_force import with_rules_in_force
 from tiered.settings.topic_rules import TopicRules
 from uploader.outcome_text import outcome_text
 
@@ -70,7 +74,7 @@ def add_backfill(parser: argparse.ArgumentParser) -> None:
 def run_backfill(options: argparse.Namespace) -> int:
     """Archive all stores. Exit code 1 if there was damage."""
     stores = _stores(options)
-    settings = settings_of(options)
+    settings = settings_of(options).settings
     given = BackfillOptions(
         topics=settings.topics.topic_filter("", ""),
         settings=settings.offload,
@@ -84,7 +88,7 @@ def run_backfill(options: argparse.Namespace) -> int:
     )
     progress = Progress("backfill", as_text=size_text, quiet=options.json)
     reports = backfill(
-        session_of(options, "backfill"),
+        lambda: session_of(options, "backfill"),
         stores,
         options.url,
         options=given,
@@ -130,31 +134,15 @@ def _listed(path: Path) -> list[StoreToBackfill]:
 
 def add_compact(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``compact``."""
-    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
-    parser.add_argument("--apply", action="store_true", help="join objects (default: list only)")
-    parser.add_argument(
-        "--older-than", dest="compaction.min_age_ms", metavar="DURATION",
-        help="join only what was committed before this time, such as 24h",
-    )  # fmt: skip
-    parser.add_argument(
-        "--spool", metavar="DIRECTORY", default="",
-        help="directory of each worker for objects in progress (default: its temporary directory)",
-    )  # fmt: skip
+    add_compaction(parser, "compaction.min_age_ms")
     parser.add_argument(
         "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
     )
-    parser.add_argument(
-        "--cluster", dest="archive.cluster", metavar="NAME", help="cluster name (default: the only one)"
-    )
-    parser.add_argument(
-        "--broker", dest="archive.broker", metavar="NAME", help="broker name (default: the only one)"
-    )
-    add_spark(parser)
 
 
 def run_compact(options: argparse.Namespace) -> int:
     """Join objects, or list what would be joined."""
-    settings = settings_of(options)
+    settings = settings_of(options).settings
     check_addresses(options.url, settings.object_store.endpoint_url)
     progress = Progress("compact", as_text=size_text, quiet=options.json)
     found = compact(
@@ -174,6 +162,41 @@ def run_compact(options: argparse.Namespace) -> int:
     return CorruptionError.exit_code if found.report.unreadable else 0
 
 
+def add_compact_keys(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``compact-keys``."""
+    add_compaction(parser, "key_compaction.min_age_ms")
+    parser.add_argument("--topic", metavar="TOPIC", help="only this topic, if its keys are compacted")
+    add_rules(parser)
+
+
+def run_compact_keys(options: argparse.Namespace) -> int:
+    """Keep the last message of each key, or count what that would drop."""
+    loaded = settings_of(options)
+    check_addresses(options.url, loaded.settings.object_store.endpoint_url)
+    with open_for_reading(options.url, loaded.settings) as archive:
+        settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
+        rule_of = rules_of(archive, settings)
+        require_keyed(options.topic, rule_of)
+
+        def is_keyed(topic: str) -> bool:
+            is_chosen = options.topic in (None, topic) and topic != settings.timers.topic
+            return is_chosen and rule_of(topic).key_compaction
+
+        report = compact_keys(
+            lambda: session_of(options, "compact-keys"),
+            archive,
+            settings,
+            is_keyed,
+            apply=options.apply,
+            spool=options.spool,
+        )
+        if options.json:
+            print_json(report.document())
+        else:
+            print_lines(*report.lines(archive.title))
+    return 0
+
+
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``export``."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
@@ -185,12 +208,13 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 def run_export(options: argparse.Namespace) -> int:
     """Export the messages archived since the last export."""
-    settings = settings_of(options)
+    settings = settings_of(options).settings
     conf = delta_conf(options.target) if options.format == DELTA else {}
     progress = Progress("export, parts:", as_text=lambda parts: f"{parts:.3g}", quiet=options.json)
+    source = source_of(options, options.url, settings.object_store)
     report = export(
-        session_of(options, "export", **conf),
-        source_of(options, options.url, settings.object_store),
+        session_of(options, "export", source, **conf),
+        source,
         options.target,
         format=options.format,
         store=StoreOptions(settings.object_store),

@@ -7,7 +7,7 @@ and collects their reports.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -58,7 +58,7 @@ class BackfillTask:
 
 
 def backfill(
-    spark: SparkSession,
+    spark: Callable[[], SparkSession] | SparkSession,
     stores: Sequence[StoreToBackfill | str],
     url: str,
     *,
@@ -66,7 +66,8 @@ def backfill(
     report: Report = lambda path, done, total: None,
     tasks: TaskRunner | None = None,
 ) -> list[BackfillReport]:
-    """Archive ``stores`` below ``url``. Every executor must see the directories at the same paths.
+    """Archive ``stores`` below ``url``. Every executor must see the directories at the same paths. ``spark`` may be a
+    function that starts it, after the stores were checked.
 
     Raises UsageError for two stores of one broker, FencedError if another writer owns an archive, UnavailableError if a
     broker runs or the object store fails for too long. The other stores are finished before the first error is raised,
@@ -83,7 +84,7 @@ def backfill(
             )
     if not todo:
         return []
-    runner = tasks or SparkTasks(spark)
+    runner = tasks or SparkTasks(spark() if callable(spark) else spark)
     with ThreadPoolExecutor(min(len(todo), runner.parallelism), thread_name_prefix="backfill") as pool:
         # One Spark job for each store: a failure ends only its own.
         jobs = {pool.submit(_run, runner, task): task for task in todo}

@@ -22,6 +22,7 @@ from rocketmq_tiered.maintenance.compaction_job import (
 from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.spark.jobs.archive_target import ArchiveTarget
 from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
+from tiered.archive.kept_offsets import KeptRows
 from tiered.archive.rewrite.outputs import rewrite
 from tiered.archive.rewrite.plan import Candidates, OutputPart, RewritePlan
 from tiered.archive.rewrite.result import OutputIdentity, RewriteCost, RewriteOptions, RewriteResult
@@ -91,7 +92,7 @@ def compact(
             found = dry_run(archive.store, state, settings, prices)
             return ArchiveCompaction(archive.cluster, archive.broker, found)
         runner = tasks or SparkTasks(spark() if callable(spark) else spark)
-        writer = _Distributed(ArchiveTarget(url, options), runner, settings.compaction.memory_bytes)
+        writer = DistributedRewrite(ArchiveTarget(url, options), runner, settings.compaction.memory_bytes)
         place = rewrite_options(settings, Path(spool))
         found = compact_archive(
             archive.store, state, settings, place, prices, report=report, write=writer.write
@@ -99,8 +100,8 @@ def compact(
         return ArchiveCompaction(archive.cluster, archive.broker, found)
 
 
-class _Distributed:
-    """Writes outputs in tasks, for compact_archive, instead of here."""
+class DistributedRewrite:
+    """Writes outputs in tasks instead of here."""
 
     def __init__(self, target: ArchiveTarget, runner: TaskRunner, task_bytes: int) -> None:
         self._target, self._runner, self._task_bytes = target, runner, task_bytes
@@ -183,8 +184,20 @@ def part_of(candidates: Candidates, plan: RewritePlan, outputs: set[int]) -> tup
         covers=candidates.covers,
     )
     mine = [[_renumbered(part, used) for part in iteration] for iteration in iterations]
-    none = np.zeros(0, np.int64)
-    return found, replace(plan, sources=np.arange(len(objects)), kept=none, iterations=mine)
+    none, selection = np.zeros(0, np.int64), plan.selection
+    if isinstance(selection, KeptRows):
+        selection = KeptRows(
+            {queue: selection.queues[queue] for queue in found.queues if queue in selection.queues}
+        )
+    return found, replace(
+        plan,
+        sources=np.arange(len(objects)),
+        kept=none,
+        iterations=mine,
+        selection=selection,
+        replaced=None,
+        left=None if plan.left is None else plan.left[used],
+    )
 
 
 def _renumbered(part: OutputPart, used: np.ndarray[tuple[int], np.dtype[np.int64]]) -> OutputPart:

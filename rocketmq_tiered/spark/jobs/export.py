@@ -100,7 +100,7 @@ def batch_frame(
 
     every = tuple(dict.fromkeys((*names, "topic", "storeTimestamp")))
     columns = chosen(every)
-    frame = frame_of_parts(spark, source, columns, parts)
+    frame = frame_of_parts(spark, columns, [(source, part) for part in parts])
     stamp = f"greatest(least(storeTimestamp, {LAST_DAY * DAY_MS}L), {FIRST_DAY * DAY_MS}L)"
     day = f"CAST(({stamp} - pmod({stamp}, {DAY_MS}L)) DIV {DAY_MS}L AS INT)"  # DIV rounds towards 1970
     frame = frame.withColumn("date", functions.expr(f"date_from_unix_date({day})"))

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 VIEW = "messages"
 TEXT = "text"
-"""Column with the body as text; invalid UTF-8 is replaced."""
 SHOWN = ("topic", "queueId", "queueOffset", "storeTimestamp", "tags", "keys", TEXT)
 
 _WRONG_DATA = re.compile(
@@ -51,10 +50,7 @@ def search(spark: SparkSession, source: SourceOptions, question: Question) -> Da
         raise UsageError(
             "sql excludes where and body", hint="put the condition into the WHERE clause of the query"
         )
-    columns = columns_of(question)
-    frame = frame_of(spark, replace(source, columns=columns))
-    if "body" in columns:
-        frame = frame.withColumn(TEXT, functions.expr("make_valid_utf8(CAST(body AS STRING))"))
+    frame = frame_of(spark, replace(source, columns=columns_of(question)))
     try:
         if question.sql:
             frame.createOrReplaceTempView(VIEW)
@@ -84,7 +80,7 @@ def columns_of(question: Question) -> tuple[str, ...]:
     named = set(DEFAULT_NAMES) if is_whole else set()
     words = {word.lower() for word in re.findall(r"\w+", query)}
     named |= {name for name in COLUMNS if name.lower() in words}
-    if TEXT in words or question.body or is_whole:
-        named.add("body")
+    if question.body or is_whole:
+        named.add(TEXT)
     named = named or {"storeTimestamp"}
     return tuple(name for name in COLUMNS if name in named)

@@ -26,7 +26,7 @@ from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 BUCKETS = 96
 _S, _MIN, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -35,7 +35,7 @@ _WIDTHS_MS = (
     10 * _MIN, 15 * _MIN, 30 * _MIN, _HOUR, 2 * _HOUR, 4 * _HOUR, 6 * _HOUR, 12 * _HOUR, _DAY, 2 * _DAY, 7 * _DAY,
 )  # fmt: skip
 PERCENTILES = (0.5, 0.9, 0.99)
-_QUEUE_COLUMNS = ("cluster", "brokerName", "topic", "queueId", "storeSize")
+_QUEUE_COLUMNS = ("cluster", "brokerName", "topic", "queueId", "storeSize", "innerNum")
 NAMES_SHOWN = 50
 
 
@@ -114,11 +114,10 @@ def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = Fa
     from pyspark.sql import functions
 
     versions = pinned_versions(source) if source.source is Source.ARCHIVE else {}
-    names = ("topic", "queueId", "storeSize", "storeTimestamp")
+    names = ("topic", "queueId", "storeSize", "storeTimestamp", "innerNum")
     headers = frame_of(spark, replace(source, columns=names), versions)
     topics = headers.groupBy("topic").agg(
-        functions.count("*").alias("messages"),
-        functions.sum("storeSize").alias("bytes"),
+        *_sums(),
         functions.percentile_approx("storeSize", list(PERCENTILES)).alias("sizes"),
         functions.max("storeSize").alias("largest"),
         functions.min("storeTimestamp").alias("first"),
@@ -157,6 +156,13 @@ def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = Fa
     )  # fmt: skip
 
 
+def _sums() -> list[Column]:
+    """Messages, as consumers count them, and bytes of records."""
+    from pyspark.sql import functions
+
+    return [functions.sum("innerNum").alias("messages"), functions.sum("storeSize").alias("bytes")]
+
+
 def bucket_width_ms(first_ms: int, last_ms: int) -> int:
     """The smallest round width with at most BUCKETS buckets."""
     span = max(last_ms - first_ms, 1)
@@ -167,12 +173,9 @@ def bucket_width_ms(first_ms: int, last_ms: int) -> int:
 
 
 def _queues(headers: DataFrame) -> list[QueueStats]:
-    rows = headers.groupBy(*_QUEUE_COLUMNS[:-1]).agg({"*": "count", "storeSize": "sum"}).collect()
+    rows = headers.groupBy(*_QUEUE_COLUMNS[:-2]).agg(*_sums()).collect()
     return sorted(
-        (
-            QueueStats(*(row[name] for name in (*_QUEUE_COLUMNS[:-1], "count(1)", "sum(storeSize)")))
-            for row in rows
-        ),
+        (QueueStats(*(row[name] for name in (*_QUEUE_COLUMNS[:-2], "messages", "bytes"))) for row in rows),
         key=lambda one: (one.topic, one.cluster, one.broker, one.queue_id),
     )
 
@@ -181,9 +184,9 @@ def _buckets(headers: DataFrame, width_ms: int) -> list[Bucket]:
     from pyspark.sql import functions
 
     begin = functions.expr(f"storeTimestamp - storeTimestamp % {width_ms}").alias("begin")
-    rows = headers.groupBy("topic", begin).agg({"*": "count", "storeSize": "sum"}).collect()
+    rows = headers.groupBy("topic", begin).agg(*_sums()).collect()
     return sorted(
-        (Bucket(row["topic"], row["begin"], row["count(1)"], row["sum(storeSize)"]) for row in rows),
+        (Bucket(row["topic"], row["begin"], row["messages"], row["bytes"]) for row in rows),
         key=lambda one: (one.begin_ms, one.topic),
     )
 
@@ -192,7 +195,8 @@ def _sizes(headers: DataFrame) -> list[tuple[int, int]]:
     from pyspark.sql import functions
 
     power = functions.expr("CAST(floor(log2(storeSize)) AS INT)").alias("power")
-    return sorted((1 << row["power"], row["count"]) for row in headers.groupBy(power).count().collect())
+    rows = headers.groupBy(power).agg(*_sums()).collect()
+    return sorted((1 << row["power"], row["messages"]) for row in rows)
 
 
 def _names(
@@ -201,19 +205,20 @@ def _names(
     """Frequent tags and keys, in one pass over the records."""
     from pyspark.sql import functions
 
-    records = frame_of(spark, replace(source, columns=("topic", "storeSize", "tags", "keys")), versions)
+    records = frame_of(
+        spark, replace(source, columns=("topic", "storeSize", "innerNum", "tags", "keys")), versions
+    )
     named = records.select(
         "topic",
         "storeSize",
+        "innerNum",
         functions.expr(
             "concat(array(named_struct('what', 'tag', 'name', coalesce(tags, ''))),"
             " transform(filter(split(coalesce(keys, ''), ' '), one -> one != ''),"
             " one -> named_struct('what', 'key', 'name', one)))"
         ).alias("names"),
-    ).select("topic", "storeSize", functions.inline("names"))
-    counted = named.groupBy("what", "topic", "name").agg(
-        functions.count("*").alias("messages"), functions.sum("storeSize").alias("bytes")
-    )
+    ).select("topic", "storeSize", "innerNum", functions.inline("names"))
+    counted = named.groupBy("what", "topic", "name").agg(*_sums())
     order = (functions.desc("messages"), functions.col("topic"), functions.col("name"))
     counted = counted.persist()
     try:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = TypeVar("P")
+Pieces = Callable[[T], list[tuple[int, P]]]
+"""Divides a task into pieces, each with the number of its part."""
 
 
 class TaskRunner(Protocol):
@@ -33,6 +36,13 @@ class TaskRunner(Protocol):
 
         Raises the error of a task, or one with its text.
         """
+        ...
+
+    def run_by_part(
+        self, work: Pieces[T, P], tasks: Sequence[T], reduce: Callable[[list[P]], R], parts: int
+    ) -> list[R]:
+        """``work`` divides each task into pieces of numbered parts; ``reduce`` gets all pieces of a part, in any order.
+        Raises as ``run``."""
         ...
 
 
@@ -53,14 +63,28 @@ class SparkTasks:
             return []
         self._context.setJobDescription(label)
         rows: Any = self._context.parallelize(list(tasks), len(tasks))
-        try:
-            results = rows.map(_Guarded(work)).collect()
-        except Exception as error:
-            raise typed(error) or error from None
-        for result in results:
-            if isinstance(result, TieredError):
-                raise result
-        return list(results)
+        return _collected(rows.map(_Guarded(work)))
+
+    def run_by_part(
+        self, work: Pieces[T, P], tasks: Sequence[T], reduce: Callable[[list[P]], R], parts: int
+    ) -> list[R]:
+        """See TaskRunner: a shuffle by part."""
+        if not tasks:
+            return []
+        rows: Any = self._context.parallelize(list(tasks), len(tasks))
+        pieces = rows.flatMap(_GuardedPieces(work)).groupByKey(parts, partitionFunc=int)
+        return _collected(pieces.map(_GuardedReduce(reduce)))
+
+
+def _collected(rows: Any) -> list[Any]:
+    try:
+        results = rows.collect()
+    except Exception as error:
+        raise typed(error) or error from None
+    for result in results:
+        if isinstance(result, TieredError):
+            raise result
+    return list(results)
 
 
 class _Guarded:
@@ -76,6 +100,19 @@ class _Guarded:
             raise
         except TieredError as error:
             return error
+
+
+class _GuardedPieces(_Guarded):
+    def __call__(self, task: Any) -> Any:
+        found = super().__call__(task)
+        return [(0, found)] if isinstance(found, TieredError) else found
+
+
+class _GuardedReduce(_Guarded):
+    def __call__(self, task: Any) -> Any:
+        pieces = list(task[1])
+        failed = next((piece for piece in pieces if isinstance(piece, TieredError)), None)
+        return super().__call__(pieces) if failed is None else failed
 
 
 _RAISED = re.compile(r"^tiered\.errors\.(\w+): (.*)$", re.MULTILINE)

@@ -21,6 +21,7 @@ from rocketmq_tiered.message_table.plan.archive_plan import (
     archive_store,
     archives,
     opened,
+    require_topics,
     wanted_queues,
 )
 from rocketmq_tiered.message_table.plan.filled_gaps import GapsByVersion, Layer, filled, without
@@ -59,6 +60,7 @@ class ArchiveFollower:
         self._gaps: dict[Names, GapsByVersion] = {}
         self._found: set[Names] = set()
         """Archives that existed at the last refresh."""
+        self._has_topics = False
 
     def close(self) -> None:
         """Close the object store."""
@@ -154,6 +156,11 @@ class ArchiveFollower:
             cached = self._states.get(names)
             self._states[names] = load(one.store) if cached is None else refresh(one.store, cached)
             self._gaps_of(names).add(self._states[names])
+        if found and not self._has_topics:
+            require_topics(
+                self._options, {queue.topic for state in self._states.values() for queue, _ in state.queues()}
+            )
+            self._has_topics = True
 
     def _store(self, names: Names) -> ObjectStore:
         return archive_store(self._root, *names)

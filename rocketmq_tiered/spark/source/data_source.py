@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Cost, chosen, cost_of
+from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Cost
 from rocketmq_tiered.message_table.options.predicate import NUMBER_COLUMNS, push_down
 from rocketmq_tiered.message_table.options.source_options import (
     SOURCE_NAME,
@@ -24,8 +27,10 @@ from rocketmq_tiered.message_table.options.source_options import (
 )
 from rocketmq_tiered.message_table.plan.archive_plan import Names, pinned_versions, plan
 from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
+from rocketmq_tiered.spark.source.single_scan import forget_old_scans, note_scan
 from rocketmq_tiered.spark.source.spark_types import columns_of, schema_of
 from rocketmq_tiered.spark.source.stream_reader import MessageStreamReader
+from rocketmq_tiered.spark.source.worker_errors import with_short_trace
 from rocketmq_tiered.spark.source.worker_memory import read_in_worker
 
 if TYPE_CHECKING:
@@ -38,27 +43,35 @@ _STORE_NUMBERS = tuple(name for name in NUMBER_COLUMNS if name != "generation")
 class RocketmqTieredSource(DataSource):
     """``spark.read.format("rocketmq-tiered")``; options in source_options.py and docs/SPARK.md."""
 
-    _versions: dict[Names, int] | None = None
+    _versions: list[dict[Names, int]] | None = None
+    """Of each path."""
+    _frame = ""
+    """The DataFrame, if ``load`` made one."""
 
     @classmethod
     def name(cls) -> str:
         """The name that ``format`` takes."""
         return SOURCE_NAME
 
+    @with_short_trace
     def schema(self) -> StructType:
         """The schema of the chosen columns. ``load`` calls it once, which fixes the catalog version for all actions."""
         options = parse_options(dict(self.options))
         if options.source is Source.ARCHIVE and self._versions is None:
-            self._versions = pinned_versions(options)
-        return schema_of(chosen(options.columns))
+            self._versions = [pinned_versions(one) for one in options.each_path()]
+        self._frame = uuid4().hex
+        return schema_of(options.chosen_columns)
 
+    @with_short_trace
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of one action."""
         options = parse_options(dict(self.options))
         options.refuse_stream_options()
-        kind = PushingReader if options.push_filters and _takes_filters() else MessageReader
-        return kind(options, schema, self._versions)
+        if options.push_filters and _takes_filters():
+            return PushingReader(options, schema, self._versions, self._frame)
+        return MessageReader(options, schema, self._versions)
 
+    @with_short_trace
     def streamReader(self, schema: StructType) -> MessageStreamReader:  # noqa: N802 - Spark's name
         """The reader of one query."""
         return MessageStreamReader(parse_options(dict(self.options)), schema)
@@ -77,41 +90,76 @@ def _takes_filters() -> bool:
 class MessageReader(DataSourceReader):
     """Plans and reads. It is pickled into every task, so it has only options, names and numbers."""
 
-    def __init__(self, options: SourceOptions, schema: StructType, versions: dict[Names, int] | None) -> None:
+    def __init__(
+        self, options: SourceOptions, schema: StructType, versions: list[dict[Names, int]] | None
+    ) -> None:
         self._options = options
         self._schema = schema
         self._versions = versions
         self._predicate = options.times
 
+    @with_short_trace
     def partitions(self) -> list[InputPartition]:
-        """Parts of about ``partitionBytes``, from one catalog version."""
-        if self._options.source is Source.STORE:
-            return [InputPartition(part) for part in plan_ranges(self._options)]
-        versions = self._versions if self._versions is not None else pinned_versions(self._options)
-        is_header_only = cost_of(columns_of(self._schema)) <= Cost.FOOTER
-        parts = plan(self._options, versions, self._predicate, is_header_only=is_header_only)
-        return [InputPartition(part) for part in parts]
+        """Parts of about ``partitionBytes``, from one catalog version: (number, options of the path, part)."""
+        parts: list[tuple[SourceOptions, object]] = []
+        is_header_only = self._options.cost_of(columns_of(self._schema)) <= Cost.FOOTER
+        for number, one in enumerate(self._options.each_path()):
+            if one.source is Source.STORE:
+                parts += [(one, part) for part in plan_ranges(one)]
+                continue
+            versions = pinned_versions(one) if self._versions is None else self._versions[number]
+            found = plan(one, versions, self._predicate, is_header_only=is_header_only)
+            parts += [(one, part) for part in found]
+        return [InputPartition((number, *part)) for number, part in enumerate(parts)]
 
+    @with_short_trace
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The batches of one partition, in a worker."""
         if partition.value is None:  # Spark's placeholder for "no partitions"
             return iter(())
+        number, options, part = partition.value
+        self._note(number)
         return read_in_worker(
-            partition.value,
-            self._options,
+            part,
+            options,
             self._predicate,
             columns_of(self._schema),
             to_arrow_schema(self._schema, timezone="UTC"),
         )
 
+    def _note(self, number: int) -> None:
+        """Called in a worker before partition ``number`` is read."""
+
 
 class PushingReader(MessageReader):
     """The reader to which Spark passes filters."""
 
+    def __init__(
+        self, options: SourceOptions, schema: StructType, versions: list[dict[Names, int]] | None, frame: str
+    ) -> None:
+        super().__init__(options, schema, versions)
+        self._frame = frame
+
+    @with_short_trace
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Keep filters that prune; return those that Spark must still apply."""
-        is_store = self._options.source is Source.STORE
-        pushed, left = push_down(filters, _STORE_NUMBERS if is_store else NUMBER_COLUMNS)
+        forget_old_scans()
+        if self._frame:
+            note_scan(self._frame, "filters", " ".join(sorted(map(repr, filters))), uuid4().hex)
+        options = self._options
+        names = _STORE_NUMBERS if options.source is Source.STORE else NUMBER_COLUMNS
+        if options.reads_records:  # rows are chosen or made from whole queues
+            names = ("queueId", "generation")
+        pushed, left = push_down(filters, names)
+        pushed = replace(pushed, tags=None) if options.reads_records else pushed
         self._predicate = self._options.times.also(pushed)
         # Rows that report damage are null in every column: Spark must apply all filters to them.
         return filters if CORRUPT_RECORD in self._schema.fieldNames() else left
+
+    def _note(self, number: int) -> None:
+        task = TaskContext.get()
+        if self._frame and task is not None:
+            note_scan(
+                self._frame, f"partition-{number}", f"task-{task.stageId()}-{task.partitionId()}",
+                task.taskAttemptId(),
+            )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from rocketmq_tiered.message_table.options.columns import Column, Cost, chosen, cost_of
+from rocketmq_tiered.message_table.options.columns import Column, Cost
 from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import Names, pinned_versions, plan
 from rocketmq_tiered.message_table.plan.partitions import Slices
@@ -34,26 +34,27 @@ def frame_of(
     spark: SparkSession, options: SourceOptions, versions: Mapping[Names, int] | None = None
 ) -> DataFrame:
     """The messages that ``options`` select, at the catalog ``versions`` (default: the newest now)."""
-    columns = chosen(options.columns)
-    parts: Sequence[Part]
-    if options.source is Source.STORE:
-        parts = plan_ranges(options)
-    else:
-        is_header_only = cost_of(columns) <= Cost.FOOTER
-        versions = pinned_versions(options) if versions is None else versions
-        parts = plan(options, versions, options.times, is_header_only=is_header_only)
-    return frame_of_parts(spark, options, columns, parts)
+    columns = options.chosen_columns
+    parts: list[tuple[SourceOptions, Part]] = []
+    for one in options.each_path():
+        if one.source is Source.STORE:
+            parts += [(one, part) for part in plan_ranges(one)]
+        else:
+            is_header_only = options.cost_of(columns) <= Cost.FOOTER
+            pinned = pinned_versions(one) if versions is None else versions
+            parts += [(one, part) for part in plan(one, pinned, one.times, is_header_only=is_header_only)]
+    return frame_of_parts(spark, columns, parts)
 
 
 def frame_of_parts(
-    spark: SparkSession, options: SourceOptions, columns: list[Column], parts: Sequence[Part]
+    spark: SparkSession, columns: list[Column], parts: Sequence[tuple[SourceOptions, Part]]
 ) -> DataFrame:
-    """The rows of ``parts``."""
+    """The rows of ``parts``, each with the options of its path."""
     schema = schema_of(columns)
     if not parts:
         return spark.createDataFrame([], schema)
     numbers = spark.range(0, len(parts), 1, len(parts))  # one per partition
-    return numbers.mapInArrow(ReadParts(options, parts, schema), schema)
+    return numbers.mapInArrow(ReadParts(parts, schema), schema)
 
 
 class ReadParts:
@@ -63,8 +64,8 @@ class ReadParts:
     part is compressed bytes, and a task unpacks its own. Credentials are not shown: Spark prints the class name.
     """
 
-    def __init__(self, options: SourceOptions, parts: Sequence[Part], schema: StructType) -> None:
-        self._options, self._schema = options, schema
+    def __init__(self, parts: Sequence[tuple[SourceOptions, Part]], schema: StructType) -> None:
+        self._schema = schema
         self._parts = [zlib.compress(pickle.dumps(part), 1) for part in parts]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -74,5 +75,5 @@ class ReadParts:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 # Parts come from the driver, with the code that runs here.
-                part = pickle.loads(zlib.decompress(self._parts[number]))  # nosec B301
-                yield from read_in_worker(part, self._options, self._options.times, columns, arrow)
+                options, part = pickle.loads(zlib.decompress(self._parts[number]))  # nosec B301
+                yield from read_in_worker(part, options, options.times, columns, arrow)

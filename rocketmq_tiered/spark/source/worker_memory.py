@@ -17,6 +17,7 @@ from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.partitions import Slices
 from rocketmq_tiered.message_table.scan.store_scan import LogRange
+from rocketmq_tiered.spark.source.worker_errors import short_trace
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +61,8 @@ def read_in_worker(
     if not _begun:
         keep_freed_memory()
         _begun = True
-    yield from read_partition(part, options, predicate, columns, schema)
+    with short_trace():
+        yield from read_partition(part, options, predicate, columns, schema)
     if not _settled:
         gc.collect()
         gc.freeze()

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = TypeVar("P")
 
 
 class InlineTasks:
@@ -30,3 +31,18 @@ class InlineTasks:
             result: R = pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(task)))))
             results.append(result)
         return results
+
+    def run_by_part(
+        self,
+        work: Callable[[T], list[tuple[int, P]]],
+        tasks: Sequence[T],
+        reduce: Callable[[list[P]], R],
+        parts: int,
+    ) -> list[R]:
+        """See TaskRunner."""
+        found: dict[int, list[P]] = {}
+        for pieces in self.run(work, tasks, ""):
+            for part, piece in pieces:
+                assert 0 <= part < parts
+                found.setdefault(part, []).append(piece)
+        return self.run(reduce, list(found.values()), "")

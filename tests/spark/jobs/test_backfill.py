@@ -162,7 +162,7 @@ def test_several_stores_at_a_time(real_store: RealStore, tmp_path: Path) -> None
     assert all(so_far == total > 0 for so_far, total in done.values())
     for name, report in zip(names, reports, strict=True):
         archive = PrefixedStore(FileStore(tmp_path), archive_prefix(CLUSTER, name))
-        assert verify_archive(archive).counts["rows"] == report.messages
+        assert verify_archive(archive).counts["messages"] == report.messages
 
 
 def test_progress_is_read_from_the_catalog(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rocketmq_tiered.cli.arguments import settings_of
 from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions
 from rocketmq_tiered.spark.cli import commands_reading
 from rocketmq_tiered.spark.cli import stage_progress as subject
-from rocketmq_tiered.spark.cli.arguments import settings_of, source_of
+from rocketmq_tiered.spark.cli.arguments import source_of
 from rocketmq_tiered.spark.cli.main import VERBS, main
 from rocketmq_tiered.spark.jobs.search import fault_of_the_question
 
@@ -48,7 +50,7 @@ def parsed(verb: str, *arguments: str) -> Any:
 
 def chosen(*arguments: str) -> SourceOptions:
     options = parsed("stats", URL, *arguments)
-    return source_of(options, options.url, settings_of(options).object_store)
+    return source_of(options, options.url, settings_of(options).settings.object_store)
 
 
 def test_flags_become_options_of_the_data_source() -> None:
@@ -74,7 +76,7 @@ def test_every_verb_accepts_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None
         options = parsed(
             verb, *places.get(verb, [URL]), "--endpoint-url", "http://minio:9000", "--region", "r"
         )
-        store = settings_of(options).object_store
+        store = settings_of(options).settings.object_store
         assert (store.endpoint_url, store.region) == ("http://minio:9000", "r"), verb
         assert options.json is False, verb
 
@@ -113,7 +115,7 @@ def test_wrong_usage_is_one_line_and_starts_no_spark(
 
 
 @pytest.mark.parametrize("verb", ["stats", "verify", "search"])
-@pytest.mark.parametrize("url", ["s4://a[", "s3://a]/b", "/no/url"])
+@pytest.mark.parametrize("url", ["s4://a[", "s3://a]/b"])
 def test_an_impossible_address_is_wrong_usage(
     verb: str, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,27 @@ def test_an_impossible_address_is_wrong_usage(
     )
     assert main([verb, url, *(["--sql", "1 = 1"] if verb == "search" else [])]) == 2
     assert "URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stats", "{}/nothing"], ["verify", "file://{}"], ["search", "{}/x", "--source", "store"],
+        ["export", "{}", "file://{}/table"], ["diff", "{}", "{}"], ["compact-keys", "{}"],
+        ["backfill", "{}/store", "file://{}/archive"],
+    ],
+)  # fmt: skip
+def test_what_does_not_exist_starts_no_spark(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "rocketmq_tiered.spark.cli.arguments.session", lambda *_, **__: pytest.fail("Spark was started")
+    )
+    given = [one.format(tmp_path) for one in arguments]
+    given = [f"file://{one}" if arguments[0] == "compact-keys" and one[0] == "/" else one for one in given]
+    assert main(given) == 3
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 
 from rocketmq_tiered.maintenance.gc import run_gc
 from rocketmq_tiered.spark.jobs.compact import CompactTask, compact, output_groups
-from tests.archive.queue_reader import QueueReader
-from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.running_store import RunningStore
+from tests.spark.jobs.archive_contents import TINY, contents
 from tests.spark.jobs.inline_tasks import InlineTasks
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 RealStore = Callable[[str], Path]
-TINY = replace(SMALL, batch_bytes=96 << 10, split_bytes=1 << 20, block_bytes=32 << 10)
 SETTINGS = replace(
     Settings(),
     compaction=CompactionSettings(min_age_ms=0, split_bytes=64 << 10, object_bytes=2 * MIB),
@@ -41,22 +40,6 @@ SETTINGS = replace(
 
 def no_spark() -> SparkSession:
     raise AssertionError("Spark was started")
-
-
-def contents(store: ObjectStore) -> dict[object, list[bytes]]:
-    """Every record of every queue."""
-    state, found = load(store), {}
-    for row in range(len(state.table)):
-        queue = state.directory.keys[row]
-        offset, end = int(state.table["min_queue_offset"][row]), int(state.table["end_queue_offset"][row])
-        reader, records = QueueReader(store, state, queue), []
-        while offset < end:
-            batch = reader.read(offset, max_rows=5000, max_bytes=MIB)
-            for begin, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True):
-                records.append(batch.data[begin : begin + size].tobytes())
-            offset = batch.next_offset
-        found[queue] = records
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fetcher.queries.queue_listing import list_queues
+from rocketmq_tiered.maintenance.key_job import compact_keys
 from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
+from rocketmq_tiered.process.loaded_archive import open_for_reading
+from rocketmq_tiered.spark import read
 from rocketmq_tiered.spark.cli.main import main
 from rocketmq_tiered.spark.jobs.diff import DifferenceKind, diff
+from rocketmq_tiered.spark.jobs.export import export
 from rocketmq_tiered.spark.jobs.search import Question, search
 from rocketmq_tiered.spark.jobs.stats import Stats, stats
 from rocketmq_tiered.spark.jobs.stats_report import page
@@ -24,12 +29,15 @@ from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.spark.conftest import archive_store
+from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import AnomalyKind, verify_archive
 from tiered.broker_store.store import open_broker_store
+from tiered.catalog.catalog_reader import load
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.sections import Settings
 from uploader.bound_source import no_offsets
 from uploader.log_rule import LogLimits
 from uploader.offload import Offloader, OffloadIdentity
@@ -90,6 +98,56 @@ def test_an_archive_equals_its_store(spark: SparkSession, small_archive: Path, r
     report = diff(spark, SourceOptions(f"file://{small_archive}"), store_options(real_store("K") / "store"))
     assert (report.counts, report.examples, report.older) == ({}, (), 0)
     assert report.same == report.compared > 5000
+
+
+def test_the_archive_of_the_stores_broker_is_compared(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two brokers below one URL: the one that broker.conf names, or a refusal."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"brokerClusterName={CLUSTER}\nbrokerName=b\n")
+    for broker, count in (("a", 3), ("b", 5)):
+        store = WrittenStore(tmp_path / broker)
+        for number in range(count):
+            store.put("t", 0, b"%s %d" % (broker.encode(), number))
+        archive_store(store.path, tmp_path / "archive", broker)
+    archive = SourceOptions(f"file://{tmp_path / 'archive'}")
+    store_b = SourceOptions(str(tmp_path / "b"), source=Source.STORE, broker_conf=str(conf))
+    report = diff(spark, archive, store_b)
+    assert (report.same, dict(report.counts)) == (5, {})
+    with pytest.raises(UsageError, match="holds 2 archives"):
+        diff(spark, archive, replace(store_b, broker_conf=None))
+    chosen = replace(archive, broker="a")
+    assert diff(spark, chosen, store_b).counts == {DifferenceKind.DIFFERENT: 3, DifferenceKind.MISSING: 2}
+    code, out, err = run(capsys, "diff", archive.path, tmp_path / "b")
+    assert (code, out, err.count("\n"), "--broker" in err) == (2, "", 1, True)
+
+
+def test_dropped_by_key_compaction_is_no_difference(
+    spark: SparkSession, real_store: RealStore, tmp_path: Path
+) -> None:
+    archive_store(real_store("H2") / "store", tmp_path / "archive", "H2")
+    archive = PrefixedStore(FileStore(tmp_path / "archive"), archive_prefix(CLUSTER, "H2"))
+    settings = Settings()
+    own = replace(settings.key_compaction, min_age_ms=-(10**12))
+    dropped = compact_keys(
+        archive, load(archive), replace(settings, key_compaction=own),
+        RewriteOptions(tmp_path / "spool", 1 << 30), lambda topic: topic == "t_compact_hot", apply=True,
+    )  # fmt: skip
+    lost = dropped.figures.messages - dropped.figures.new_messages
+    store = SourceOptions(str(real_store("H2") / "store"), source=Source.STORE, cluster=CLUSTER, broker="H2")
+    report = diff(spark, SourceOptions(f"file://{tmp_path / 'archive'}"), store)
+    assert (dict(report.counts), report.compacted, report.compared > 0) == ({}, lost, True)
+    assert lost > 1000
+    target = f"file://{tmp_path / 'table'}"
+    exported = export(
+        spark, SourceOptions(f"file://{tmp_path / 'archive'}", topics=("t_compact_hot",)), target
+    )
+    again = export(spark, SourceOptions(f"file://{tmp_path / 'archive'}", topics=("t_compact_hot",)), target)
+    kept = read(
+        spark, f"file://{tmp_path / 'archive'}", topic="t_compact_hot", columns=["queueOffset"]
+    ).count()
+    assert (exported.rows, exported.expired, again.rows) == (kept, 0, 0)
 
 
 def test_generations_of_a_replaced_log_are_no_difference(spark: SparkSession, tmp_path: Path) -> None:
@@ -170,15 +228,26 @@ def without(found: Stats, topic: str) -> Stats:
     )
 
 
+def messages_of(line: dict[str, Any]) -> int:
+    return len(line.get("inner") or [line])
+
+
 def test_stats_count_what_the_broker_delivered(
     spark: SparkSession, small_archive: Path, truth: list[dict[str, Any]]
 ) -> None:
     whole = stats(spark, SourceOptions(f"file://{small_archive}"))
     found = without(whole, "t_compact")  # the broker delivered its compacted copy
-    messages = Counter(line["topic"] for line in truth)
+    messages: Counter[str] = Counter()
+    for line in truth:
+        messages[line["topic"]] += messages_of(line)
     assert {one.topic: one.messages for one in found.topics} == dict(messages)
-    assert sum(one.messages for one in found.queues) == len(truth)
-    assert sum(bucket.messages for bucket in found.buckets) == len(truth)
+    assert sum(one.messages for one in found.queues) == messages.total() > len(truth)
+    assert sum(bucket.messages for bucket in found.buckets) == messages.total()
+    with open_for_reading(f"file://{small_archive}", Settings()) as archive:
+        listed: Counter[str] = Counter()
+        for queue in list_queues(archive.state, hidden=False):
+            listed[queue.topic] += queue.messages
+    assert listed == {one.topic: one.messages for one in whole.topics}, "as tiered ls"
     assert sum(count for _, count in whole.sizes) == sum(one.messages for one in whole.topics)
     sizes: dict[str, list[int]] = {}
     for line in truth:
@@ -187,7 +256,9 @@ def test_stats_count_what_the_broker_delivered(
         assert one.message_bytes == sum(sizes[one.topic])
         assert one.max_bytes == max(sizes[one.topic])
         assert min(sizes[one.topic]) <= one.p50_bytes <= one.p90_bytes <= one.p99_bytes <= one.max_bytes
-    tags = Counter((line["topic"], line["tags"] or "") for line in truth)
+    tags: Counter[tuple[str, str]] = Counter()
+    for line in truth:
+        tags[line["topic"], line["tags"] or ""] += messages_of(line)
     assert all(tags[one.topic, one.name] == one.messages for one in found.tags)
     assert found.keys[0].messages >= found.keys[-1].messages
     stored = sum(one.stored_bytes for one in whole.topics)
@@ -314,6 +385,6 @@ def test_backfill_verb_archives_its_store(
     assert report["rawBytes"] > report["storedBytes"] > 0
     archive = PrefixedStore(FileStore(tmp_path), archive_prefix(CLUSTER, "K"))
     found = verify_archive(archive, full=True)
-    assert (found.anomalies, found.leftovers, found.counts["rows"]) == ([], [], report["messages"])
+    assert (found.anomalies, found.leftovers, found.counts["messages"]) == ([], [], report["messages"])
     code, out, _ = run(capsys, *arguments[:-1])
     assert "nothing to do" in out
