@@ -67,17 +67,28 @@ def test_a_broker_is_retired_mounted_moved_and_taken_back(scene: MountScene) -> 
     assert nodes[other].stop() == 0
 
 
+RETIRED = ("live-b", "live-c")
+
+
+@pytest.mark.timeout(1500)
 def test_a_drill_of_three_nodes(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> None:
+    run_drill(tmp_path_factory.mktemp("drill"), minio_url, 12_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_drill_with_120_000_messages(
+    tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore
+) -> None:
+    run_drill(tmp_path_factory.mktemp("drill"), minio_url, 40_000)
+
+
+def run_drill(place: Path, objects: RunningStore, messages: int) -> None:
     """Two brokers are retired under producers and consumers; then the nodes are killed, paused past their lease and
     drained in turn: nothing is missing, orderly queues keep their order, no send fails."""
     need_clients("5.3.3")
-    place = tmp_path_factory.mktemp("drill")
-    with mounting("5.3.3", place, minio_url, ["live-a", "live-b", "live-c"]) as scene:
-        drill(scene, DRILL_MESSAGES)
-
-
-DRILL_MESSAGES = 16_000
-RETIRED = ("live-b", "live-c")
+    with mounting("5.3.3", place, objects, ["live-a", *RETIRED]) as scene:
+        drill(scene, messages)
 
 
 def drill(scene: MountScene, messages: int) -> None:
