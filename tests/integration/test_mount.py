@@ -146,7 +146,7 @@ def in_order(output: Path) -> bool:
         if line[4] in known:
             continue
         known.add(line[4])
-        place = line[4][:20], line[0]
+        place = line[4][:-12], line[0]
         if int(line[1]) < seen.get(place, -1):
             return False
         seen[place] = int(line[1])
