@@ -31,9 +31,9 @@ class _Command:
         return False
 
 
-def add_every(parser: argparse.ArgumentParser, verb: str, default: str = "list only") -> None:
+def add_every(parser: argparse.ArgumentParser, verb: str) -> None:
     """``--apply`` and ``--every``: they ``verb``."""
-    parser.add_argument("--apply", action="store_true", help=f"{verb} (default: {default})")
+    parser.add_argument("--apply", action="store_true", help=f"{verb} (default: list only)")
     parser.add_argument(
         "--every", metavar="DURATION", help=f"{verb} again after each DURATION, such as 24h, until stopped"
     )
