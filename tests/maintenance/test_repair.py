@@ -11,6 +11,7 @@ from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, plan
 from tests.archive.queue_reader import QueueReader
 from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
+from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -22,6 +23,8 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 
 NOW_MS = 1_800_000_000_000
+KINDS = ["commit", "root", "page", "list", "tail", "block"]
+BOTH = "catalog/ pages/"
 Truth = dict[QueueKey, dict[int, bytes]]
 
 
@@ -132,14 +135,14 @@ def flipped_and_repaired(scene: Scene, kind: str, key: str, position: int) -> No
         assert repair.lost == [], (key, repair.lost[:3], repair.notes)
 
 
-@pytest.mark.parametrize("kind", ["commit", "root", "page", "list", "tail", "block"])
+@pytest.mark.parametrize("kind", sweep(KINDS, fast=["commit", "block"], rest="integration"))
 def test_one_flipped_bit(scene: Scene, kind: str) -> None:
     places = kinds(scene)[kind]
     flipped_and_repaired(scene, kind, *random.choice(places[-8:]))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", ["commit", "root", "page", "list", "tail", "block"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_flipped_bit_anywhere(scene: Scene, kind: str) -> None:
     for key, position in kinds(scene)[kind]:
         flipped_and_repaired(scene, kind, key, position)
@@ -172,10 +175,10 @@ def test_a_paused_writer_cannot_commit(scene: Scene) -> None:
     check(store, truth_of(scene), repair)
 
 
-@pytest.mark.parametrize("prefixes", [("catalog/",), ("pages/",), ("catalog/", "pages/")])
-def test_a_catalog_that_is_gone(scene: Scene, prefixes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("gone", sweep(["catalog/", "pages/", BOTH], fast=[BOTH], rest="integration"))
+def test_a_catalog_that_is_gone(scene: Scene, gone: str) -> None:
     store = clone(scene.store)
-    store.delete([info.key for prefix in prefixes for info in store.list(prefix)])
+    store.delete([info.key for prefix in gone.split() for info in store.list(prefix)])
     repair = repaired(store)
     assert repair.lost == [], (repair.lost[:3], repair.notes)
     check(store, truth_of(scene), repair)

@@ -12,6 +12,7 @@ from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
+from tests.sweeps import sweep
 from tiered.archive.task import run_pass
 from tiered.archive.verify import verify_archive
 from tiered.archive.verify_progress import VerifyProgress
@@ -41,7 +42,7 @@ class Scrubbed:
         assert run_pass(self.task, lambda: load(self.store))
 
 
-@pytest.mark.parametrize("name", ["C", "E"])
+@pytest.mark.parametrize("name", sweep(["C", "E", "F", "K"], fast=["E"]))
 def test_a_flipped_bit_of_a_new_object_is_healed_from_the_log(
     name: str, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:

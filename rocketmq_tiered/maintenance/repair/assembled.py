@@ -34,8 +34,6 @@ from tiered.model.tables import (
 )
 from tiered.object_store.interface import ObjectStore
 
-CYCLES_AT_RISK = 16
-"""So many of the newest versions may be incomplete: cycles were being uploaded."""
 _FLAG_OF_KIND = {RunKind.BATCH: QUEUE_BATCH, RunKind.LMQ: QUEUE_LMQ, RunKind.SPARSE: QUEUE_SPARSE}
 
 
@@ -133,29 +131,18 @@ def with_row_counts(store: ObjectStore, state: CatalogState) -> CatalogState:
 
 
 def with_log_cursor(store: ObjectStore, state: CatalogState, objects: Sequence[FoundObject]) -> CatalogState:
-    """``state`` with the place where a writer continues: below the newest cycles, whose uploads may be incomplete. A
-    record that is archived already is not archived twice."""
-    cycles = [one.index.meta for one in objects if one.index.meta.to_phys > one.index.meta.from_phys]
+    """``state`` with the place where a writer continues: at the end of the newest cycle of the newest log history."""
+    cycles = [one.index.meta for one in objects if one.index.meta.history_phys >= 0]
     if not cycles:
         return state
     history = max(meta.log_history for meta in cycles)
-    newest = max(meta.catalog_version for meta in cycles)
-    phys = min(
-        meta.from_phys for meta in cycles
-        if meta.log_history == history and meta.catalog_version > newest - CYCLES_AT_RISK and meta.history_phys >= 0
-    )  # fmt: skip
-    check = _last_record(store, state, objects, phys)
-    return replace(
-        state,
-        cursor=LogCursor(history, max(phys, check.end_phys), check),
-        started=True,
-        version=max(1, newest),
-    )
+    phys = max(meta.to_phys for meta in cycles if meta.log_history == history)
+    cursor = LogCursor(history, phys, _last_record(store, objects, phys))
+    version = max(meta.catalog_version for meta in cycles)
+    return replace(state, cursor=cursor, started=True, version=max(1, version))
 
 
-def _last_record(
-    store: ObjectStore, state: CatalogState, objects: Sequence[FoundObject], phys: int
-) -> LogCheck:
+def _last_record(store: ObjectStore, objects: Sequence[FoundObject], phys: int) -> LogCheck:
     """CRC32C of the last archived record below ``phys``."""
     best: tuple[int, FoundObject, int, int] | None = None
     for one in objects:

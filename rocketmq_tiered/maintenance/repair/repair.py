@@ -328,6 +328,7 @@ def _fill(repair: Repair) -> None:
     if is_empty:
         repair.state = with_log_cursor(repair.store, repair.state, objects)
         repair.unknown += ["minimum offsets by expiry", "hidden queues", "reasons of gaps", "timers"]
+        repair.unknown.append("whether the newest upload was complete")
     for queue, spans in _holes(repair.store, repair.state).items():
         repair.lost += [(queue, begin, end) for begin, end in spans]
     repair.state = with_lost(repair.state, repair.lost)
