@@ -268,7 +268,8 @@ class Copying:
         segments: list[tuple[str, WrittenSegment]] = []
         held: list[Pulled] = []
         base = written = 0
-        for pulled in chain(pulls(self.client, begin.queue, 0, begin.end), [None]):
+        batches: Iterator[Pulled | None] = chain(pulls(self.client, begin.queue, 0, begin.end), [None])
+        for pulled in batches:
             if held and (pulled is None or _is_full(held)):
                 segment, body = self._encoded(
                     started, begin.queue, held, (base, written, nonce + len(segments))
@@ -368,7 +369,7 @@ class Copying:
 
 
 def _is_full(held: list[Pulled]) -> bool:
-    rows, size = (sum(map(of, held)) for of in (lambda one: len(one.sizes), lambda one: int(one.sizes.sum())))
+    rows, size = sum(len(one.sizes) for one in held), sum(int(one.sizes.sum()) for one in held)
     return rows + _BATCH_BYTES // 100 > OBJECT_ROWS or size + _BATCH_BYTES > OBJECT_BYTES
 
 

@@ -26,7 +26,8 @@ _PHYS_AT = 28
 def own_phys(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """PHYSICALOFFSET of the records at ``starts``."""
     stored = data[starts[:, None] + np.arange(_PHYS_AT, _PHYS_AT + 8)]
-    return np.ascontiguousarray(stored).view(">i8").ravel().astype(np.int64)
+    found: NDArray[np.int64] = np.ascontiguousarray(stored).view(">i8").ravel().astype(np.int64)
+    return found
 
 
 def rescan(

@@ -83,7 +83,8 @@ def messages_left(
     reading objects raises."""
     if not any(queue.is_lmq and queue.is_selected for queue in selection.queues.values()):
         return {}
-    found, index = {}, RunIndex(store)
+    found: dict[QueueKey, KeptOffsets] = {}
+    index = RunIndex(store)
     segments = SegmentCache(store, cache_bytes=TAIL_BYTES)
     for key, queue in selection.queues.items():
         row = state.queue(key)

@@ -27,6 +27,9 @@ from tiered.archive.rewrite.plan import (
 )
 from tiered.model.tables import RunKind, Table, concatenated
 
+SELECTED_ROW_BYTES = 512
+"""Memory of a row that a selection keeps, as it may be a range of its own."""
+
 
 def with_iterations(
     plan: RewritePlan,
@@ -56,8 +59,10 @@ class _Filling:
         size, rows, kind = (candidates.runs[name][sequences.order] for name in ("byte_count", "rows", "kind"))
         self._is_lmq = kind == RunKind.LMQ
         self._length = np.where(self._is_lmq, rows, size)
-        size, rows = (column * share[sequences.order] for column in (size, rows))  # what is left of them
-        memory = size + rows * limits.row_bytes + limits.run_bytes
+        left = share[sequences.order]
+        size, rows = size * left, rows * left
+        row_bytes = limits.row_bytes + np.where(left < 1, SELECTED_ROW_BYTES, 0)
+        memory = size + rows * row_bytes + limits.run_bytes
         # Sums are floats: numpy would convert whole arrays of integers at each search.
         self._memory, self._size, self._rows = (
             np.concatenate([[0.0], np.cumsum(column, dtype=np.float64)]) for column in (memory, size, rows)

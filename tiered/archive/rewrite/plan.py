@@ -133,7 +133,10 @@ class RewritePlan:
 def kept_share(candidates: Candidates, plan: RewritePlan) -> NDArray[np.float64]:
     """Which part of each run ``plan`` keeps."""
     rows = np.maximum(candidates.runs["rows"], 1).astype(np.float64)
-    return np.ones(len(rows)) if plan.left is None else np.minimum(1.0, plan.left / rows)
+    share: NDArray[np.float64] = np.ones(len(rows))
+    if plan.left is not None:
+        np.minimum(share, plan.left / rows, out=share)
+    return share
 
 
 @dataclass(frozen=True)
