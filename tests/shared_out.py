@@ -21,6 +21,8 @@ TOGETHER = ("tests/spark/", "tests/fetcher/queries/")
 LONGEST = (
     "tests/spark/",
     "tests/integration/test_slave.py",
+    "tests/integration/test_mount.py",
+    "tests/integration/test_proxy_timers.py",
     "tests/integration/test_restore.py",
     "tests/integration/test_proxy_clients.py",
     "tests/integration/test_serving.py",
@@ -43,6 +45,8 @@ LONGEST = (
     "tests/process/test_consumequeue.py",
     "tests/server/proxy/test_pull.py",
     "tests/process/test_compaction_task.py",
+    "tests/sending/test_timer_simulation.py",
+    "tests/maintenance/test_key_begins.py",
     "tests/server/slave/test_service.py",
     "tests/fetcher/test_read_router.py",
     "tests/maintenance/test_key_compaction.py",

@@ -22,7 +22,7 @@ PART = 100
 NOTICED_WITHIN = 200
 
 
-@pytest.mark.parametrize("first", sweep(range(0, 10_000, PART), fast=range(0, 3 * PART, PART)))
+@pytest.mark.parametrize("first", sweep(range(0, 10_000, PART), fast=[0]))
 def test_every_timer_comes_once_at_its_time(first: int) -> None:
     for seed in range(first, first + PART):
         try:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.mount.lease_world import World
 
-SEEDS = 300
+SEEDS = 120
 
 
 def test_no_two_holders_acknowledge() -> None:
