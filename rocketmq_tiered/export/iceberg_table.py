@@ -6,6 +6,7 @@ and the export's own record. The table is partitioned by topic and by the day of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -55,11 +56,11 @@ def open_catalog(uri: str, target: str, store: StoreOptions) -> Catalog:
     is_rest = uri.startswith(("http://", "https://"))
     properties = {
         "type": "rest" if is_rest else "sql", "uri": uri, "warehouse": "" if is_rest else target,
-        "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO",
         "s3.endpoint": settings.endpoint_url, "s3.region": settings.region,
         "s3.access-key-id": given.access_key if given else "",
         "s3.secret-access-key": given.secret_key if given else "",
     }  # fmt: skip
+    logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # it tells which file system it chooses
     try:
         return load_catalog("tiered", **{name: value for name, value in properties.items() if value})
     except (SQLAlchemyError, ValueError) as error:

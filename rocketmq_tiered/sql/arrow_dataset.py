@@ -15,10 +15,10 @@ class _NoPandas:
 
 
 _hides = _NoPandas()
-sys.meta_path.insert(0, _hides)  # type: ignore[arg-type]
+sys.meta_path.insert(0, _hides)
 try:
     from pyarrow.dataset import Dataset
 finally:
-    sys.meta_path.remove(_hides)  # type: ignore[arg-type]
+    sys.meta_path.remove(_hides)
 
 __all__ = ["Dataset"]
