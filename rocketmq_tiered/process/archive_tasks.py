@@ -44,6 +44,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
 from tiered.whole_file import replace_whole
 
+REFRESH_S = 60.0
 JOIN_S = 10.0
 """Longest wait for a request in progress at a stop: what is uncommitted is garbage."""
 
@@ -79,6 +80,7 @@ class ArchiveTasks:
         self._timers: TaskLoop[Any] | None = None
         self._timer_task: TimerDelivery
         self._scrub: ScrubTask | None = None
+        self._refreshed_s = 0.0
         self._loops: list[TaskLoop[Any]] = [loop for loop in (self.expiry, self.gc) if loop is not None]
         self._threads: list[threading.Thread] = []
 
@@ -125,7 +127,7 @@ class ArchiveTasks:
         commits = MaintenanceCommit(store, self._writer, lambda: time.time_ns() // 1_000_000)
         broker = make_broker(self._stopping.stopped.is_set)
         self._timer_task = TimerDelivery(commits, self._settings.timers, broker, read)
-        self._timers = TaskLoop(self._timer_task, self._owned_state)
+        self._timers = TaskLoop(self._timer_task, self._timers_state)
         self._loops.append(self._timers)
 
     def add_scrub(self, store: ObjectStore, state_dir: Path, log: CommitLog) -> None:
@@ -198,6 +200,15 @@ class ArchiveTasks:
         if self._stopping.is_set():
             raise StoppedError
         return self._keys_share()
+
+    def _timers_state(self) -> CatalogState | None:
+        """The state as this process knows it: a claim fails where another changed timers. Every minute the newest, as
+        a timer may have been moved."""
+        state = self._writer.state_or_none if self._writer.is_claimed else None
+        if state is None or not state.timers or time.monotonic() - self._refreshed_s < REFRESH_S:
+            return state
+        self._refreshed_s = time.monotonic()
+        return self._owned_state()
 
     def _owned_state(self) -> CatalogState | None:
         state = self._writer.refresh()

@@ -46,7 +46,8 @@ LATE_MS = 60_000
 """Timers that are later are said."""
 LATE_SAMPLES = 10_000
 CHUNK_BYTES = 64 << 20
-CHUNK_MAX = 2048
+CHUNK_MAX, DOUBT_CHUNK = 2048, 256
+"""Messages in memory; those that are queried by key before are sent while the claim is good."""
 Place = tuple[QueueKey, int]
 Postponed = tuple[Table, Sequence[QueueKey]]
 """An entry, and what its ``queue`` indexes."""
@@ -254,7 +255,8 @@ class TimerDelivery:
                 logger.error("timer postponed: %s", counts.problem)
             at += len(rows)
             byte_count = sum(len(message.data) for message in messages.values())
-            size = max(16, min(CHUNK_MAX, len(rows) * CHUNK_BYTES // max(byte_count, 1)))
+            most = DOUBT_CHUNK if is_doubt else CHUNK_MAX
+            size = max(16, min(most, len(rows) * CHUNK_BYTES // max(byte_count, 1)))
         counts.cancelled += len(found.cancelled)
         counts.repeated += len(found.repeated)
         if len(found.timers) and (late_ms := self._clock_ms() - int(found.timers["deliver_ms"][0])) > LATE_MS:

@@ -38,7 +38,7 @@ class TimerMessages:
             if access.state.queue(queue) is None:
                 continue
             first, last = min(offsets), max(offsets)
-            walk = run_sync(access.walk(queue, Span(first), None))
+            walk = run_sync(access.walk(queue, Span(first, None, last - first + 1), None))
             is_batch = access.is_batch(queue)
             while walk.offset <= last and (batch := run_sync(walk.next_batch())) is not None:
                 for message in messages_of(batch, queue, is_batch=is_batch):

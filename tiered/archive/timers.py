@@ -141,14 +141,14 @@ class TimerFiles:
     def hours(self, state: CatalogState) -> Mapping[int, int]:
         """Hour of delivery -> entries that are not handed over, sorted. Hours that are partly over count from the
         claimed row on."""
-        found: dict[int, int] = {}
+        hours, left = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for ref in state.timers:
-            row = 0
-            for hour, rows in self.footer(ref).hours.tolist():
-                row += rows
-                if left := min(rows, row - ref.claimed):
-                    found[hour] = found.get(hour, 0) + max(left, 0)
-        return {hour: found[hour] for hour in sorted(found) if found[hour]}
+            table = self.footer(ref).hours
+            hours.append(table["hour"])
+            left.append(np.clip(np.cumsum(table["rows"]) - ref.claimed, 0, table["rows"]))
+        distinct, place = np.unique(np.concatenate(hours), return_inverse=True)
+        counts = np.bincount(place, np.concatenate(left), len(distinct)).astype(np.int64)
+        return {hour: count for hour, count in zip(distinct.tolist(), counts.tolist(), strict=True) if count}
 
     def merged(self, slices: Sequence[Slice], before_ms: int = NEVER_MS) -> Iterator[Entries]:
         """Entries of ``slices`` delivered before ``before_ms``, in order, a few pages at a time; all of a (time, key)
@@ -227,8 +227,10 @@ class _Head:
         return bool(len(self._rows))
 
     def _has_two(self) -> bool:
-        ends = self._rows[["deliver_ms", "key_hash"]][[0, -1]] if len(self._rows) else ()
-        return len(ends) == 2 and bool(ends[0] != ends[1])
+        if len(self._rows) < 2:
+            return False
+        first, last = self._rows[0], self._rows[-1]
+        return bool(first["deliver_ms"] != last["deliver_ms"] or first["key_hash"] != last["key_hash"])
 
     @property
     def bound(self) -> tuple[int, int]:

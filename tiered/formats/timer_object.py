@@ -66,7 +66,15 @@ class TimerFooter:
 
 def sorted_entries(entries: Table) -> Table:
     """In the order of an object."""
-    found: Table = entries.take(np.lexsort((entries["order"], entries["key_hash"], entries["deliver_ms"])))
+    deliver_ms = np.ascontiguousarray(entries["deliver_ms"])
+    order = np.argsort(deliver_ms, kind="stable")
+    is_equal = deliver_ms[order[1:]] == deliver_ms[order[:-1]]
+    if is_equal.any():  # few, as a rule: three keys take three times as long
+        among = np.append(is_equal, False) | np.append(False, is_equal)
+        rows = entries.take(order[among])
+        keys = rows["order"], rows["key_hash"], rows["deliver_ms"]
+        order[among] = order[among][np.lexsort(keys)]
+    found: Table = entries.take(order)
     return found
 
 

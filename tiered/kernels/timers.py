@@ -67,7 +67,7 @@ def _row(
 ) -> None:
     """As the scan reads properties: empty names and values are ignored, the last of equal names wins."""
     where = np.zeros(8, np.int64)
-    split = np.int64(-1)
+    split: Int = np.int64(-1)
     for at in range(start, end):
         byte = load_u8(arena, at)
         if byte > 2:
