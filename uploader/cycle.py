@@ -88,8 +88,8 @@ class Attempt:
     timeout_s: float
     """The longest of its PUTs."""
     abandonment: Abandonment
-    timers: EncodedTimers | None = None
-    """Its last object, if the cycle has timers, and the number in that key."""
+    timers: list[EncodedTimers] = field(default_factory=list)
+    """Its last object, if the cycle has timers, once it is encoded; and the number in that key."""
     timers_number: int = 0
     _failure: Exception | None = None
     _failing_since_s: float = 0.0

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from tiered.catalog.timer_refs import TimerRef
+from tiered.formats.keys import timer_key
 from tiered.formats.segment import EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
+from tiered.formats.timer_object import EncodedTimers
 from tiered.model.tables import GapReason
 from tiered.object_store.abandonment import Abandonment, abandonable
 from tiered.object_store.interface import Body
@@ -26,7 +27,7 @@ from uploader.cycle_draft import gap_reason, object_key
 from uploader.cycle_plan import CyclePlan
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch
-from uploader.timer_entries import encoded_timers
+from uploader.timer_entries import encoded_body, timer_entries
 
 IN_FLIGHT_MAX = 2
 
@@ -127,12 +128,13 @@ class CycleBuilder:
             encoded.append(segment)
             body = partial(self._body, encoded, len(encoded) - 1)
             puts.append(self._put_pool.submit(self._put, key, body, timeout_ms, abandonment))
-        timers = encoded_timers(cycle.plan.timers, batch.arena, context.max_delay_ms)
-        if timers is not None:
-            keys.append(TimerRef.of(timers, state.epoch, self._attempt).key)
-            timeout_ms = attempt_timeout_ms(context.policy, timers.size_bytes, cycle.failures)
+        timers = list[EncodedTimers]()
+        if (rows := cycle.plan.timers) is not None:
+            keys.append(timer_key(state.epoch, self._attempt))
+            entries = timer_entries(rows, batch.arena, context.max_delay_ms)
+            timeout_ms = attempt_timeout_ms(context.policy, entries.nbytes, cycle.failures)
             longest_ms = max(longest_ms, timeout_ms)
-            body = partial(list, timers.body)
+            body = partial(encoded_body, entries, rows.queues, timers)
             puts.append(self._put_pool.submit(self._put, keys[-1], body, timeout_ms, abandonment))
         cycle.attempt = Attempt(keys, encoded, puts, longest_ms / 1000, abandonment, timers, self._attempt)
         for put in puts:
@@ -176,7 +178,7 @@ class CycleBuilder:
         )  # fmt: skip
         self._in_flight.add_garbage(attempt.keys_that_may_exist())
         attempt.encoded.clear()
-        attempt.timers = None
+        attempt.timers.clear()
         cycle.attempt = None
         if isinstance(step, Stop):
             raise step.error

@@ -123,10 +123,9 @@ class CycleUploader:
         check = batch.log_check() or state.cursor.check
         place = CycleRange(state.epoch, state.cursor.history, batch.from_phys, batch.to_phys, check)
         draft = cycle_draft(cycle.plan, attempt.keys[: len(attempt.encoded)], attempt.encoded, place, batch)
-        timers = attempt.timers
         return replace(
             draft,
-            timers=() if timers is None else (TimerRef.of(timers, state.epoch, attempt.timers_number),),
+            timers=[TimerRef.of(timers, state.epoch, attempt.timers_number) for timers in attempt.timers],
             settings=with_known_hosts(draft.settings, state) | self._context.new_settings(state),
             state_objects=state_objects,
             pending_deletions=self._in_flight.pending_deletions(),

@@ -40,7 +40,7 @@ class TimerRef(NamedTuple):
     @property
     def key(self) -> str:
         """The object."""
-        return timer_key(self.begin_ms, self.end_ms, self.epoch, self.number)
+        return timer_key(self.epoch, self.number)
 
     @classmethod
     def of(cls, encoded: EncodedTimers, epoch: int, number: int) -> TimerRef:

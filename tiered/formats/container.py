@@ -79,8 +79,10 @@ def encode_container(
     tables: Mapping[str, Table],
     *,
     is_packed: bool = False,
+    level: int = 0,
 ) -> bytes:
-    """The bytes of a container; equal input gives equal bytes, so that a CRC identifies the content."""
+    """The bytes of a container; equal input gives equal bytes, so that a CRC identifies the content. ``level``
+    of zstd; 0: the usual one."""
     assert len(kind) == 8
     head = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
     parts = [struct.pack("<I", len(head)), head, struct.pack("<I", len(tables))]
@@ -97,7 +99,7 @@ def encode_container(
             parts += [np.ascontiguousarray(table[field]).tobytes() for field in table.dtype.names or ()]
     raw = b"".join(parts)
     compressor = zstandard.ZstdCompressor(
-        level=_PACKED_LEVEL if is_packed else 1, dict_data=_DICTIONARY if is_packed else None
+        level=level or (_PACKED_LEVEL if is_packed else 1), dict_data=_DICTIONARY if is_packed else None
     )
     stored, flags = compressor.compress(raw), _FLAG_ZSTD
     if len(stored) >= len(raw):

@@ -45,7 +45,7 @@ _SET_KEY = re.compile(
 _PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-(?P<version>\d{20})-(?P<epoch>\d{1,20})-[A-Za-z0-9_]+\Z")
 _STATE_KEY = re.compile(r"state/[A-Za-z0-9_]+-(?P<epoch>\d{1,20})-\d{1,20}-[A-Za-z0-9_]+\Z")
 _INDEX_KEY = re.compile(r"index/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,20})_[A-Za-z0-9_]+\.idx\Z")
-_TIMER_KEY = re.compile(r"timer/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,20})-\d{1,20}\Z")
+_TIMER_KEY = re.compile(r"timer/\d{20}-(?P<epoch>\d{1,20})\Z")
 _CATALOG_KEY = re.compile(r"catalog/(\d{20})\Z")
 _PART = re.compile(r"([^:]*):(\d{1,20}):(\d{1,20})\Z")
 _BATCH_ID = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
@@ -213,9 +213,9 @@ def index_key(begin_ms: int, end_ms: int, epoch: int, identity: str) -> str:
     return f"{INDEX_PREFIX}{max(0, begin_ms):013d}-{max(0, end_ms):013d}-{epoch}_{identity}.idx"
 
 
-def timer_key(begin_ms: int, end_ms: int, epoch: int, number: int) -> str:
-    """The key of an object of timers delivered in [begin, end] (ms since the epoch), made in ``epoch``."""
-    return f"{TIMER_PREFIX}{begin_ms:013d}-{end_ms:013d}-{epoch}-{number}"
+def timer_key(epoch: int, number: int) -> str:
+    """The key of an object of timers made in ``epoch``."""
+    return f"{TIMER_PREFIX}{number:020d}-{epoch}"
 
 
 def state_key(name: str, epoch: int, attempt: int, digest: str) -> str:

@@ -67,7 +67,7 @@ class TimerFooter:
 def sorted_entries(entries: Table) -> Table:
     """In the order of an object."""
     deliver_ms = np.ascontiguousarray(entries["deliver_ms"])
-    order = np.argsort(deliver_ms, kind="stable")
+    order = np.argsort(deliver_ms)
     is_equal = deliver_ms[order[1:]] == deliver_ms[order[:-1]]
     if is_equal.any():  # few, as a rule: three keys take three times as long
         among = np.append(is_equal, False) | np.append(False, is_equal)
@@ -85,7 +85,7 @@ def encode_timers(entries: Iterator[Table], queues: Sequence[QueueKey]) -> Encod
     hours: dict[int, int] = {}
     least = np.full(len(queues), 1 << 62, np.int64)
     for page in _pages(entries):
-        data = encode_container(PAGE_KIND, {}, {"entries": page}, is_packed=True)
+        data = encode_container(PAGE_KIND, {}, {"entries": page}, is_packed=True, level=1)
         body.append(data)
         pages.append((len(page), len(data), int(page["deliver_ms"][0]), int(page["deliver_ms"][-1])))
         found, counts = np.unique(page["deliver_ms"] // HOUR_MS, return_counts=True)
