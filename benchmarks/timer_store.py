@@ -21,8 +21,11 @@ def write_store(
     target: str = "orders",
     body_bytes: int = 256,
     file_bytes: int = 64 << 20,
+    first_ms: int = STORED_MS,
 ) -> None:
-    """``count`` timers, one a millisecond, with keys ``T<number>``, for ``target``; number -> time of delivery."""
+    """``count`` timers, one a millisecond from ``first_ms`` on, with keys ``T<number>``, for ``target``.
+
+    ``deliver_ms``: number -> time of delivery."""
     body = bytes(range(32, 96)) * (body_bytes // 64 + 1)
     body, name = body[:body_bytes], topic.encode()
     crc = zlib.crc32(body) & 0x7FFFFFFF
@@ -38,7 +41,7 @@ def write_store(
             parts.append(struct.pack(">iI", file_bytes - used, BLANK_MAGIC).ljust(file_bytes - used, b"\0"))
             (directory / "commitlog" / f"{phys - used:020d}").write_bytes(b"".join(parts))
             phys, used, parts = phys - used + file_bytes, 0, []
-        stored_ms = STORED_MS + number
+        stored_ms = first_ms + number
         head = struct.pack(">iIiiiqqiq", size, 0xDAA320A7, crc, 0, 0, number, phys, 0, stored_ms)
         middle = HOST + struct.pack(">q", stored_ms) + HOST + struct.pack(">iqi", 0, 0, len(body))
         parts.append(

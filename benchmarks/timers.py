@@ -151,7 +151,7 @@ def read_hour_s(files: TimerFiles, state: object, hour: int) -> float:
 def dequeue(work: Path, count: int, address: str) -> None:
     """``count`` timers that are due, to a broker."""
     now_ms = time.time_ns() // 1_000_000
-    write_store(work / "due", count, lambda number: now_ms + 600_000 + number // 100)
+    write_store(work / "due", count, lambda number: now_ms + 600_000 + number // 100, first_ms=now_ms)
     root = FileStore(work / "due-archive")
     archive(work / "due", root)
     store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))

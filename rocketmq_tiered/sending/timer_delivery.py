@@ -29,6 +29,7 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
+from tiered.errors import UnavailableError
 from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
@@ -42,11 +43,13 @@ SETTLE_S = 2.0
 """After a connection ends, the broker may still store what it had received."""
 BATCH = 4096
 PENDING_EVERY_S = 10.0
+REFUSED_LOGGED = 100
+"""Of a batch: a producer that is wrong sends many."""
 LATE_MS = 60_000
 """Timers that are later are said."""
 LATE_SAMPLES = 10_000
 CHUNK_BYTES = 64 << 20
-CHUNK_MAX, DOUBT_CHUNK = 2048, 256
+CHUNK_MAX, DOUBT_CHUNK = 1024, 256
 """Messages in memory; those that are queried by key before are sent while the claim is good."""
 Place = tuple[QueueKey, int]
 Postponed = tuple[Table, Sequence[QueueKey]]
@@ -114,6 +117,8 @@ class TimerDelivery:
         self._postponed: list[Postponed] = []
         self._settled_s: float | None = None
         """When the broker can be queried about rows in doubt."""
+        self._claim_s = 0.0
+        """When the present claim was begun."""
         self._sent: set[tuple[int, str]] = set()
         """Of the rows in doubt, those that were answered for."""
         self._batch = (
@@ -161,11 +166,11 @@ class TimerDelivery:
         if plan.is_doubt and not (self._is_due(plan.entries) and self._is_settled()):
             return False
         claims = _claims(plan.entries, is_doubt=plan.is_doubt)
-        until_s = self._monotonic_s() + CLAIM_S
+        self._claim_s = self._monotonic_s()
         if not self._commit(state, claims, plan.entries):
             return True  # other timers came in between: plan again
         try:
-            postponed = self._hand_over(plan.entries, until_s, is_doubt=plan.is_doubt)
+            postponed = self._hand_over(plan.entries, claims, is_doubt=plan.is_doubt)
         finally:
             self._settled_s = self._monotonic_s() + SETTLE_S
         self._over = {ref.key: ref.moved(ref.claimed, ref.claimed) for ref in claims}
@@ -206,6 +211,16 @@ class TimerDelivery:
             self._postponed.clear()
         return is_committed
 
+    def _renew(self, claims: Sequence[TimerRef]) -> None:
+        """Commit ``claims`` again before they end: sending takes long."""
+        now_s = self._monotonic_s()
+        if now_s - self._claim_s < CLAIM_S / 2:
+            return
+        draft = CommitDraft(CommitKind.MAINTENANCE, timers=claims)
+        if not self._commits.commit(lambda _newest: draft, Requirements(epoch=self._commits.state.epoch)):
+            raise UnavailableError("another writer owns the archive")
+        self._claim_s = now_s
+
     def _put_postponed(self, epoch: int) -> list[TimerRef]:
         if not self._postponed:
             return []
@@ -233,19 +248,22 @@ class TimerDelivery:
 
     # -- messages ---------------------------------------------------------------------------------------------
 
-    def _hand_over(self, entries: Entries, until_s: float, *, is_doubt: bool) -> list[Postponed]:
+    def _hand_over(self, entries: Entries, claims: Sequence[TimerRef], *, is_doubt: bool) -> list[Postponed]:
         """Send what is to be sent; what the broker refuses. Raises UnavailableError."""
         found, postponed, counts, size, at = sort_out(entries.table), list[Postponed](), self.counts, 64, 0
-        for row in found.refused:
-            counts.refused += 1
+        counts.refused += len(found.refused)
+        for row in found.refused[:REFUSED_LOGGED]:
             reason = Refusal(int(row["key_hash"])).text
             counts.problem = f"{_name(_place(entries, row))} is not delivered: {reason}"
             logger.error("timer refused: %s", counts.problem)
+        if len(found.refused) > REFUSED_LOGGED:
+            logger.error("%d more timers refused", len(found.refused) - REFUSED_LOGGED)
         while at < len(found.timers):
+            self._renew(claims)
             rows = found.timers[at : at + size]
             messages = self._read([_place(entries, row) for row in rows])
             sends, chosen = self._sends(entries, rows, messages, is_doubt=is_doubt)
-            refused = self._broker.send(sends, self._note, until_s)
+            refused = self._broker.send(sends, self._note, self._claim_s + CLAIM_S)
             for number, why in refused.items():
                 postponed.append((self._postponed_entry(chosen[number]), entries.queues))
                 counts.postponed += 1
