@@ -48,7 +48,7 @@ REFUSED_LOGGED = 100
 LATE_MS = 60_000
 """Timers that are later are said."""
 LATE_SAMPLES = 10_000
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES, CHUNK_S = 64 << 20, 1.0
 CHUNK_MAX, DOUBT_CHUNK = 1024, 256
 """Messages in memory; those that are queried by key before are sent while the claim is good."""
 Place = tuple[QueueKey, int]
@@ -260,6 +260,7 @@ class TimerDelivery:
             logger.error("%d more timers refused", len(found.refused) - REFUSED_LOGGED)
         while at < len(found.timers):
             self._renew(claims)
+            begun_s = self._monotonic_s()
             rows = found.timers[at : at + size]
             messages = self._read([_place(entries, row) for row in rows])
             sends, chosen = self._sends(entries, rows, messages, is_doubt=is_doubt)
@@ -274,7 +275,9 @@ class TimerDelivery:
             at += len(rows)
             byte_count = sum(len(message.data) for message in messages.values())
             most = DOUBT_CHUNK if is_doubt else CHUNK_MAX
-            size = max(16, min(most, len(rows) * CHUNK_BYTES // max(byte_count, 1)))
+            seconds = max(self._monotonic_s() - begun_s, 0.001)
+            in_time = int(len(rows) * CHUNK_S / seconds)
+            size = max(16, min(most, in_time, len(rows) * CHUNK_BYTES // max(byte_count, 1)))
         counts.cancelled += len(found.cancelled)
         counts.repeated += len(found.repeated)
         if len(found.timers) and (late_ms := self._clock_ms() - int(found.timers["deliver_ms"][0])) > LATE_MS:
