@@ -182,6 +182,7 @@ def run_compact_keys(options: argparse.Namespace) -> int:
             is_chosen = options.topic in (None, topic) and topic != settings.timers.topic
             return is_chosen and rule_of(topic).key_compaction
 
+        progress = Progress("compact-keys", as_text=size_text, quiet=options.json)
         report = compact_keys(
             lambda: session_of(options, "compact-keys"),
             archive,
@@ -189,6 +190,7 @@ def run_compact_keys(options: argparse.Namespace) -> int:
             is_keyed,
             apply=options.apply,
             spool=options.spool,
+            report=lambda what, done, total: progress.update(done, total, what),
         )
         if options.json:
             print_json(report.document())

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.compaction_job import rewrite_options
-from rocketmq_tiered.maintenance.key_job import IsKeyed, KeyCompactionReport
+from rocketmq_tiered.maintenance.key_job import IsKeyed, KeyCompactionReport, Report
 from rocketmq_tiered.maintenance.key_job import compact_keys as compact_keys_here
 from rocketmq_tiered.maintenance.key_queues import KeyedQueue
 from rocketmq_tiered.maintenance.key_rounds import KeyFigures, KeyPass, divided, queue_entries, surviving
@@ -78,6 +78,7 @@ def compact_keys(
     *,
     apply: bool = False,
     spool: str = "",
+    report: Report = lambda what, done, total: None,
     tasks: TaskRunner | None = None,
 ) -> KeyCompactionReport:
     """Compact the keys of topics that ``is_keyed``, or count what that would do. ``spool``: a directory of each worker.
@@ -96,6 +97,7 @@ def compact_keys(
         options,
         is_keyed,
         apply=apply,
+        report=report,
         write=writer.write,
         read=reader.read,
     )
