@@ -401,14 +401,14 @@ class World:
         random = self.random
         end_ms = START_MS + HOURS * HOUR_MS
         while self.clock.ms < end_ms:
-            if random.random() < 0.25 and len(self.asked) < 9:
+            if random.random() < 0.25 and len(self.asked) < 6:
                 self._is_inside = True
                 self._produce()
                 self._is_inside = False
             if not self.is_calm:
                 self._trouble()
             self._pass()
-            self.pass_time(random.choice([1.0, 30.0] if self.retries else [2.0, 300.0, 600.0, 600.0]))
+            self.pass_time(random.choice([1.0, 30.0] if self.retries else [2.0, 600.0, 600.0, 900.0]))
             self.retries = False
             self._land()
         self.is_calm, self.broker.away_until_s, self.broker.has_missing_topic = True, 0.0, True
