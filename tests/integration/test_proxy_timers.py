@@ -187,6 +187,7 @@ def python_producer(timers: Timers, proxy: RocketMqProxy) -> dict[str, int]:
         pytest.skip("the Python client cannot be installed")
     due_s = int(time.time()) + 14
     code = block("python").replace("proxy-host.example:8081", proxy.address).replace("reminders", GRPC_TOPIC)
+    code = code.replace("Credentials())", "Credentials(), request_timeout=20)")
     code = re.sub(r"int\(time\.time\(\)\) \+ [0-9* _]+", str(due_s), code)
     ran = subprocess.run(
         [place / "bin" / "python", "-c", code], capture_output=True, text=True, timeout=90, check=False

@@ -10,7 +10,8 @@ import org.apache.rocketmq.client.apis.producer.*;
 public class GrpcTimers {
     public static void main(String[] a) throws Exception {
         ClientServiceProvider provider = ClientServiceProvider.loadService();
-        ClientConfiguration configuration = ClientConfiguration.newBuilder().setEndpoints(a[0]).enableSsl(false).build();
+        ClientConfiguration configuration = ClientConfiguration.newBuilder().setEndpoints(a[0]).enableSsl(false)
+            .setRequestTimeout(java.time.Duration.ofSeconds(20)).build();
         Producer producer = provider.newProducerBuilder().setClientConfiguration(configuration).setTopics(a[1]).build();
         for (int i = 2; i < a.length; i++) {
             try {
