@@ -18,7 +18,7 @@ from tests.servers.child import free_port
 from tests.servers.store_directory import StoreDirectory
 from tests.servers.tiered_serve import tiered_serve
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
