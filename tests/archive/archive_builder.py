@@ -98,6 +98,11 @@ class ArchiveBuilder:
         """The newest version."""
         return self.writer.state
 
+    @property
+    def _history_phys(self) -> int:
+        histories = self.state.log_histories
+        return histories[-1].begin_phys if histories else 0
+
     def commit(
         self, messages: Sequence[Sent], *, as_set: bool = True, state_objects: Mapping[str, str] | None = None
     ) -> CatalogState:
@@ -210,7 +215,7 @@ class ArchiveBuilder:
             specs.append(replace(spec, queue=_number(own, queue), rows=rows))
         segment = build(own, specs, shuffle_seed=self._attempt)
         meta = SegmentMeta("cluster", "broker", self.state.epoch, self._attempt, self.state.cursor.history,
-                           self.state.version, from_phys, self._phys, NOW_MS, "test", 0)  # fmt: skip
+                           self.state.version, from_phys, self._phys, NOW_MS, "test", self._history_phys)  # fmt: skip
         encoded = encode_segment(meta, own, segment.runs, segment.rows, segment.arena, self._codec)
         if len(group) > 1:
             key = set_key(f"{from_phys:020d}", self.state.epoch, self._attempt)

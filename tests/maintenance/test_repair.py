@@ -11,11 +11,13 @@ from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, plan
 from tests.archive.queue_reader import QueueReader
 from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
+from tests.maintenance.keyed_scene import Table
 from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.garbage import referenced_by
 from tiered.errors import FencedError
 from tiered.formats.keys import catalog_key
 from tiered.model.queue import QueueKey
@@ -107,17 +109,18 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return made
 
 
-def kinds(scene: Scene) -> dict[str, list[tuple[str, int]]]:
+def kinds(store: ObjectStore) -> dict[str, list[tuple[str, int]]]:
     """Places to damage: (key, byte)."""
-    state, store = scene.state, scene.store
+    state = load(store)
     size = {info.key: info.size_bytes for info in store.list("")}
-    data = [key for key in scene.owner.keys if key in size] + [
-        key for key in size if key.startswith(("data/", "sets/")) and key not in scene.owner.keys
-    ]
+    named = referenced_by(store, state)
+    data = [key for key in size if key.startswith(("data/", "sets/")) and key in named]
     pages = sorted({page.key.partition(":")[0] for page in state.pages})
+    roots = [state.root.key, *(root.key for root in state.kept_roots)]
+    roots += [key for one in state.log_histories for key in (one.root, one.hidden) if key]
     return {
         "commit": [(catalog_key(one), size[catalog_key(one)] // 2) for one in range(1, state.version + 1)],
-        "root": [(root.key, size[root.key] // 2) for root in (state.root, *state.kept_roots)],
+        "root": [(key, size[key] // 2) for key in dict.fromkeys(roots)],
         "page": [(key, size[key] // 2) for key in pages],
         "list": [(one.key, size[one.key] // 2) for one in state.deletion_lists],
         "tail": [(key, size[key] - 60) for key in data],
@@ -125,27 +128,27 @@ def kinds(scene: Scene) -> dict[str, list[tuple[str, int]]]:
     }
 
 
-def flipped_and_repaired(scene: Scene, kind: str, key: str, position: int) -> None:
+def flipped_and_repaired(source: MemoryStore, truth: Truth, kind: str, place: tuple[str, int]) -> None:
     """One flipped bit."""
-    store = clone(scene.store)
-    flip(store, key, position)
+    store = clone(source)
+    flip(store, *place)
     repair = repaired(store)
-    check(store, truth_of(scene), repair)
+    check(store, truth, repair)
     if kind != "block":
-        assert repair.lost == [], (key, repair.lost[:3], repair.notes)
+        assert repair.lost == [], (place, repair.lost[:3], repair.notes)
 
 
 @pytest.mark.parametrize("kind", sweep(KINDS, fast=["commit", "block"], rest="integration"))
 def test_one_flipped_bit(scene: Scene, kind: str) -> None:
-    places = kinds(scene)[kind]
-    flipped_and_repaired(scene, kind, *random.choice(places[-8:]))
+    places = kinds(scene.store)[kind]
+    flipped_and_repaired(scene.store, truth_of(scene), kind, random.choice(places[-8:]))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_flipped_bit_anywhere(scene: Scene, kind: str) -> None:
-    for key, position in kinds(scene)[kind]:
-        flipped_and_repaired(scene, kind, key, position)
+    for place in kinds(scene.store)[kind]:
+        flipped_and_repaired(scene.store, truth_of(scene), kind, place)
 
 
 def test_a_paused_writer_cannot_commit(scene: Scene) -> None:
@@ -182,3 +185,39 @@ def test_a_catalog_that_is_gone(scene: Scene, gone: str) -> None:
     repair = repaired(store)
     assert repair.lost == [], (repair.lost[:3], repair.notes)
     check(store, truth_of(scene), repair)
+
+
+@pytest.fixture(scope="module")
+def aged(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """An archive after key compaction, cuts of the log, object compaction and expiry."""
+    table = Table(tmp_path_factory.mktemp("aged"), seed=7)
+    table.write(20)
+    table.compact()
+    table.write(8)
+    table.cut_log()
+    table.write(12)
+    table.join()
+    table.expire()
+    table.write(6)
+    table.cut_log()
+    table.write(5)
+    return table
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["commit", "root", "page", "tail", "block"])
+def test_one_flipped_bit_in_an_aged_archive(aged: Table, kind: str) -> None:
+    truth = messages(aged.store)
+    for place in kinds(aged.store)[kind]:
+        flipped_and_repaired(aged.store, truth, kind, place)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("gone", ["catalog/", BOTH])
+def test_an_aged_archive_whose_catalog_is_gone(aged: Table, gone: str) -> None:
+    """What had expired may be visible again, until it expires again."""
+    truth, store = messages(aged.store), clone(aged.store)
+    store.delete([info.key for prefix in gone.split() for info in store.list(prefix)])
+    repair = repaired(store)
+    assert repair.lost_messages == 0 or gone == BOTH, repair.lost
+    check(store, truth, repair)

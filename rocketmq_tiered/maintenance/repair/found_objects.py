@@ -116,32 +116,49 @@ def adopt(
         {} if wanted is None else {queue: [*spans] for queue, spans in wanted.items()}
     )
     taken: dict[QueueKey, list[tuple[int, int, RowTable]]] = {}
-    for one in sorted(objects, key=lambda one: one.rank, reverse=True):
-        end_phys = ends.get(one.index.meta.log_history, FOREVER)
-        for number in range(len(one.index)):
-            queue = one.index.queue_of(number)
-            spans = left.setdefault(queue, [(0, FOREVER)]) if wanted is None else left.get(queue, [])
-            run = _catalog_run(one.index, number)
-            if not any(
-                low < run["end_queue_offset"] and run["base_queue_offset"] < high for low, high in spans
-            ):
-                if not _agrees(one.index, number, taken.get(queue, [])):
-                    adopted.quarantined.add(one.key)
-                continue
-            try:
-                rows = one.index.row_columns(number)
-            except CorruptionError:
-                adopted.quarantined.add(one.key)
-                continue
-            if not _agrees(one.index, number, taken.get(queue, [])):
-                adopted.quarantined.add(one.key)
-            for piece in _cut(run, rows, spans, end_phys):
-                adopted.runs.append((queue, one, piece))
-                low, high = int(piece["base_queue_offset"]), int(piece["end_queue_offset"])
-                left[queue] = spans = [part for span in spans for part in _without(span, (low, high))]
-                if wanted is None:
-                    taken.setdefault(queue, []).append((low, high, rows))
+    ranked = sorted(objects, key=lambda one: one.rank, reverse=True)
+    every = [(one, number) for one in ranked for number in range(len(one.index))]
+    # Entries of LMQs come last: they need their messages.
+    for one, number in sorted(
+        every, key=lambda item: int(item[0].index.runs["kind"][item[1]]) == RunKind.LMQ
+    ):
+        queue, run = one.index.queue_of(number), _catalog_run(one.index, number)
+        spans = left.setdefault(queue, [(0, FOREVER)]) if wanted is None else left.get(queue, [])
+        if not _agrees(one.index, number, taken.get(queue, [])):
+            adopted.quarantined.add(one.key)
+        if not any(low < run["end_queue_offset"] and run["base_queue_offset"] < high for low, high in spans):
+            continue
+        try:
+            rows = one.index.row_columns(number)
+        except CorruptionError:
+            adopted.quarantined.add(one.key)
+            continue
+        current = rows.phys + rows.size <= ends.get(one.index.meta.log_history, FOREVER)
+        if wanted is None and run["kind"] == RunKind.LMQ:
+            current &= _has_parents(one.index, rows, taken)
+        for piece in _cut(run, rows, spans, current):
+            adopted.runs.append((queue, one, piece))
+            low, high = int(piece["base_queue_offset"]), int(piece["end_queue_offset"])
+            left[queue] = [part for span in left[queue] for part in _without(span, (low, high))]
+            if wanted is None:
+                taken.setdefault(queue, []).append((low, high, rows))
     return adopted
+
+
+def _has_parents(
+    index: SegmentIndex, rows: RowTable, taken: Mapping[QueueKey, list[tuple[int, int, RowTable]]]
+) -> NDArray[np.bool_]:
+    """Which entries of an LMQ refer to rows that are there."""
+    found = np.zeros(len(rows), bool)
+    for number in np.unique(rows.parent).tolist():
+        for low, high, parents in taken.get(index.queues[number], []):
+            mine = (
+                (rows.parent == number)
+                & (rows.parent_queue_offset >= low)
+                & (rows.parent_queue_offset < high)
+            )
+            found |= mine & np.isin(rows.phys, parents.phys)
+    return found
 
 
 def _catalog_run(index: SegmentIndex, number: int) -> np.void:
@@ -149,23 +166,21 @@ def _catalog_run(index: SegmentIndex, number: int) -> np.void:
     return run
 
 
-def _cut(run: np.void, rows: RowTable, spans: list[Span], end_phys: int) -> Iterator[np.void]:
-    """The parts of ``run`` that are wanted, below ``end_phys``."""
+def _cut(run: np.void, rows: RowTable, spans: list[Span], is_current: NDArray[np.bool_]) -> Iterator[np.void]:
+    """The parts of ``run`` that are wanted and current."""
     begins, stops = _bounds(run, rows)
-    is_current = rows.phys + rows.size <= end_phys
     for low, high in spans:
         inside = np.flatnonzero(
             is_current & (stops > low) & (begins < high) & (begins >= low) & (stops <= high)
         )
         if int(run["kind"]) == RunKind.SPARSE:  # what a row spans before it may be there already
             inside = np.flatnonzero(is_current & (stops - 1 >= low) & (stops - 1 < high))
-        if not len(inside):
-            continue
-        piece = cut_run(run, rows, int(inside[0]), int(inside[-1]) + 1)
-        if int(run["kind"]) == RunKind.SPARSE:
-            piece["base_queue_offset"] = max(low, int(piece["base_queue_offset"]))
-            piece["end_queue_offset"] = min(high, int(piece["end_queue_offset"]))
-        yield piece
+        for part in np.split(inside, np.flatnonzero(np.diff(inside) != 1) + 1) if len(inside) else ():
+            piece = cut_run(run, rows, int(part[0]), int(part[-1]) + 1)
+            if int(run["kind"]) == RunKind.SPARSE:
+                piece["base_queue_offset"] = max(low, int(piece["base_queue_offset"]))
+                piece["end_queue_offset"] = min(high, int(piece["end_queue_offset"]))
+            yield piece
 
 
 def _bounds(run: np.void, rows: RowTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
