@@ -207,6 +207,7 @@ def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
         histories = ()
         if state.log_histories:
             repair.unknown.append("what earlier log histories hid")
+            repair.survey.is_chain_whole = False  # it cannot be followed past their begins
     bad = {anomaly.key for anomaly in check_timers(store, state, full=True)[0]}
     bad |= {ref.key for ref in state.timers if not _exists(store, ref.key)}
     for key in sorted(bad):
