@@ -99,9 +99,9 @@ class ProxyService(RelayService[ProxyClient]):
         self._published = Published(config.broker, config.advertise)
         # A limit of its own: a hanging broker does not hold up routes.
         self._name_servers = NameServers(config.name_servers, InflightLimit(), config.tls)
-        self.timers = config.timers and TimerGateway(
-            config.timers, config.broker, self.accepted, self.counters.timers
-        )
+        self.timers: TimerGateway | None = None
+        if config.timers is not None:
+            self.timers = TimerGateway(config.timers, config.broker, self.accepted, self.counters.timers)
         self._is_loopback_logged = False
         self.table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(
             self._route
