@@ -32,6 +32,7 @@ from tiered.formats.keys import (
     page_key,
     set_key,
     state_key,
+    timer_key,
 )
 from tiered.model.queue import QueueKey
 from tiered.object_store.create_race import TRIAL_PREFIX, TRIAL_SUFFIX
@@ -333,7 +334,7 @@ def test_collector_may_delete_garbage_only() -> None:
     """Also for a broker named like a folder of an archive."""
     garbage = [
         data_key(QueueKey("orders", 0, 0), 0, epoch=3, attempt=1), set_key("0001_2", epoch=3, attempt=1),
-        page_key("root", 9, 3, "id"), index_key(0, 1, 3, "id"), state_key("topics", 3, 1, "digest"),
+        page_key("root", 9, 3, "id"), index_key(0, 1, 3, "id"), state_key("topics", 3, 1, "digest"), timer_key(3, 1),
     ]  # fmt: skip
     assert {f"{key.split('/')[0]}/" for key in garbage} == set(COLLECTED)
     kept = [catalog_key(9), f"{SERVE_PREFIX}{9:020}", f"{SERVE_PREFIX}retry/{9:020}"]
