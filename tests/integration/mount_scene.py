@@ -152,11 +152,11 @@ class MountScene:
         return {broker: row["node"] for broker, row in self.mounted().items()}
 
     def consumer(
-        self, mode: str, group: str, topic: str, flags: Sequence[str] = (), idle_s: int = 400
+        self, mode: str, group: str, topic: str, flags: Sequence[str] = (), failures: int = 0
     ) -> Path:
-        """Start a Java consumer; returns its output."""
+        """Start a Java consumer, which gives each message back ``failures`` times; returns its output."""
         output = self.directory / f"{group}.txt"
-        arguments = self.name_server, mode, group, topic, "*", "100000000", str(idle_s), str(output)
+        arguments = self.name_server, mode, group, topic, "*", "100000000", "400", str(output), str(failures)
         command = java_command(self.version, self.directory, "Consume", *arguments, flags=flags)
         with output.with_suffix(".out").open("ab") as log:
             self.children.append(subprocess.Popen(command, stdout=log, stderr=log))
