@@ -232,7 +232,7 @@ class GroupLog:
     def _check_newest(self) -> None:
         key = snapshot_key(self._last.version)
         if newest_key(self._store) not in (None, key):
-            self._remove([self._last.version])
+            # Its version stays: an owner that sleeps since before must find it.
             raise FencedError("another server has taken over the consumer groups")
 
     def _remove(self, versions: Sequence[int]) -> None:
