@@ -145,6 +145,7 @@ def test_one_flipped_bit(scene: Scene, kind: str) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_flipped_bit_anywhere(scene: Scene, kind: str) -> None:
     for place in kinds(scene.store)[kind]:
@@ -205,6 +206,7 @@ def aged(tmp_path_factory: pytest.TempPathFactory) -> Table:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["commit", "root", "page", "tail", "block"])
 def test_one_flipped_bit_in_an_aged_archive(aged: Table, kind: str) -> None:
     truth = messages(aged.store)
