@@ -158,9 +158,11 @@ class AcceptedAccounts:
         UnavailableError."""
         is_v1 = "topic" in command.ext_fields
         code = RequestCode.SEND_MESSAGE if is_v1 else RequestCode.SEND_MESSAGE_V2
-        needed = "defaultTopicQueueNums" if is_v1 else "d"
-        # Renamed, so that nothing is sent. The order of the fields is the same, and their names are not signed.
-        fields = {f"{name}_" if name == needed else name: value for name, value in command.ext_fields.items()}
+        before, number = ("defaultTopic", "defaultTopicQueueNums") if is_v1 else ("c", "d")
+        # Renamed, so that nothing is sent: a name in place of a number, as 4.9 sends without one. The order of the
+        # fields is the same, and their names are not signed.
+        names = {before: number, number: f"{number}_"}
+        fields = {names.get(name, name): value for name, value in command.ext_fields.items()}
         return await _refusal(replace(command, code=int(code), ext_fields=fields), upstream)
 
     async def _refusal_to_administrate(

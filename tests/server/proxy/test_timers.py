@@ -248,7 +248,7 @@ def test_beside_access_control_the_broker_judges_the_client_and_the_sidecars_acc
         text = properties(TIMER_DELIVER_MS=at(60))
         assert (await sent(client, text, AccessKey="client", Signature="s")).code == 0
         judged, gateway = [one for one in made.broker.seen if one.code == 310]
-        assert judged.ext_fields["AccessKey"] == "client" and "d" not in judged.ext_fields
+        assert judged.ext_fields["AccessKey"] == "client" and judged.ext_fields["d"] == "TBW102"
         assert gateway.ext_fields["AccessKey"] == "sidecar" and gateway.ext_fields["b"] == "TIERED_TIMERS"
         made.broker.answers[310] = Response(16, remark="no PUB on T")
         answer = await sent(client, text, AccessKey="client", Signature="s")
