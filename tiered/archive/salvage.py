@@ -403,7 +403,7 @@ def _add_logged(log: CommitLog, found: Salvage) -> None:
             continue
         data = np.empty(min(length, file.end_phys - phys), np.uint8)
         try:
-            got = log.read_into(memoryview(data), phys)
+            got = log.read_into(data.data, phys)
         except UnavailableError:
             return
         table, columns = QueueTable(), RecordColumns()
