@@ -146,13 +146,12 @@ def _last_record(store: ObjectStore, objects: Sequence[FoundObject], phys: int) 
     """CRC32C of the last archived record below ``phys``."""
     best: tuple[int, FoundObject, int, int] | None = None
     for one in objects:
-        for number in np.flatnonzero(
-            (one.index.runs["min_phys"] < phys) & (one.index.runs["kind"] != RunKind.LMQ)
-        ):
-            rows = one.index.row_columns(int(number))
+        is_candidate = (one.index.runs["min_phys"] < phys) & (one.index.runs["kind"] != RunKind.LMQ)
+        for number in np.flatnonzero(is_candidate).tolist():
+            rows = one.index.row_columns(number)
             below = np.flatnonzero(rows.phys + rows.size <= phys)
             if len(below) and (best is None or int(rows.phys[below[-1]]) > best[0]):
-                best = int(rows.phys[below[-1]]), one, int(number), int(below[-1])
+                best = int(rows.phys[below[-1]]), one, number, int(below[-1])
     if best is None:
         return NO_CHECK
     begin, one, number, row = best

@@ -53,6 +53,7 @@ from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import NO_ROOT, REPAIRED, CatalogState, Owner, RootRef
 from tiered.errors import FencedError, NotFoundError
 from tiered.formats.keys import catalog_key, object_of, page_key
+from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
@@ -246,7 +247,7 @@ def _is_list(store: ObjectStore, listed, report: VerifyReport) -> bool:  # type:
 
 def _is_table(store: ObjectStore, name: str, key: str, report: VerifyReport) -> bool:
     try:
-        decode_state(store.get(key), name, source=key)
+        decode_state(store.get(key, stored_bytes_max()), name, source=key)
     except DAMAGE as error:
         report.add(AnomalyKind.DAMAGED, key, error.message)
         return False

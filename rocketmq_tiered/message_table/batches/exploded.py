@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rocketmq_tiered.message_table.scan.row_chunk import RowChunk
 from tiered.errors import CorruptionError
@@ -74,7 +73,7 @@ def _with_items(chunk: RowChunk, found: dict[int, list[tuple[int, InnerMessage, 
     counts[list(found)] = [len(items) for items in found.values()]
     first = np.cumsum(counts) - counts
     wide = chunk.taken(np.repeat(np.arange(len(chunk)), counts))
-    columns: dict[str, NDArray[Any]] = {
+    columns: dict[str, Any] = {
         name: np.array(getattr(wide, name))
         for name in ("queue_offset", "inner_num", "size", "tags_code", "starts")
     }
