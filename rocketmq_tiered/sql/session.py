@@ -110,8 +110,8 @@ class SqlSession:
             return UsageError(text.splitlines()[0], hint=hint)
         lines = [line.strip() for line in text.split("\n\nLINE ", maxsplit=1)[0].splitlines() if line.strip()]
         quoted = [topic for topic in topics if not topic.isidentifier() and topic in text]
-        in_quotes = f'write "{quoted[0]}" in double quotes' if quoted else None
-        return UsageError(" ".join(lines), hint=in_quotes)
+        how_to_quote = f'write "{quoted[0]}" in double quotes' if quoted else ""
+        return UsageError(" ".join(lines), hint=how_to_quote)
 
     def _failed(self, error: TieredError) -> None:
         self._failure = error
