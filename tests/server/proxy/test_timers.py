@@ -105,7 +105,7 @@ def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one(
     properties(TIMER_DELAY_SEC=3 * 86_400), properties(TIMER_DELIVER_MS=at(-1)), properties(color="TIMER_DELAY_SEC"),
     properties(DELAY=3, TIMER_DELIVER_MS=at(60)), properties(TIMER_OUT_MS=5, TIMER_DELIVER_MS=at(60)),
     properties(TIMER_DELAY_SEC=5, TIMER_DELIVER_MS=at(60)),
-])  # fmt: skip
+], ids=["near", "past", "a value", "a delay level", "TIMER_OUT_MS", "two times"])  # fmt: skip
 def test_what_the_broker_takes_is_relayed_unchanged(text: str) -> None:
     async def story(made: Scene, client: Client) -> None:
         assert (await sent(client, text)).code == 0
@@ -131,7 +131,7 @@ def test_a_broker_without_timers_gets_none(config: bytes) -> None:
     (properties(TIMER_DELIVER_MS="soon"), "0", "TIMER_DELIVER_MS = soon is not a number of ms"),
     (properties(TIMER_DELAY_SEC="9" * 30), "0", f"TIMER_DELAY_SEC = {'9' * 30} is not a number of s"),
     (properties(TIMER_DELAY_SEC=5), "4", "a transactional message cannot be a timer: remove one of both"),
-])  # fmt: skip
+], ids=["too far", "no number", "too large", "transaction"])  # fmt: skip
 def test_what_cannot_be_delivered_is_refused_in_one_line(text: str, sys_flag: str, remark: str) -> None:
     async def story(made: Scene, client: Client) -> None:
         answer = await sent(client, text, f=sys_flag)
