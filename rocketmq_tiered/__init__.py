@@ -12,7 +12,10 @@
 from typing import TYPE_CHECKING
 
 from rocketmq_tiered.own_packages import check_own_packages
-from tiered.lazy_names import lazy_names
+
+check_own_packages()
+
+from tiered.lazy_names import lazy_names  # noqa: E402 - only now is it known to be ours
 
 if TYPE_CHECKING:
     from fetcher.archive import Queue
@@ -39,8 +42,6 @@ if TYPE_CHECKING:
     from tiered.formats.record import InnerMessage
     from tiered.settings.load import load_settings
     from tiered.settings.sections import Settings
-
-check_own_packages()
 
 __all__ = [
     "AccessDeniedError", "Archive", "AsyncArchive", "AsyncQueue", "Boundary", "CorruptionError", "InnerMessage",

@@ -368,7 +368,7 @@ def test_status_says_what_gc_has_not_deleted_and_since_when(run: Run, own_archiv
 
 def test_verify_says_clean_and_counts(run: Run, archive: str) -> None:
     code, out, _ = run("verify", archive, "--full")
-    assert code == 0 and ": clean" in out and "rows 18,004" in out
+    assert code == 0 and ": clean" in out and "messages 18,004" in out
     document = json.loads(run("verify", archive, "--full", "--json")[1])
     assert (document["ok"], document["anomalies"], document["leftovers"]) == (True, [], [])
 
@@ -431,7 +431,7 @@ def test_an_archive_whose_newest_root_is_damaged_is_read_named_and_healed(
         shutil.copy(killed / "store" / "commitlog" / file.name, file)
     assert run(*command)[0] == 0
     code, out, _ = run("verify", url, "--full")
-    assert code == 0 and ": clean" in out and "rows 18,004" in out, out
+    assert code == 0 and ": clean" in out and "messages 18,004" in out, out
 
 
 def test_a_missing_object_is_an_anomaly_not_an_empty_answer(run: Run, own_archive: tuple[str, Path]) -> None:

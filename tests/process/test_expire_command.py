@@ -79,7 +79,7 @@ def test_a_pass_is_a_dry_run_and_stops_at_a_large_share(run: Run, url: str) -> N
     code, _, error = run("cat", url, "--all", "--at-version", version)
     assert code == 3 and f"version {version} of the archive is no longer whole" in error
     code, out, _ = run("verify", url, "--full", "--strict")
-    assert code == 0 and "rows 0" in out
+    assert code == 0 and "messages 0" in out
     assert not data_objects(url)
 
 

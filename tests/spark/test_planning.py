@@ -133,10 +133,11 @@ def test_actions_on_one_dataframe_see_one_version(
 
 def test_options_are_checked() -> None:
     good = parse_options({
-        "path": "s3://b/p", "Topic": "a, b*", "MODE": "permissive", "source": "STORE", "partitionbytes": str(MIB),
+        "path": "s3://b/p", "Topic": "a, b*", "MODE": "permissive", "partitionbytes": str(MIB),
         "accessKey": "A", "secretKey": "S", "startingOffsets": "timestamp", "startingTimestamp": "20261121",
     })  # fmt: skip
-    assert (good.topics, good.mode, good.source) == (("a", "b*"), Mode.PERMISSIVE, Source.STORE)
+    assert (good.topics, good.mode, good.source) == (("a", "b*"), Mode.PERMISSIVE, Source.ARCHIVE)
+    assert parse_options({"path": "/x", "source": "STORE"}).source is Source.STORE
     dated = parse_options({"path": "p", "since": "2026-11-21T02:21:48.020Z", "until": "1795227708021"})
     assert (dated.since_ms, dated.until_ms) == (1795227708020, 1795227708021)
     assert good.wants("bcd") and not good.wants("c")

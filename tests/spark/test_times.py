@@ -16,6 +16,8 @@ from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, pla
 from rocketmq_tiered.spark import read
 from rocketmq_tiered.spark.jobs.export import export
 from rocketmq_tiered.spark.jobs.stats import stats
+from tests.spark.jobs.export_runs import NO_SPARK
+from tests.spark.jobs.inline_tasks import InlineTasks
 from tiered.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def test_messages_outside_the_range_are_not_planned(small_archive: Path) -> None
 def test_exports_and_streams_refuse_time_ranges(small_archive: Path, tmp_path: Path) -> None:
     dated = parse_options({"path": f"file://{small_archive}", "since": "2026-01-01"})
     with pytest.raises(UsageError, match="export does not take since"):
-        export(None, dated, f"file://{tmp_path}")  # type: ignore[arg-type]
+        export(NO_SPARK, dated, f"file://{tmp_path}", tasks=InlineTasks())
 
 
 NUMBERS = st.dictionaries(

@@ -10,6 +10,7 @@ from rocketmq_tiered.export.export_job import DELTA, PARQUET
 from rocketmq_tiered.spark.jobs.delta_table import DELTA_PACKAGE, delta_conf, s3a_settings
 from rocketmq_tiered.spark.jobs.export import export
 from tests.spark.jobs.export_runs import NO_SPARK, source
+from tests.spark.jobs.inline_tasks import InlineTasks
 from tiered.errors import UsageError
 from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
@@ -40,7 +41,7 @@ def test_targets_inside_the_archive_or_in_memory_are_refused(tmp_path: Path, for
     archive = source(tmp_path / "archive")
     for target in (archive.path, f"{archive.path}/table", f"{archive.path}//x/../table"):
         with pytest.raises(UsageError, match="is inside the archive"):
-            export(NO_SPARK, archive, target, format=format)
+            export(NO_SPARK, archive, target, format=format, tasks=InlineTasks())
     with pytest.raises(UsageError, match="tables cannot be written there"):
         export(NO_SPARK, archive, "memory://table", format=format)
 
