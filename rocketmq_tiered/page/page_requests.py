@@ -60,7 +60,9 @@ WAIT_S = 10.0
 TARGET_CHARS_MAX = 8192
 FIELDS_MAX = 20
 _STATIC = "/page/"
-_NEEDS_TOKEN = "Clients need an account here, so messages are shown only with a token: set admin.token_file."
+_HIDDEN_MESSAGES = (
+    "Clients need an account here, so messages are shown only with a token: set admin.token_file."
+)
 _BUSY = "all pages wait for the object store: try again"
 
 
@@ -262,7 +264,7 @@ class AdminPages:
 
     def _messages(self, fields: Mapping[str, str]) -> _Page:
         if self._token is None and self._process.has_accounts():
-            return _Page("Messages", notice(_NEEDS_TOKEN, is_problem=False), 403)
+            return _Page("Messages", notice(_HIDDEN_MESSAGES, is_problem=False), 403)
         contents = self._archive.contents().value
         search, code, problem = Search(), 200, Html()
         found: list[Message] = []
@@ -282,7 +284,7 @@ class AdminPages:
         problem, hours = unread(self._archive.contents()), self._archive.timers()
         try:
             if key and self._token is None and self._process.has_accounts():
-                problem, code = notice(_NEEDS_TOKEN, is_problem=False), 403
+                problem, code = notice(_HIDDEN_MESSAGES, is_problem=False), 403
             elif key:
                 topic = self._settings.settings.timers.topic
                 found = self._searched(lambda: find_timers(self._archive.access(), topic, key))

@@ -18,7 +18,7 @@ class MountSettings:
     advertise: str = setting(
         "", "host in routes, to which clients connect; empty: this machine's", restart=True
     )
-    bind: str = setting("0.0.0.0", "host to listen on", restart=True)
+    bind: str = setting("127.0.0.1", "host to listen on; 0.0.0.0: all of this machine", restart=True)
     first_port: int = setting(
         10_940,
         "first of the ports, one for each mounted broker; 0: any free ones",
