@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,16 +125,6 @@ def test_errors_say_what_to_do(orders: str, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.raises(UsageError, match=re.escape("pip install 'rocketmq-tiered[sql]'")),
     ):
         archive.sql("SELECT 1")
-
-
-def test_an_interrupted_statement_is_an_interrupt(orders: str) -> None:
-    with rocketmq_tiered.open(orders) as archive:
-        session = archive.session()
-        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt), session.errors():
-            session.connection.execute("SELECT count(*) FROM range(100000000) a, range(1000000) b").fetchall()
-        timer.join()
 
 
 def test_damage_is_an_error_of_its_own_kind(archive_k: str, tmp_path: Path) -> None:
