@@ -38,34 +38,6 @@ MORE = 16
 """So many times more are searched for the latest message if none had exactly its key."""
 
 
-def open_archive(
-    url: str | PathLike[str],
-    *,
-    cluster: str = "",
-    broker: str = "",
-    settings: Settings | None = None,
-    version: int | None = None,
-    history: int | None = None,
-) -> Archive:
-    """The archive at ``url``, or in the local directory at a path; names are optional if there is only one.
-    ``version``: as it was then; reads raise SnapshotExpiredError once objects of that version are deleted.
-    ``history``: only messages of that log history that a truncated or replaced log took out of the visible offsets.
-
-    Raises NotFoundError if there is none, UsageError listing the names when there are several.
-    """
-    settings = settings or Settings()
-    return Archive(
-        open_access(
-            url_of(url),
-            cluster=cluster,
-            broker=broker,
-            settings=settings,
-            version=version,
-            history=history,
-        )
-    )
-
-
 class Archive:
     """One broker's archive. Threads may share it. Close it, or use it as a context manager: then names and
     bounds stay available, and reads raise UsageError."""
@@ -73,6 +45,35 @@ class Archive:
     def __init__(self, access: ArchiveAccess) -> None:
         self.access = access
         """Its parts, for programs that need more than this class offers."""
+
+    @classmethod
+    def open(
+        cls,
+        url: str | PathLike[str],
+        *,
+        cluster: str = "",
+        broker: str = "",
+        settings: Settings | None = None,
+        version: int | None = None,
+        history: int | None = None,
+    ) -> Self:
+        """The archive at ``url``, or in the local directory at a path; names are optional if there is only one.
+        ``version``: as it was then; reads raise SnapshotExpiredError once objects of that version are deleted.
+        ``history``: only messages of that log history that a truncated or replaced log took out of the visible offsets.
+
+        Raises NotFoundError if there is none, UsageError listing the names when there are several.
+        """
+        settings = settings or Settings()
+        return cls(
+            open_access(
+                url_of(url),
+                cluster=cluster,
+                broker=broker,
+                settings=settings,
+                version=version,
+                history=history,
+            )
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -156,6 +157,9 @@ class Archive:
     def find_by_id(self, offset_msg_id: str) -> Message | None:
         """The message with the broker's offsetMsgId, or None."""
         return _answer(self.access, self.access.find_by_id(offset_msg_id))
+
+
+open_archive = Archive.open
 
 
 def _answer(access: ArchiveAccess, question: Coroutine[Any, Any, T]) -> T:

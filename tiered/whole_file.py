@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from tiered.errors import (
@@ -34,6 +35,18 @@ def save_whole(path: Path, content: bytes | memoryview) -> None:
         replace_whole(path, content)
     except OSError as error:
         raise file_error(error, path) from error
+
+
+def writer_of(path: Path) -> Callable[[bytes], None]:
+    """A function that replaces ``path`` as a whole. It raises UnavailableError."""
+
+    def write(content: bytes) -> None:
+        try:
+            replace_whole(path, content)
+        except OSError as error:
+            raise UnavailableError(f"cannot write {path}: {error.strerror}") from error
+
+    return write
 
 
 def sync_directory(directory: str | Path) -> None:

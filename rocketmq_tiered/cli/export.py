@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rocketmq_tiered import export as tables
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
@@ -21,6 +22,9 @@ from tiered.errors import CorruptionError, UsageError
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
+
+if TYPE_CHECKING:
+    from rocketmq_tiered.export.export_job import ExportReport
 
 PARQUET, ICEBERG = "parquet", "iceberg"
 DEFAULT_TABLE = "rocketmq.messages"
@@ -73,7 +77,12 @@ def execute(options: argparse.Namespace) -> int:
             write = tables.IcebergWriter(catalog, options.table, parts)
         progress_of_batches = tables.ExportProgress(target_store)
         report = tables.ExportJob(source, options.target, options.format, progress_of_batches, write).run()
-    if options.json:
+    return print_report(report, as_json=options.json)
+
+
+def print_report(report: ExportReport, *, as_json: bool) -> int:
+    """Print what an export did; returns its exit code."""
+    if as_json:
         print_json(camel_names(asdict(report)))
     else:
         print_lines(*report.lines())

@@ -18,7 +18,7 @@ from tiered.console import camel_names, print_json, print_lines
 from tiered.errors import UnavailableError, UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.quantities import byte_count
-from tiered.whole_file import replace_whole
+from tiered.whole_file import writer_of
 
 EXIT_ANOMALIES = 1
 
@@ -66,18 +66,12 @@ def _progress_in(path: Path | None, url: str) -> VerifyProgress:
     if path is None:
         return VerifyProgress(url)
 
-    def write(document: bytes) -> None:
-        try:
-            replace_whole(path, document)
-        except OSError as error:
-            raise UnavailableError(f"cannot write {path}: {error.strerror}") from error
-
     try:
         document = path.read_bytes() if path.exists() else None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     try:
-        return VerifyProgress(url, document, write)
+        return VerifyProgress(url, document, writer_of(path))
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
 

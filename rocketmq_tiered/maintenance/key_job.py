@@ -8,7 +8,7 @@ from typing import Any
 
 from rocketmq_tiered.maintenance.compaction_job import limits_of
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
-from rocketmq_tiered.maintenance.key_queues import OLD, KeyedQueue, Waiting, page_ranges, survey
+from rocketmq_tiered.maintenance.key_queues import OLD, KeyedQueue, Waiting, keyed_queues, page_ranges
 from rocketmq_tiered.maintenance.key_rounds import (
     KeyFigures,
     KeyPass,
@@ -184,7 +184,7 @@ class KeyCompaction:
         before_ms = self._store.clock_ms() - own.min_age_ms
         self._before_version = settled_version(self._store, state.version, before_ms) + 1
         limits = limits_of(self._settings)
-        found = survey(
+        found = keyed_queues(
             RunIndex(self._store), state, self._rules(state),
             before_version=self._before_version, runs_max=limits.runs_max,
         )  # fmt: skip

@@ -88,23 +88,9 @@ def keyed_queues(
     before_version: int,
     runs_max: int,
     damaged: Set[str] = frozenset(),
-) -> list[KeyedQueue]:
-    """Queues of topics that ``is_keyed``, with something new to compact. ``damaged`` objects stay, and what is above
-    them. Raises what reading pages raises."""
-    found = survey(index, state, is_keyed, before_version=before_version, runs_max=runs_max, damaged=damaged)
-    return [one for one in found if isinstance(one, KeyedQueue)]
-
-
-def survey(
-    index: RunIndex,
-    state: CatalogState,
-    is_keyed: Callable[[str], bool],
-    *,
-    before_version: int,
-    runs_max: int,
-    damaged: Set[str] = frozenset(),
 ) -> list[KeyedQueue | Waiting]:
-    """As ``keyed_queues``, and why nothing of the others is compacted."""
+    """Queues of topics that ``is_keyed``: those with something new to compact, and why the others wait. ``damaged``
+    objects stay, and what is above them. Raises what reading pages raises."""
     fixed = damaged | state.unindexed.keys()
     wanted: set[QueueKey] = set()
     excluded: list[KeyedQueue | Waiting] = []

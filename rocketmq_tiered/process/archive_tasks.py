@@ -39,10 +39,10 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
-from tiered.errors import UnavailableError, UsageError
+from tiered.errors import UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
-from tiered.whole_file import replace_whole
+from tiered.whole_file import writer_of
 
 REFRESH_S = 60.0
 JOIN_S = 10.0
@@ -216,16 +216,10 @@ class ArchiveTasks:
 
 
 def _progress(path: Path, url: str, age_ms_max: int) -> VerifyProgress:
-    def write(document: bytes) -> None:
-        try:
-            replace_whole(path, document)
-        except OSError as error:
-            raise UnavailableError(f"cannot write {path}: {error.strerror}") from error
-
     try:
-        return VerifyProgress(url, path.read_bytes(), write, age_ms_max=age_ms_max)
+        return VerifyProgress(url, path.read_bytes(), writer_of(path), age_ms_max=age_ms_max)
     except (OSError, UsageError):  # none yet, or of another archive
-        return VerifyProgress(url, None, write, age_ms_max=age_ms_max)
+        return VerifyProgress(url, None, writer_of(path), age_ms_max=age_ms_max)
 
 
 def _is_keyed(store: ObjectStore, state: CatalogState, settings: Settings) -> IsKeyed:

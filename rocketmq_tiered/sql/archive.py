@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import TYPE_CHECKING
 
 import fetcher.archive
 from fetcher.access import ArchiveAccess
 from rocketmq_tiered import sql as tables
 from tiered.errors import NotFoundError, UsageError
-from tiered.settings.sections import Settings
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
-
-
-def open_archive(
-    url: str | PathLike[str],
-    *,
-    cluster: str = "",
-    broker: str = "",
-    settings: Settings | None = None,
-    version: int | None = None,
-    history: int | None = None,
-) -> Archive:
-    """The archive at ``url``, or in the local directory at a path; names are optional if there is only one.
-    ``version``: as it was then; reads raise SnapshotExpiredError once objects of that version are deleted.
-    ``history``: only messages of that log history that a truncated or replaced log took out of the visible offsets.
-
-    Raises NotFoundError if there is none, UsageError listing the names when there are several.
-    """
-    opened = fetcher.archive.open_archive(
-        url, cluster=cluster, broker=broker, settings=settings, version=version, history=history
-    )
-    return Archive(opened.access)
 
 
 class Archive(fetcher.archive.Archive):
@@ -68,6 +45,9 @@ class Archive(fetcher.archive.Archive):
         with Extra():
             self._session = self._session or tables.SqlSession(self.access)
         return self._session
+
+
+open_archive = Archive.open
 
 
 class Extra:

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import duckdb
 
@@ -59,14 +57,6 @@ class SqlSession:
             if name != topic:
                 logger.warning('topic %s is table "%s", as SQL does not tell it from %s', topic, name, same)
             self.connection.register(name, TopicDataset(Topic(access, topic), self._failed))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release memory and temporary files. Idempotent."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rocketmq_tiered.maintenance.key_queues import keyed_queues
+from rocketmq_tiered.maintenance.key_queues import KeyedQueue, keyed_queues
 from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.fetcher.reading_fakes import plain_fetcher
 from tests.maintenance.compaction_scene import EVERYTHING
@@ -28,6 +28,7 @@ def test_the_latest_message_of_each_key_stays(tmp_path: Path) -> None:
         RunIndex(table.store), load(table.store), lambda topic: topic == "keyed",
         before_version=EVERYTHING, runs_max=1 << 20,
     )  # fmt: skip
+    assert isinstance(queue, KeyedQueue)
     dry = table.compact(apply=False)
     assert not dry.is_applied and table.check() == before
     done = table.compact()

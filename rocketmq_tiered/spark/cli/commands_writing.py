@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from rocketmq_tiered.cli.arguments import add_rules, add_topics, settings_of
+from rocketmq_tiered.cli.export import print_report
 from rocketmq_tiered.export.export_job import DELTA, PARQUET
 from rocketmq_tiered.maintenance.prices import read_prices
 from rocketmq_tiered.process.archive_rules import require_keyed, rules_of
@@ -222,9 +223,4 @@ def run_export(options: argparse.Namespace) -> int:
         store=StoreOptions(settings.object_store),
         report=progress.update,
     )
-    if options.json:
-        print_json(camel_names(asdict(report)))
-    else:
-        print_lines(*report.lines())
-    print_lines(*(f"not exported: {line}" for line in report.unreadable), file=sys.stderr)
-    return CorruptionError.exit_code if report.unreadable else 0
+    return print_report(report, as_json=options.json)
