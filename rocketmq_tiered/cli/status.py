@@ -39,7 +39,7 @@ from rocketmq_tiered.process.lag import Lag, measure_lag
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.report import StatusReport, decode_report, seconds_since
 from rocketmq_tiered.process.retention_margin import retention_margin_s
-from rocketmq_tiered.process.run_state import RunState
+from rocketmq_tiered.process.run_state import TROUBLE, RunState, word_of
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, RelayStatus, SlaveStatus
 from tiered.catalog.hidden_history import hidden_since
 from tiered.console import (
@@ -78,15 +78,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the status once, or repeatedly."""
+    """Print the status once, or repeatedly. 1: it is in trouble, or a finding is bad."""
     settings = settings_of(options).settings
     is_of_archive = getattr(options, "archive.url") is not None
     read = partial(_from_archive if is_of_archive else _from_instance, settings)
-    _show(read(), options)
+    report = read()
+    _show(report, options)
     if options.watch:
         with suppress(KeyboardInterrupt):
             _watch(read, options)
-    return 0
+        return 0
+    is_troubled = word_of(report.state) in {state.value for state in TROUBLE}
+    return int(is_troubled or any(finding.is_bad for finding in of_report(report)))
 
 
 def _watch(read: Callable[[], StatusReport], options: argparse.Namespace) -> None:

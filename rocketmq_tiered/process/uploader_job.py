@@ -236,7 +236,7 @@ class UploaderJob:
         status = self.offloader.status()
         if status is None:
             return Load(store_problem="starting")
-        lag_bytes = status.bound_phys - status.committed_phys
+        lag_bytes = self.expected_end_phys(status) - status.committed_phys
         return Load(lag_bytes, self._batch_bytes, status.store_problem, self._reads())
 
     def run(self, stop: threading.Event) -> None:
@@ -261,7 +261,7 @@ class UploaderJob:
         return log_end_phys is not None and self._broker_offsets.is_master and bool(report.queues)
 
     def expected_end_phys(self, status: OffloadStatus) -> int:
-        """The estimated end of a backfill, without preallocated files."""
+        """The estimated end of what may be uploaded, without files that a stopped broker has only preallocated."""
         return max(status.committed_phys, min(status.bound_phys, self._log.data_end_phys()))
 
     def close(self) -> None:

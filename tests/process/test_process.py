@@ -311,3 +311,24 @@ def test_idle_costs_nearly_nothing_and_no_request(home: Path) -> None:
         share = spent_s / (time.monotonic() - began_s)
         assert requests(sidecar.get("/metrics")[1]) == asked
         assert share < 0.02, f"{share:.1%} of a core while idle"
+
+
+def test_files_that_a_stopped_broker_preallocated_hold_up_no_task(home: Path) -> None:
+    last = max((home / "store" / "commitlog").iterdir())
+    size_bytes = last.stat().st_size
+    with last.with_name(f"{int(last.name) + size_bytes:020d}").open("wb") as file:
+        file.truncate(size_bytes)
+    with _running(
+        home, "--set", "compaction.every_ms=100", "--set", f"offload.batch_bytes={size_bytes // 8}"
+    ) as sidecar:
+        sidecar.wait_archived()
+        sidecar.wait_until(lambda: sidecar.report()["compaction"]["level"] == "full")
+
+
+def test_status_exits_with_1_in_trouble(home: Path) -> None:
+    with _running(home) as sidecar:
+        sidecar.wait_archived()
+        (home / "store").rename(home / "unmounted")
+        sidecar.wait_until(lambda: sidecar.get("/ready")[0] != 200)
+        asked = _command("status", "--state-dir", sidecar.state_dir)
+        assert asked.returncode == 1 and "blocked" in asked.stdout
