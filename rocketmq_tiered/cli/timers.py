@@ -113,7 +113,7 @@ def _rows(archive: LoadedArchive, settings: Settings, found: list[Entries]) -> l
 
 
 def _row(queue: object, row: object, message: Message | None) -> dict[str, object]:
-    deliver_ms = int(row["deliver_ms"] - row["postponed_ms"])  # type: ignore[index]
+    deliver_ms = int(row["deliver_ms"])  # type: ignore[index]
     found: dict[str, object] = {
         "deliver": time_text(deliver_ms),
         "deliverMs": deliver_ms,

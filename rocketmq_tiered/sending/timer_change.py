@@ -41,12 +41,12 @@ def change_timer(
         entries["order"] += 1
         entries["kind"][0] = EntryKind.CANCEL
         if at_ms is not None:
-            entries["deliver_ms"][1], entries["postponed_ms"][1] = at_ms, 0
+            entries["deliver_ms"][1] = at_ms
         queues = [found.queues[int(timer["queue"])]]
         entries["queue"] = 0
         new = put_timers(commits, sorted_entries(entries.astype(ENTRY_DTYPE)), queues, state.epoch)
         if _commit(commits, state, [new], int(timer["deliver_ms"])):
-            return int(timer["deliver_ms"] - timer["postponed_ms"])
+            return int(timer["deliver_ms"])
     raise UnavailableError("timers change all the time", hint="run the command again")
 
 

@@ -4,7 +4,8 @@
 
 What a claim covers may have been sent by a process that ended, or without an answer: the broker is queried by each key
 first, once it has nothing to dispatch. A claim is good for CLAIM_S: a process that pauses sends nothing afterwards.
-What the broker refuses comes again after RETRY_MS, as an entry of a new object.
+What the broker refuses becomes an object of its own, which is held for RETRY_S, and so does its cancellation: they are
+read together.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fetcher.rows.message import Message
-from rocketmq_tiered.sending.timer_plan import RETRY_MS, horizon_ms, to_merge
+from rocketmq_tiered.sending.timer_plan import RETRY_S, horizon_ms, to_merge
 from rocketmq_tiered.sending.timer_send import TimerBroker, TimerSend, timer_send
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.task import TIMER_DELIVERY, Due
@@ -115,6 +116,9 @@ class TimerDelivery:
         self._over: dict[str, TimerRef] = {}
         """Rows that are over, which no commit says yet: objects as the next commit has them."""
         self._postponed: list[Postponed] = []
+        self._held: set[str] = set()
+        """Objects that are not read before ``_retry_s``. After a restart all are read at once."""
+        self._retry_s = 0.0
         self._settled_s: float | None = None
         """When the broker can be queried about rows in doubt."""
         self._claim_s = 0.0
@@ -136,14 +140,21 @@ class TimerDelivery:
             return TimerPlan(_all(self.files, doubt), is_doubt=True)
         self._settled_s = None
         self._sent.clear()
-        due_ms = self._due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
+        if self._postponed:
+            return TimerPlan()
+        self._due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
+        if self._monotonic_s() >= self._retry_s:
+            self._held.clear()
+        held = [ref for ref in refs if ref.key in self._held]
+        refs = [ref for ref in refs if ref.key not in self._held]
+        due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
         if due_ms < self._clock_ms() + self._settings.ahead_ms + 1:
             before_ms = horizon_ms(self._clock_ms(), self._settings.ahead_ms, self._broker.timers())
             if due_ms < before_ms:
                 return TimerPlan(self._next(refs, before_ms))
         if self._over:
             return TimerPlan()
-        group = to_merge(refs)
+        group = to_merge(refs) or to_merge(held)
         return TimerPlan(merge=group) if group else None
 
     def _next(self, refs: Sequence[TimerRef], before_ms: int) -> Entries:
@@ -179,7 +190,7 @@ class TimerDelivery:
 
     def _is_due(self, entries: Entries) -> bool:
         """Whether none is sent early: the clock may have been set back since they were claimed."""
-        last_ms = int((entries.table["deliver_ms"] - entries.table["postponed_ms"]).max())
+        last_ms = int(entries.table["deliver_ms"].max())
         return last_ms <= self._clock_ms() or self._broker.timers().max_delay_ms > 0
 
     def _is_settled(self) -> bool:
@@ -209,7 +220,13 @@ class TimerDelivery:
         if is_committed:
             self._over.clear()
             self._postponed.clear()
+            self._hold(encoded)
         return is_committed
+
+    def _hold(self, refs: Sequence[TimerRef]) -> None:
+        if not self._held:
+            self._retry_s = self._monotonic_s() + RETRY_S
+        self._held.update(ref.key for ref in refs)
 
     def _renew(self, claims: Sequence[TimerRef]) -> None:
         """Commit ``claims`` again before they end: sending takes long."""
@@ -244,7 +261,10 @@ class TimerDelivery:
                 return None
             return CommitDraft(CommitKind.MAINTENANCE, timers=[*(one.over for one in group), ref])
 
-        return self._commits.commit(change, Requirements(epoch=epoch))
+        is_committed = self._commits.commit(change, Requirements(epoch=epoch))
+        if is_committed and group[0].key in self._held:
+            self._held.add(ref.key)
+        return is_committed
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -266,7 +286,7 @@ class TimerDelivery:
             sends, chosen = self._sends(entries, rows, messages, is_doubt=is_doubt)
             refused = self._broker.send(sends, self._note, self._claim_s + CLAIM_S)
             for number, why in refused.items():
-                postponed.append((self._postponed_entry(chosen[number]), entries.queues))
+                postponed.append((np.array([chosen[number]], ENTRY_DTYPE), entries.queues))
                 counts.postponed += 1
                 counts.problem = (
                     f"{_name(_place(entries, chosen[number]))} waits, the broker refuses it: {why}"
@@ -278,6 +298,7 @@ class TimerDelivery:
             seconds = max(self._monotonic_s() - begun_s, 0.001)
             in_time = int(len(rows) * CHUNK_S / seconds)
             size = max(16, min(most, in_time, len(rows) * CHUNK_BYTES // max(byte_count, 1)))
+        postponed += [(table, entries.queues) for table in map(self._holding, found.late) if len(table)]
         counts.cancelled += len(found.cancelled)
         counts.repeated += len(found.repeated)
         if len(found.timers) and (late_ms := self._clock_ms() - int(found.timers["deliver_ms"][0])) > LATE_MS:
@@ -292,7 +313,7 @@ class TimerDelivery:
         rows: list[np.void] = []
         has_timers = self._broker.timers().max_delay_ms > 0
         for row in timers:
-            place, deliver_ms = _place(entries, row), int(row["deliver_ms"] - row["postponed_ms"])
+            place, deliver_ms = _place(entries, row), int(row["deliver_ms"])
             message = messages.get(place)
             send = None if message is None else timer_send(message, deliver_ms, has_timers=has_timers)
             if send is None or hash_of(send.key) != int(row["key_hash"]):
@@ -319,13 +340,19 @@ class TimerDelivery:
         self.counts.delivered += 1
         self.counts.lateness_ms.append(max(0, self._clock_ms() - send.deliver_ms))
 
-    def _postponed_entry(self, row: np.void) -> Table:
-        """An entry that is handed over after RETRY_MS."""
-        table = np.array([row], ENTRY_DTYPE)
-        later_ms = max(0, self._clock_ms() + RETRY_MS + self._settings.ahead_ms - int(row["deliver_ms"]))
-        table["deliver_ms"] += later_ms
-        table["postponed_ms"] += later_ms
-        return table
+    def _holding(self, row: np.void) -> Table:
+        """A cancellation without a timer, if its timer waits, as the broker had refused it; else none."""
+        at_ms = int(row["deliver_ms"])
+        waiting = [
+            ref for ref in self._commits.state.timers if self.files.next_ms(ref) <= at_ms <= ref.end_ms
+        ]
+        slices = [Slice(ref, ref.claimed, ref.entries) for ref in waiting]
+        for some in self.files.merged(slices, at_ms + 1):
+            same = (some.table["deliver_ms"] == at_ms) & (some.table["key_hash"] == row["key_hash"])
+            if same.any():
+                self._hold(waiting)
+                return np.array([row], ENTRY_DTYPE)
+        return np.zeros(0, ENTRY_DTYPE)
 
     def _note_pending(self, state: CatalogState) -> None:
         now_s = self._monotonic_s()

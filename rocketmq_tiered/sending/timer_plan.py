@@ -12,7 +12,7 @@ FAN_IN = 16
 MERGED_MAX = 1 << 22
 """Entries of a merged object: 80 MB."""
 STEP_MS = 60_000
-RETRY_MS = 600_000
+RETRY_S = 600.0
 """A timer that the broker refuses is tried again after this long."""
 
 

@@ -26,7 +26,7 @@ def entries(*rows: tuple[int, int, int, int]) -> Table:
     """(ms, key, order, kind)."""
     table = np.zeros(len(rows), ENTRY_DTYPE)
     for at, (ms, key, order, kind) in enumerate(rows):
-        table[at] = (ms, key, order, order * 10, order % 2, kind, 0)
+        table[at] = (ms, key, order, order * 10, order % 2, kind)
     return sorted_entries(table)
 
 

@@ -16,6 +16,7 @@ from rocketmq_tiered.sending.timer_plan import FAN_IN, BrokerTimers, horizon_ms,
 from tests.sending.timer_scene import HOUR, NOW, Scene
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.timer_refs import TimerRef
+from tiered.settings.timer_section import TimerSettings
 
 
 @pytest.fixture
@@ -115,6 +116,51 @@ def test_what_the_broker_refuses_is_tried_again_on_time(scene: Scene) -> None:
     scene.run(NOW + 2 * HOUR, 60_000)
     assert scene.target.counts == {"a": 1, "b": 1}
     assert scene.target.stored[-1][3] == NOW + 2 * HOUR
+    assert scene.state.timers == ()
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["one process", "restarted"])
+def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(scene: Scene, restarts: bool) -> None:
+    """The cancellation that proxy mode makes of a recall handle has the time that the producer gave."""
+    for key in ("a", "b", "c"):
+        scene.broker.timer(key, NOW + 2 * HOUR)
+    scene.archive()
+    scene.start()
+    scene.target.refusal = lambda send: "flow control" if send.key in "ab" else ""
+    scene.run(NOW + HOUR + 60_000, 20_000)
+    assert scene.target.counts == {"c": 1} and scene.task.counts.postponed == 2
+    for key in ("a", "c"):
+        scene.broker.send_with({"TIERED_CANCEL": f"{NOW + 2 * HOUR} {key}"})
+    scene.archive()
+    if restarts:
+        scene.start()
+    scene.run(NOW + HOUR + 120_000, 20_000)
+    scene.target.refusal = lambda _send: ""
+    scene.run(NOW + 2 * HOUR, 60_000)
+    assert scene.target.counts == {"b": 1, "c": 1}
+    assert scene.target.stored[-1][3] == NOW + 2 * HOUR
+    assert scene.task.counts.cancelled == 1 and scene.state.timers == ()
+    scene.check()
+
+
+def test_refused_timers_of_one_time_do_not_keep_others_waiting(scene: Scene) -> None:
+    """More than a batch, all refused, with a cancellation among them."""
+    scene.settings = TimerSettings(ahead_ms=HOUR, rate_per_s=1)
+    for number in range(40):
+        scene.broker.timer(f"k{number}", NOW + HOUR)
+    scene.broker.timer("last", NOW + HOUR + 1)
+    scene.archive()
+    scene.start()
+    scene.target.refusal = lambda send: "no topic" if send.key != "last" else ""
+    scene.run(NOW + 60_000)
+    assert scene.target.counts == {"last": 1} and scene.task.counts.postponed == 40
+    scene.broker.send_with({"TIERED_CANCEL": f"{NOW + HOUR} k7"})
+    scene.archive()
+    scene.run(NOW + 120_000)
+    assert scene.task.counts.postponed == 40, "they are tried again after ten minutes only"
+    scene.target.refusal = lambda _send: ""
+    scene.run(NOW + 13 * 60_000, 10_000)
+    assert scene.target.counts == {"last": 1} | {f"k{n}": 1 for n in range(40) if n != 7}
     assert scene.state.timers == ()
 
 

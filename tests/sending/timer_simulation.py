@@ -389,7 +389,7 @@ class World:
         return entry
 
     def _is_pending(self, timer: Asked) -> bool:
-        """Whether no claim covers it; postponed ones were claimed."""
+        """Whether no claim covers it."""
         files, state = TimerFiles(self.store), self.owner.writer.state
         wanted = np.uint64(hash_of(timer.key))
         return any(

@@ -30,7 +30,6 @@ ENTRY_DTYPE = np.dtype([
     ("queue_offset", "<i8"),         # of the message
     ("queue", "<u4"),                # row of the footer's table ``queues``
     ("kind", "<u4"),                 # EntryKind
-    ("postponed_ms", "<i8"),         # how much later than its message's delivery it is, as the broker had refused it
 ])  # fmt: skip
 """One entry. Entries of an object are sorted by its first three fields."""
 
