@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from rocketmq_tiered.cli.arguments import (
@@ -26,7 +27,7 @@ from rocketmq_tiered.process.logs import log_service
 from rocketmq_tiered.process.mount_report import HEADER, MountAdminSource, mount_rows
 from rocketmq_tiered.server.listen.own_address import advertised_host
 from rocketmq_tiered.server.mount.membership import Membership
-from rocketmq_tiered.server.mount.mount_node import MountNode
+from rocketmq_tiered.server.mount.mount_node import TAKES_MAX, MountNode
 from rocketmq_tiered.server.mount.mounted_archive import MountPlace
 from tiered.console import camel_names, print_json, print_lines, print_table
 from tiered.errors import UsageError
@@ -77,6 +78,7 @@ def _place(settings: Settings, url: str, store: ObjectStore, member: Membership)
 async def _serve(nodes: Sequence[MountNode], settings: Settings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(2 * TAKES_MAX))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     source, admin = MountAdminSource(nodes), settings.admin

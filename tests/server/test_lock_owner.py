@@ -71,6 +71,34 @@ def test_a_fenced_server_grants_no_lock_and_releases_those_it_granted() -> None:
     asyncio.run(scene())
 
 
+def test_an_owner_that_releases_the_groups_hands_its_locks_over() -> None:
+    """Its clients trust them; another client waits."""
+
+    async def scene() -> None:
+        store = MemoryStore()
+        async with Server(store, "one") as one:
+            assert await one.lock("a") == [QUEUE]
+            await one.service.release_groups()
+            assert await one.lock("a") == ResponseCode.NO_PERMISSION
+        async with Server(store, "two") as two:
+            assert await two.lock("b") == []
+            assert await two.lock("a") == [QUEUE]
+
+    asyncio.run(scene())
+
+
+def test_an_owner_that_may_not_grant_locks_yet_hands_none_over() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        async with Server(store, "one") as one:
+            one.service.locks_from_s = 1e12
+        log = GroupLog(store, "two", Clock())
+        log.claim(60_000)
+        assert log.locks is None
+
+    asyncio.run(scene())
+
+
 def test_queues_that_the_archive_does_not_have_are_not_locked() -> None:
     async def scene() -> None:
         async with Server(MemoryStore(), "one") as one:

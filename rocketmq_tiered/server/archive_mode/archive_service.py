@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class ArchiveService(Service):
         host = "" if settings.advertise else advertised_host(options.host)
         if not self.offsets.is_owner:
             await self.offsets.claim()
+        self._locks.restore(self.offsets.claimed_locks or ())
         try:
             await self.retries.claim()
         except TieredError as error:  # claimed again every second; reads do not need it
@@ -94,6 +96,8 @@ class ArchiveService(Service):
         if not is_wildcard(bound_host):
             host = bound_host
         address = settings.advertise or f"{f'[{host}]' if ':' in host else host}:{bound_port}"
+        if address.endswith(":0"):
+            address = f"{address[:-1]}{bound_port}"
         if not settings.advertise and is_wildcard(bound_host):
             logger.warning(
                 "serve.advertise is not set: routes name this machine's address",
@@ -106,13 +110,16 @@ class ArchiveService(Service):
         return address
 
     async def release_groups(self) -> None:
-        """Write pending group offsets and release the groups; reads continue. Idempotent."""
+        """Write pending group offsets, grant no more locks and release the groups; reads continue. Idempotent."""
+        # Until then clients may trust locks of an earlier owner.
+        knows_locks = self._now_s() >= self.locks_from_s
+        self.locks_from_s = math.inf
         tasks, self._group_tasks = self._group_tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.retries.close()
-        await self.offsets.close()
+        await self.offsets.close(self._locks.held() if knows_locks else None)
 
     def status(self) -> ArchiveStatus:
         """The current state. Callable from any thread."""

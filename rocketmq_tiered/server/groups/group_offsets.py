@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from rocketmq_tiered.server.groups.group_state import GroupLog, Offsets, is_generation_of
+from rocketmq_tiered.server.groups.group_state import GroupLog, HeldLock, Offsets, is_generation_of
 from rocketmq_tiered.server.wire.request import BadRequestError
 from tiered.errors import AccessDeniedError, FencedError, TieredError
 
@@ -129,9 +129,9 @@ class GroupOffsets:
         return {name for name, _ in self._offsets}
 
     @property
-    def has_taken_over(self) -> bool:
+    def claimed_locks(self) -> tuple[HeldLock, ...] | None:
         """See GroupLog."""
-        return self._log.has_taken_over
+        return self._log.locks
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups with an offset of ``topic``."""
@@ -249,14 +249,15 @@ class GroupOffsets:
         await asyncio.shield(self._writing)
         self._renewed_s = began_s
 
-    async def close(self) -> None:
-        """Finish the write in progress, write pending offsets and release the groups. If the store does not answer for
-        CLOSE_S, the lease runs out instead."""
+    async def close(self, locks: tuple[HeldLock, ...] | None = None) -> None:
+        """Finish the write in progress, write pending offsets and release the groups with their ``locks``. If the store
+        does not answer for CLOSE_S, the lease runs out instead."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 if self._writing is not None:
                     await asyncio.wait({self._writing})
                 if self.is_owner:
+                    self._log.locks = locks
                     await self._flush(released=True)
                     self.is_owner = False
         except TimeoutError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.container import decode_container, encode_container
@@ -33,6 +33,16 @@ Offsets = dict[tuple[str, str], dict[int, int]]
 """(group, topic) -> queue number (``queue_number``) -> next queue offset to consume."""
 GenerationOf = Callable[[str, int], int]
 """Topic and queue id -> the served generation of the queue."""
+
+
+class HeldLock(NamedTuple):
+    """A queue, as clients name it, that a client of an orderly group has locked."""
+
+    group: str
+    broker: str
+    topic: str
+    queue_id: int
+    client_id: str
 
 
 def queue_number(queue_id: int, generation: int) -> int:
@@ -59,6 +69,8 @@ class GroupSnapshot:
     """The owner removes later versions only: this one made it the owner, or is the last before that."""
     lease: str = ""
     """The lease of a node that keeps the groups; empty: each version renews them."""
+    locks: tuple[HeldLock, ...] | None = None
+    """Those that clients trust, in a released version; None: unknown."""
 
 
 def snapshot_key(version: int) -> str:
@@ -74,7 +86,7 @@ def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
     header = {
         "version": snapshot.version, "owner": snapshot.owner, "owner_name": snapshot.owner_name,
         "renewed_ms": snapshot.renewed_ms, "released": snapshot.released, "offsets": rows,
-        "first_version": snapshot.first_version, "lease": snapshot.lease,
+        "first_version": snapshot.first_version, "lease": snapshot.lease, "locks": snapshot.locks,
     }  # fmt: skip
     return encode_container(KIND, header, {})
 
@@ -90,6 +102,7 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
         return GroupSnapshot(
             int(header["version"]), str(header["owner"]), str(header["owner_name"]), int(header["renewed_ms"]),
             bool(header["released"]), offsets, int(header["first_version"]), str(header["lease"]),
+            None if header["locks"] is None else tuple(HeldLock(*lock) for lock in header["locks"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: snapshot of consumer groups does not parse: {error!r}") from error
@@ -149,8 +162,8 @@ class GroupLog:
         """See GroupSnapshot."""
         self._seen: tuple[int, int] = -1, 0
         """The version at the last claim, and when it was first seen by our clock."""
-        self.has_taken_over = False
-        """Whether the groups were claimed from an owner that did not release them."""
+        self.locks: tuple[HeldLock, ...] | None = None
+        """Those that clients trusted when the groups were claimed; None: the owner before did not say."""
 
     @property
     def version(self) -> int:
@@ -189,7 +202,8 @@ class GroupLog:
                 f"consumer groups of this archive are served by {found.owner_name}, seen {age_ms // 1000} s ago",
                 hint="go through it (tiered reset-offset --serve), stop it, or give tiered serve --take-over-groups",
             )
-        self.has_taken_over = not found.released and found.owner not in ("", self._owner)
+        if found.owner != self._owner:
+            self.locks = found.locks
         self._first_version = found.version + (0 if has_ended else 1)
         self.write(found.offsets)
         self._check_newest()
@@ -198,13 +212,13 @@ class GroupLog:
         self._remove(range(oldest + 1, found.version + has_ended))
 
     def write(self, offsets: Mapping[tuple[str, str], Mapping[int, int]], *, released: bool = False) -> None:
-        """Write ``offsets`` as the next version. Raises FencedError if another server wrote it. After other errors it
-        may or may not exist: the next write resolves that."""
+        """Write ``offsets`` as the next version, with ``locks`` if ``released``. Raises FencedError if another server
+        wrote it. After other errors it may or may not exist: the next write resolves that."""
         version = self._last.version + 1
         copied = {key: dict(queues) for key, queues in offsets.items()}
         snapshot = GroupSnapshot(
             version, self._owner, self._owner_name, self._clock_ms(), released, copied, self._first_version,
-            self._lease,
+            self._lease, self.locks if released else None,
         )  # fmt: skip
         try:
             self._store.put_if_absent(snapshot_key(version), [encode_snapshot(snapshot)])

@@ -1,7 +1,7 @@
 """Queue locks of orderly consumers: one client of a group per queue.
 
-A lock lasts 60 seconds from its last renewal and does not survive a restart, as at a broker; clients renew it every 20
-seconds. Only the owner of the groups grants locks, because servers of one archive do not share them.
+A lock lasts 60 seconds from its last renewal; clients renew it every 20 seconds and trust it for 30. Only the owner of
+the groups grants locks. One that releases them hands its locks over: the next owner then grants others at once.
 Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rocketmq_tiered.server.groups.group_offsets import ACCOUNT_PART, GROUP_PART
+from rocketmq_tiered.server.groups.group_state import HeldLock
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import (
     NAME_CHARS_MAX,
@@ -24,6 +26,8 @@ from rocketmq_tiered.server.wire.request import (
 )
 
 LOCK_S = 60.0
+TRUST_S = 30.0
+"""REBALANCE_LOCK_MAX_LIVE_TIME of clients."""
 BYTES_MAX = 16 * 1024 * 1024
 LOCK_BYTES = 560
 """Measured memory of a lock, without names."""
@@ -61,10 +65,10 @@ class LockTable:
         """Memory estimate."""
 
     def lock(
-        self, group: str, client_id: str, queues: list[MessageQueue], account: str = ""
+        self, group: str, client_id: str, queues: list[MessageQueue], account: str = "", for_s: float = LOCK_S
     ) -> list[MessageQueue]:
-        """Lock ``queues``; returns those the client holds. Raises BadRequestError at a memory limit: of all, of the
-        group, of the ``account``."""
+        """Lock ``queues`` ``for_s``; returns those the client holds. Raises BadRequestError at a memory limit: of all,
+        of the group, of the ``account``."""
         if not self._has_room(group, client_id, queues, account):
             self.expire()
             if not self._has_room(group, client_id, queues, account):
@@ -78,7 +82,7 @@ class LockTable:
             if found is None or found.client_id == client_id or found.until_s <= now_s:
                 self._forget(group, queue)
                 byte_count = _bytes_of(group, client_id, queue)
-                self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S, byte_count, account)
+                self._locks[group, queue] = _Lock(client_id, now_s + for_s, byte_count, account)
                 self._count(group, account, byte_count)
                 held.append(queue)
         return held
@@ -105,6 +109,17 @@ class LockTable:
         found = self._locks.pop((group, queue), None)
         if found is not None:
             self._count(group, found.account, -found.nbytes)
+
+    def held(self) -> tuple[HeldLock, ...]:
+        """All, for the next owner."""
+        self.expire()
+        return tuple(HeldLock(group, *queue, lock.client_id) for (group, queue), lock in self._locks.items())
+
+    def restore(self, locks: Iterable[HeldLock]) -> None:
+        """Locks that the owner before handed over: clients trust them for TRUST_S at most."""
+        for group, *queue, client_id in locks:
+            with suppress(BadRequestError):
+                self.lock(group, client_id, [MessageQueue(*queue)], for_s=TRUST_S)
 
     def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
         """Release those of ``queues`` that the client holds."""

@@ -95,5 +95,5 @@ class Membership:
     def wait_s(self) -> float:
         """Time to the next round: a renewal, or the moment at which a node is silent."""
         others = [node for node, lease in self.leases.items() if node != self.node and lease.is_living]
-        left_s = self._sightings.next_silent_s(others) - self._now_s()
-        return min(RENEW_S, max(1.0, left_s))
+        renew_s = self._held_until_s - LEASE_S + MARGIN_S + RENEW_S
+        return max(1.0, min(renew_s, self._sightings.next_silent_s(others)) - self._now_s())

@@ -6,8 +6,10 @@ Taking, giving and closing a broker are tasks of their own: none delays the rene
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rocketmq_tiered.server.mount.mounted_archive import MountedArchive, MountPlace
@@ -17,8 +19,8 @@ from tiered.errors import FencedError, TieredError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-TAKES_MAX = 4
-"""Brokers that are opened at once."""
+TAKES_MAX = 16
+"""Brokers that are opened at once: most of that time is replies of the object store."""
 MOVED_S = 45.0
 """How long a released broker waits for its successor's registration."""
 LINGER_S = 30.0
@@ -53,6 +55,8 @@ class MountNode:
         self._wake = asyncio.Event()
         self._rounds = 0
         self._task: asyncio.Task[None] | None = None
+        self._renewer = ThreadPoolExecutor(1)
+        """Else a renewal would wait for threads that open brokers."""
         self._ports: set[int] = set()
         """Those in use, here or by other programs."""
 
@@ -76,17 +80,22 @@ class MountNode:
             await asyncio.gather(self._task, return_exceptions=True)
         self.state = NodeState.LEFT
         try:
-            await asyncio.to_thread(self.member.step, NodeState.LEFT, [])
+            await self._step()
         except (TieredError, KeyError) as error:
             logger.warning("the lease runs out instead of being released: %s", error)
+        self._renewer.shutdown(wait=False)
 
     # -- rounds -----------------------------------------------------------------------------------------------
+
+    async def _step(self) -> Decision:
+        step = functools.partial(self.member.step, self.state, self.records())
+        return await asyncio.get_running_loop().run_in_executor(self._renewer, step)
 
     async def _run(self) -> None:
         while True:
             wait_s = RETRY_S
             try:
-                decision = await asyncio.to_thread(self.member.step, self.state, self.records())
+                decision = await self._step()
                 self.problem = ""
                 wait_s = self.member.wait_s()
             except FencedError as error:
@@ -227,8 +236,9 @@ class MountNode:
         logger.info(
             "broker has no messages left: it is no longer mounted", extra={"broker": mounted.name.broker}
         )
+        # First, or another node would take it.
+        await asyncio.to_thread(withdraw_archive, self.place.store, mounted.name)
         await mounted.release()
         assert mounted.registrar is not None
         mounted.registrar.has_ended = True
         await self._close(mounted)
-        await asyncio.to_thread(withdraw_archive, self.place.store, mounted.name)

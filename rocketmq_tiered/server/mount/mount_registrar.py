@@ -7,19 +7,18 @@ Sources: RouteInfoManager.registerBroker, BrokerOuterAPI.registerBrokerAll, Topi
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from rocketmq_tiered.server.backend.backend import TopicConfig
 from rocketmq_tiered.server.slave.registrar import Registrar
 from rocketmq_tiered.server.slave.registration import (
     MASTER_ID,
-    REGISTER_BROKER,
     Listing,
     SlaveConfig,
     address_refusal,
+    register_command,
 )
 from tiered.model.queue import LMQ_PREFIX, TopicFilter
 from tiered.remoting.command import RemotingCommand
@@ -50,8 +49,6 @@ class MountRegistrar(Registrar):
         self._version = 0
         self.has_ended = False
         """Nothing is left to serve: unregister."""
-        self.body_bytes = 0
-        """Of the last registration."""
 
     @property
     def is_replaced(self) -> bool:
@@ -74,22 +71,7 @@ class MountRegistrar(Registrar):
         table = registered_topics(self._topics(), self._cluster, self.slave.broker)
         if table != self._table:
             self._table, self._version = table, self._version + 1
-        data_version = {"counter": self._version, "stateVersion": 0, "timestamp": self._version}
-        body = json.dumps({
-            "filterServerList": [],
-            "topicConfigSerializeWrapper": {
-                "dataVersion": data_version, "mappingDataVersion": data_version, "topicConfigTable": table,
-                "topicQueueMappingDetailMap": {}, "topicQueueMappingInfoMap": {},
-            },
-        }, separators=(",", ":")).encode()  # fmt: skip
-        self.body_bytes = len(body)
-        host, _, port = self.slave.advertise.rpartition(":")
-        fields = {
-            "brokerName": self.slave.broker, "brokerAddr": self.slave.advertise, "clusterName": self._cluster,
-            "brokerId": str(MASTER_ID), "haServerAddr": f"{host}:{min(int(port) + 1, 65_535)}",
-            "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF), "compressed": "false",
-        }  # fmt: skip
-        return RemotingCommand(REGISTER_BROKER, 0, ext_fields=fields, body=body)
+        return register_command(self.slave, replace(listed, cluster=self._cluster), table, self._version)
 
     def withdrawal(self, listed: Listing) -> RemotingCommand | None:
         """See Registrar: only when nothing is left to serve."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fetcher.access import ArchiveAccess, open_async_access
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
@@ -18,11 +18,11 @@ from rocketmq_tiered.server.backend.served_archive import ServedArchive
 from rocketmq_tiered.server.groups.group_names import is_legal_group
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.groups.queue_locks import TRUST_S
 from rocketmq_tiered.server.listen.memory_shares import MemoryShares
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.mount_registrar import MASTER_THERE, MountRegistrar
 from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, lapsed_leases
-from rocketmq_tiered.server.mount.sharing import LOCK_TRUST_S
 from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from rocketmq_tiered.server.slave.registration import MASTER_ID, SlaveConfig
@@ -53,6 +53,8 @@ class MountPlace:
     host: str
     name_servers: tuple[str, ...]
     tls: ClientTls | None = None
+    measuring: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Of a large archive, thousands of requests: one at a time."""
 
     def shares(self) -> int:
         """So many brokers may be served by this node: each has this part of its memory."""
@@ -128,8 +130,8 @@ class MountedArchive:
             memory_bytes=max(SERVE_BYTES_MIN, self._settings.memory_bytes // place.shares()),
         )  # fmt: skip
         service = ArchiveService(self._archive, self._offsets, self._retries, serve)
-        if self._offsets.has_taken_over:
-            service.locks_from_s = time.monotonic() + LOCK_TRUST_S
+        if self._offsets.claimed_locks is None:  # of a crashed node or of the broker: clients may trust any
+            service.locks_from_s = time.monotonic() + TRUST_S
         service.earliest_ms = self._archive.earliest_stored_ms
         service.heard = self._make_retry_topics
         self.service = service
@@ -149,7 +151,9 @@ class MountedArchive:
 
     async def _measure(self) -> None:
         store = self._access.store
-        self._stored_bytes = await asyncio.to_thread(lambda: sum(info.size_bytes for info in store.list("")))
+        async with self._place.measuring:
+            listed = asyncio.to_thread(lambda: sum(info.size_bytes for info in store.list("")))
+            self._stored_bytes = await listed
 
     def _make_retry_topics(self) -> None:
         """A broker makes a group's retry topic at the first heartbeat; clients find it by its route only."""

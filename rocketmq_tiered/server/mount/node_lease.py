@@ -45,7 +45,8 @@ class BrokerName(NamedTuple):
 
 @dataclass(frozen=True)
 class MountRecord:
-    """A broker as its holder serves it. ``is_leaving``: released; reads are served until clients have moved."""
+    """A broker as its holder serves it. ``address``: empty while it is opened; ``is_leaving``: released; reads are
+    served until clients have moved."""
 
     cluster: str
     broker: str

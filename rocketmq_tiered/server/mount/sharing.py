@@ -13,12 +13,11 @@ from typing import Final
 from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, NodeLease, NodeState
 
 RENEW_S: Final = 5.0
-LEASE_S: Final = 15.0
-"""A lease that was not renewed for this long, by the reader's own clock, may be ended."""
+LEASE_S: Final = 12.0
+"""A lease that was not renewed for this long, by the reader's own clock, may be ended. It is first seen up to RENEW_S
+after it was written, so a dead node's brokers are free 7 to 17 s after its death."""
 MARGIN_S: Final = 2.0
-"""A holder stops this much earlier: clocks do not run equally fast."""
-LOCK_TRUST_S: Final = 30.0
-"""Clients trust a queue lock for this long (REBALANCE_LOCK_MAX_LIVE_TIME)."""
+"""A holder stops this much earlier: clocks do not run equally fast. One renewal may fail before that."""
 CONSUMER_WEIGHT: Final = 10
 """A connected consumer counts as this many queues."""
 GIVES_MAX: Final = 8
@@ -35,8 +34,10 @@ class Sightings:
         self._read_s = 0.0
 
     def note(self, leases: Mapping[str, NodeLease], began_s: float, ended_s: float) -> None:
-        """``leases`` were read between these times."""
-        before, self._read_s = self._seen, began_s
+        """``leases`` were read between these times. What this process saw before it, or the store, stood still for a
+        lease's time says nothing about others."""
+        before = self._seen if began_s - self._read_s < LEASE_S else {}
+        self._read_s = began_s
         self._seen = {}
         for node, lease in leases.items():
             known = before.get(node)
@@ -90,7 +91,8 @@ def decide(me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerNa
         loads[target] -= negative
         if target == me:
             take.append(name)
-    return Decision(tuple(take), () if free else _given(me, mine, loads), stop)
+    is_moving = free or any(not record.address for records in held.values() for record in records)
+    return Decision(tuple(take), () if is_moving else _given(me, mine, loads), stop)
 
 
 def _given(me: str, mine: list[MountRecord], loads: dict[str, int]) -> tuple[BrokerName, ...]:

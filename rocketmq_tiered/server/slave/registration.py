@@ -35,22 +35,6 @@ AGAIN_S: Final = 10.0
 """Time to the second registration, as brokers do: the first may come while the name server starts."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.5, 5.0
 _MASK: Final = 0x7FFFFFFF
-_NO_VERSION: Final = {"counter": 0, "stateVersion": 0, "timestamp": 0}
-"""Older than any broker's: no data from here replaces theirs."""
-_BODY: Final = json.dumps(
-    {
-        "filterServerList": [],
-        "topicConfigSerializeWrapper": {
-            "dataVersion": _NO_VERSION,
-            "mappingDataVersion": _NO_VERSION,
-            "topicConfigTable": {},
-            "topicQueueMappingDetailMap": {},
-            "topicQueueMappingInfoMap": {},
-        },
-    },
-    separators=(",", ":"),
-).encode()
-"""No topics: the master registers those. (5.x refuses a single topic.)"""
 
 
 @dataclass(frozen=True)
@@ -186,18 +170,28 @@ def master_refusal(config: Mapping[str, str], broker: str) -> str | None:
     return None
 
 
-def register_command(slave: SlaveConfig, listed: Listing) -> RemotingCommand:
-    """REGISTER_BROKER for a slave without topics, without enableActingMaster."""
+def register_command(
+    slave: SlaveConfig, listed: Listing, topics: Mapping[str, object] | None = None, version: int = 0
+) -> RemotingCommand:
+    """REGISTER_BROKER without enableActingMaster. A slave registers no topics: its master does. (5.x refuses a single
+    topic.) ``version`` of the topics; 0 is older than any broker's and replaces none."""
+    data_version = {"counter": version, "stateVersion": 0, "timestamp": version}
+    wrapper = {
+        "dataVersion": data_version, "mappingDataVersion": data_version, "topicConfigTable": topics or {},
+        "topicQueueMappingDetailMap": {}, "topicQueueMappingInfoMap": {},
+    }  # fmt: skip
+    document = {"filterServerList": [], "topicConfigSerializeWrapper": wrapper}
+    body = json.dumps(document, separators=(",", ":")).encode()
     host, _, port = slave.advertise.rpartition(":")
     fields = {
         **_identity(slave, listed.cluster),
         "haServerAddr": f"{host}:{int(port) + 1 if int(port) < 65_535 else port}",
-        "bodyCrc32": str(zlib.crc32(_BODY) & _MASK),
+        "bodyCrc32": str(zlib.crc32(body) & _MASK),
         "compressed": "false",
     }
     if listed.zone:
         fields["__ZONE_NAME"] = listed.zone  # the last registration names the zone of all
-    return RemotingCommand(REGISTER_BROKER, 0, ext_fields=fields, body=_BODY)
+    return RemotingCommand(REGISTER_BROKER, 0, ext_fields=fields, body=body)
 
 
 def unregister_command(slave: SlaveConfig, listed: Listing) -> RemotingCommand | None:

@@ -2,8 +2,8 @@
 clocks.
 
 The nodes run the real `Membership` and `GroupLog`. While a node pauses inside a request, the others run on. Owns the
-world and what must hold in it: a commit that was acknowledged is in every later version of the groups, and clients of
-two nodes never trust locks of one queue at the same time.
+world and what must hold in it: a commit that was acknowledged is in every later version of the groups, and two clients
+never trust locks of one queue at the same time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
+from rocketmq_tiered.server.groups.queue_locks import TRUST_S, LockTable, MessageQueue
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.node_lease import (
     BrokerName,
@@ -22,7 +23,6 @@ from rocketmq_tiered.server.mount.node_lease import (
     announce_archive,
     lapsed_leases,
 )
-from rocketmq_tiered.server.mount.sharing import LOCK_TRUST_S
 from tiered.errors import FencedError, TieredError, UnavailableError
 from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
 from tiered.object_store.memory import MemoryStore
@@ -66,6 +66,7 @@ class Held:
 
     log: GroupLog
     lease: str
+    locks: LockTable
     locks_from_s: float
 
 
@@ -121,7 +122,7 @@ class SimulatedNode:
             self.serve()
 
     def release(self, name: BrokerName, held: Held) -> None:
-        self.world.released.add(name)
+        held.log.locks = held.locks.held() if self.now_s() >= held.locks_from_s else None
         try:
             held.log.write(held.log.offsets, released=True)
         except UnavailableError:
@@ -146,15 +147,18 @@ class SimulatedNode:
         self.world.claimed(name, log, acknowledged)
         member.claiming.discard(name)
         if member is self.member:
-            locks_from_s = self.now_s() + (LOCK_TRUST_S if log.has_taken_over else 0.0)
-            self.held[name] = Held(log, lease, locks_from_s)
+            locks = LockTable(self.now_s)
+            locks.restore(log.locks or ())
+            self.held[name] = Held(log, lease, locks, self.now_s() + TRUST_S * (log.locks is None))
 
     def serve(self) -> None:
-        """A commit and a lock request of clients, for each broker held."""
+        """A commit and a lock request of one of two clients, for each broker held."""
         for name, held in list(self.held.items()):
             holds = self.member.lease == held.lease and self.member.holds()
             if holds and self.now_s() >= held.locks_from_s:
-                self.world.grant(name, self)
+                client = self.world.random.choice(("a", "b"))
+                if held.locks.lock(KEY[0], client, [MessageQueue(name.broker, KEY[1], 0)]):
+                    self.world.grant(name, client)
             offset = self.world.next_offset()
             try:
                 held.log.write({KEY: {0: offset}})
@@ -176,7 +180,6 @@ class World:
         self.acknowledged: dict[BrokerName, int] = {}
         self.claims: dict[BrokerName, list[tuple[int, GroupLog]]] = {name: [] for name in BROKERS}
         self.granted: dict[BrokerName, tuple[str, float]] = {}
-        self.released: set[BrokerName] = set()
         self.commits = 0
         self.moves = 0
         self._offset = 0
@@ -254,10 +257,8 @@ class World:
         self.acknowledged[name] = max(offset, self.acknowledged.get(name, 0))
         self.commits += 1
 
-    def grant(self, name: BrokerName, node: SimulatedNode) -> None:
-        """After a crash, clients of the holder before no longer trust their locks."""
-        holder, at_s = self.granted.get(name, (node.name, 0.0))
-        trust_s = 0.0 if holder == node.name or name in self.released else LOCK_TRUST_S * 0.98
-        assert self.time_s - at_s >= trust_s, f"{name}: locked at two nodes"
-        self.granted[name] = node.name, self.time_s
-        self.released.discard(name)
+    def grant(self, name: BrokerName, client: str) -> None:
+        """Another client no longer trusts the lock that it had."""
+        holder, at_s = self.granted.get(name, (client, 0.0))
+        assert client == holder or self.time_s - at_s >= TRUST_S * 0.98, f"{name}: locked by two clients"
+        self.granted[name] = client, self.time_s

@@ -18,7 +18,7 @@ def lease(
 
 
 def held(number: int, queues: int = 8) -> MountRecord:
-    return MountRecord("c", f"b{number}", queues=queues)
+    return MountRecord("c", f"b{number}", "10.0.0.1:10940", queues=queues)
 
 
 def leases_of(*found: NodeLease) -> dict[str, NodeLease]:
@@ -52,7 +52,7 @@ def test_a_new_node_gets_its_share_and_balance_comes_to_rest() -> None:
             nodes[node] = [record for record in nodes[node] if record.name not in decision.give]
         taken = {node: decide(node, _leases(nodes), announced).take for node in nodes}
         for node, names in taken.items():
-            nodes[node] += [MountRecord(*name, queues=8) for name in names]
+            nodes[node] += [MountRecord(*name, "10.0.0.1:10940", queues=8) for name in names]
     assert sorted(len(records) for records in nodes.values()) == [6, 7, 7]
     assert all(decide(node, _leases(nodes), announced) == Decision() for node in nodes)
 
@@ -77,7 +77,24 @@ def test_nodes_with_one_view_take_each_broker_once(found: list[tuple[int, int]],
 def test_a_node_is_silent_when_its_lease_stood_for_the_time_of_a_lease() -> None:
     sightings = Sightings()
     sightings.note(leases_of(lease("n1"), lease("n2")), 0.0, 1.0)
+    sightings.note(leases_of(lease("n1"), lease("n2")), 5.0, 5.1)
     sightings.note(leases_of(lease("n1", version=2), lease("n2")), LEASE_S, LEASE_S + 0.1)
     assert sightings.silent() == []  # the first reading ended at 1.0
     sightings.note(leases_of(lease("n1", version=2), lease("n2")), LEASE_S + 1, LEASE_S + 1)
     assert sightings.silent() == ["n2"]
+
+
+def test_a_process_that_stood_still_says_nothing_of_others() -> None:
+    """They could not renew either if it was the store that did not reply."""
+    sightings = Sightings()
+    sightings.note(leases_of(lease("n1")), 0.0, 0.1)
+    sightings.note(leases_of(lease("n1")), LEASE_S + 10, LEASE_S + 10.1)
+    assert sightings.silent() == []
+
+
+def test_nothing_is_given_while_a_broker_is_opened() -> None:
+    leases = leases_of(lease("n1", *map(held, range(4))), lease("n2", MountRecord("c", "b4", queues=8)))
+    announced = {BrokerName("c", f"b{number}"): 8 for number in range(5)}
+    assert decide("n1", leases, announced) == Decision()
+    leases["n2"] = lease("n2", held(4))
+    assert decide("n1", leases, announced).give == (BrokerName("c", "b0"),)
