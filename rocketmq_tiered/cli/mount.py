@@ -30,7 +30,7 @@ from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.mount_node import TAKES_MAX, MountNode
 from rocketmq_tiered.server.mount.mounted_archive import MountPlace
 from tiered.console import camel_names, print_json, print_lines, print_table
-from tiered.errors import UsageError
+from tiered.errors import UnavailableError, UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
@@ -114,7 +114,7 @@ def _list(urls: Sequence[str], settings: Settings, *, as_json: bool) -> int:
         print_json({"brokers": [camel_names(row.document()) for row in rows]})
     else:
         print_table(HEADER, [row.cells() for row in rows])
-    return 0
+    return UnavailableError.exit_code if any(row.is_bad for row in rows) else 0
 
 
 def _now_ms() -> int:

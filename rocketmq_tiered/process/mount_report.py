@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +17,13 @@ from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.process.findings import Finding
 from rocketmq_tiered.process.metrics import PREFIX, ScrapeCollector, attention_family
 from rocketmq_tiered.server.mount.mount_node import MountNode
-from rocketmq_tiered.server.mount.node_lease import AnnouncedArchives, MountRecord, NodeLease, NodeLog
+from rocketmq_tiered.server.mount.node_lease import (
+    AnnouncedArchives,
+    BrokerName,
+    MountRecord,
+    NodeLease,
+    NodeLog,
+)
 from tiered.console import camel_names, size_text, time_text
 from tiered.object_store.interface import ObjectStore
 
@@ -26,7 +32,11 @@ logger = logging.getLogger(__name__)
 PRICES = Prices()
 BEAT_S = 1.0
 STALLED_S = 10.0
-
+LATE_MS: Final = 60_000
+"""Other nodes end a lease long before, whatever this machine's clock says: there is none."""
+SERVED, LEAVING, NOT_REGISTERED, LATE, NOT_SERVED = STATES = (
+    "served", "leaving", "not registered", "late", "not served",
+)  # fmt: skip
 
 HEADER: Final = (
     "broker", "node", "address", "since", "state", "queues", "consumers", "groups", "lag", "size", "USD/month",
@@ -34,12 +44,17 @@ HEADER: Final = (
 
 
 class MountRow(NamedTuple):
-    """A broker to be mounted, and the node that serves it, if any. ``state``: served, leaving, not served, or what is
-    wrong."""
+    """A broker to be mounted, and the node that serves it, if any. ``state``: one of STATES; late is a node that has
+    not renewed its lease for LATE_MS."""
 
     record: MountRecord
     node: str = ""
-    state: str = "not served"
+    state: str = NOT_SERVED
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether clients may not reach it."""
+        return self.state not in (SERVED, LEAVING)
 
     @property
     def storage_usd_month(self) -> float:
@@ -60,28 +75,33 @@ class MountRow(NamedTuple):
         record = self.record
         return [
             "/".join(record.name), self.node or "-", record.address or "-",
-            time_text(record.since_ms) if record.since_ms else "-", self.state, record.queues, record.consumers,
+            time_text(record.since_ms) if record.since_ms else "-",
+            f"{self.state}: {record.problem}" if record.problem else self.state, record.queues, record.consumers,
             record.groups, record.lag, size_text(record.stored_bytes), f"{self.storage_usd_month:.2f}",
         ]  # fmt: skip
 
 
 def mount_rows(store: ObjectStore) -> list[MountRow]:
     """Rows of all brokers below ``store``. Raises what the store raises."""
-    rows = rows_of(NodeLog(store, "", lambda: 0).newest().values())
-    known = {row.record.name for row in rows if row.state != "leaving"}
-    rows += [
-        MountRow(MountRecord(*name, queues=queues))
-        for name, queues in AnnouncedArchives(store).read().items() if name not in known
+    return rows_of(NodeLog(store, "", lambda: 0).newest().values(), AnnouncedArchives(store).read())
+
+
+def rows_of(leases: Iterable[NodeLease], announced: Mapping[BrokerName, int]) -> list[MountRow]:
+    """Rows of what living nodes serve, and of what none serves, by name."""
+    late_ms = time.time_ns() // 1_000_000 - LATE_MS
+    rows = [
+        MountRow(record, lease.node, LATE if lease.renewed_ms < late_ms else _state_of(record))
+        for lease in leases if lease.is_living for record in lease.mounts
     ]  # fmt: skip
+    known = {row.record.name for row in rows if row.state != LEAVING}
+    rows += [MountRow(MountRecord(*name, queues=announced[name])) for name in announced.keys() - known]
     return sorted(rows, key=lambda row: row.record.name)
 
 
-def rows_of(leases: Iterable[NodeLease]) -> list[MountRow]:
-    """Rows of what living nodes serve."""
-    return [
-        MountRow(record, lease.node, "leaving" if record.is_leaving else record.problem or "served")
-        for lease in leases if lease.is_living for record in lease.mounts
-    ]  # fmt: skip
+def _state_of(record: MountRecord) -> str:
+    if record.is_leaving:
+        return LEAVING
+    return NOT_REGISTERED if record.problem or not record.address else SERVED
 
 
 def of_mounts(node: MountNode) -> list[Finding]:
@@ -140,9 +160,9 @@ class MountAdminSource:
         return holds, "\n".join(["serving" if holds else "no lease is held", *texts])
 
     def rows(self) -> list[MountRow]:
-        """What all nodes serve, as their leases say."""
-        rows = [row for node in self._nodes for row in rows_of(node.member.leases.values())]
-        return sorted(rows, key=lambda row: row.record.name)
+        """All brokers, as the nodes' leases say."""
+        members = [node.member for node in self._nodes]
+        return [row for member in members for row in rows_of(member.leases.values(), member.announced)]
 
     def status_json(self) -> bytes:
         """See AdminSource."""
@@ -191,6 +211,10 @@ class _MountCollector(ScrapeCollector):
             ),
             "lag_messages": ("messages not consumed by groups", sum(record.lag for record in records)),
             "moves": ("brokers taken since the start", sum(node.moves for node in nodes)),
+            "unserved_brokers": (
+                "retired brokers that no node serves",
+                sum(row.state in (NOT_SERVED, LATE) for row in self._source.rows()),
+            ),
         }
         for name, (meaning, value) in gauges.items():
             yield GaugeMetricFamily(f"{PREFIX}_mount_{name}", meaning, value=value)

@@ -135,11 +135,9 @@ def test_image_copies_exist() -> None:
 def test_metrics_named_here_exist(name: str) -> None:
     source = (ROOT / "rocketmq_tiered" / "process" / "metrics.py").read_text("utf-8")
     serving = (ROOT / "rocketmq_tiered" / "process" / "serving_metrics.py").read_text("utf-8")
-    source += re.sub(
-        r'"(\w+)": \("',
-        r'"serve_\1": ("',
-        (ROOT / "rocketmq_tiered" / "process" / "archive_admin.py").read_text("utf-8"),
-    )
+    for module, prefix in (("archive_admin", "serve"), ("mount_report", "mount")):
+        text = (ROOT / "rocketmq_tiered" / "process" / f"{module}.py").read_text("utf-8")
+        source += re.sub(r'"(\w+)": \(', rf'"{prefix}_\1": (', text)
     source += re.sub(r'f"{mode}_(\w+)"', r'"proxy_\1" "slave_\1"', serving)
     used = {DERIVED.sub("", metric) for metric in METRIC.findall((DEPLOY / name).read_text("utf-8"))}
     unknown = sorted(

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from rocketmq_tiered.process.mount_report import mount_rows
+from rocketmq_tiered.server.mount.node_lease import MountRecord
 from tests.servers.child import free_port_block
+from tests.servers.go_client import go_consumer
 from tests.servers.rocketmq import CLUSTER, RocketMq, java_command
+from tests.servers.rocketmq_proxy import RocketMqProxy
 from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson
+from tiered.object_store.open_store import open_store
 from tiered.remoting.client import BrokerClient
 
 ROOT = Path(__file__).parents[2]
@@ -65,16 +68,25 @@ class Node:
 
 @dataclass
 class MountScene:
-    """Brokers by name; the first is never retired, and all use its name server."""
+    """Brokers by name; the first is never retired."""
 
     directory: Path
     objects: RunningStore
     url: str
     brokers: dict[str, RocketMq]
-    name_server: str
+    names: RocketMq
+    """Only its name server runs."""
     version: str
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
+    node_of: dict[str, str] = field(default_factory=dict)
+    """As last listed, by broker."""
+    proxy: RocketMqProxy | None = None
+
+    @property
+    def name_server(self) -> str:
+        """Its address."""
+        return self.names.name_server_address
 
     # -- commands ---------------------------------------------------------------------------------------------
 
@@ -133,10 +145,15 @@ class MountScene:
 
     # -- what there is ----------------------------------------------------------------------------------------
 
-    def mounted(self) -> dict[str, dict[str, Any]]:
-        """Rows of `mount ls` that are served, by broker."""
-        rows = json.loads(self.tiered("mount", "ls", self.url, "--json"))["brokers"]
-        return {row["broker"]: row for row in rows if row["state"] == "served"}
+    def mounted(self) -> dict[str, MountRecord]:
+        """What `mount ls` lists as served, by broker."""
+        store = open_store(self.url, self.objects.options())
+        try:
+            rows = mount_rows(store)
+        finally:
+            store.close()
+        self.node_of = {row.record.broker: row.node for row in rows}
+        return {row.record.broker: row.record for row in rows if row.state == "served"}
 
     def listed(self) -> dict[str, str]:
         """Address of id 0 by broker, as the name server lists it."""
@@ -149,7 +166,7 @@ class MountScene:
 
     def holders(self) -> dict[str, str]:
         """Node by broker."""
-        return {broker: row["node"] for broker, row in self.mounted().items()}
+        return {broker: self.node_of[broker] for broker in self.mounted()}
 
     def consumer(
         self, mode: str, group: str, topic: str, flags: Sequence[str] = (), failures: int = 0
@@ -162,6 +179,35 @@ class MountScene:
             self.children.append(subprocess.Popen(command, stdout=log, stderr=log))
         return output
 
+    def go_consumer(self, group: str, topic: str, pause_ms: int) -> Path:
+        """Start a push consumer of the Go client; returns its output."""
+        output = self.directory / f"{group}.txt"
+        command = [
+            str(go_consumer()),
+            "push",
+            self.name_server,
+            group,
+            topic,
+            "100000000",
+            "400",
+            str(output),
+        ]
+        with output.with_suffix(".out").open("ab") as log:
+            environment = {**os.environ, "CONSUME_PAUSE_MS": str(pause_ms)}
+            self.children.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        return output
+
+    def grpc_consumer(self, group: str, topic: str, pause_ms: int) -> Path:
+        """Start a simple consumer of the gRPC client, and a proxy between it and the brokers; returns its output."""
+        output = self.directory / f"{group}.txt"
+        self.proxy = RocketMqProxy(self.directory / "proxy", self.name_server, CLUSTER)
+        self.proxy.start()
+        arguments = group, topic, "100000000", "400", str(output), "20", "*", "0"
+        command = self.proxy.command("GrpcConsume", *arguments, flags=[f"-Dconsume.pause.ms={pause_ms}"])
+        with output.with_suffix(".out").open("ab") as log:
+            self.children.append(subprocess.Popen(command, stdout=log, stderr=log))
+        return output
+
     def fill(self, broker: str, messages: int) -> None:
         """Send messages to a broker, round robin over the queues of live0 and live1."""
         found = self.brokers[broker]
@@ -169,11 +215,14 @@ class MountScene:
         text = found.run_java("Produce", *arguments)
         assert f"DONE {messages} " in text, text[-300:]
 
-    def producer(self, broker: str, messages: int, per_second: int) -> subprocess.Popen[bytes]:
-        """Start sending to a broker; the last line of its output counts what was sent and what failed."""
-        arguments = self.name_server, broker, "2", str(QUEUES), str(messages), "200", "1", str(per_second)
-        command = java_command(self.version, self.directory, "Produce", *arguments)
-        with (self.directory / "producer.err").open("wb") as errors:
+    def producer(
+        self, broker: str, messages: int, per_second: int, topics: int = 2
+    ) -> subprocess.Popen[bytes]:
+        """Start sending to a broker, or ("*") to those of the routes; the last line of its output counts what was sent
+        and what failed."""
+        counts = map(str, (topics, QUEUES, messages, 200, 1, per_second))
+        command = java_command(self.version, self.directory, "Produce", self.name_server, broker, *counts)
+        with (self.directory / f"producer{len(self.children)}.err").open("wb") as errors:
             child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
         self.children.append(child)
         return child
@@ -184,33 +233,28 @@ class MountScene:
             if child.poll() is None:
                 child.kill()
             child.wait()
-        for broker in self.brokers.values():
-            broker.broker.kill()
-        next(iter(self.brokers.values())).stop()
+        if self.proxy is not None:
+            self.proxy.server.kill()
 
 
 @contextmanager
 def mounting(
-    version: str, directory: Path, objects: RunningStore, names: Sequence[str], **config: object
+    version: str, directory: Path, objects: RunningStore, names: Sequence[str], name_server: str = ""
 ) -> Iterator[MountScene]:
-    """Brokers ``names`` at one name server, with topics live0 and live1."""
+    """Brokers ``names`` at one name server, of version ``name_server``, with topics live0 and live1."""
     brokers: dict[str, RocketMq] = {}
+    server = RocketMq(name_server or version, directory / "names")
     try:
+        server.name_server.start()
         for name in names:
-            place = directory / name
-            place.mkdir()
-            first = next(iter(brokers.values()), None)
-            shared: Mapping[str, object] = {} if first is None else {"namesrvAddr": first.name_server_address}
-            brokers[name] = RocketMq(version, place, {"brokerName": name, **shared, **config})
-            if first is None:
-                brokers[name].name_server.start()
+            config = {"brokerName": name, "namesrvAddr": server.name_server_address}
+            brokers[name] = RocketMq(version, directory / name, config)
             brokers[name].broker.start()
-        name_server = brokers[names[0]].name_server_address
         for broker in brokers.values():
             for topic in ("live0", "live1"):
-                arguments = name_server, broker.broker_address, "create", CLUSTER, topic, str(QUEUES)
-                broker.run_java("Admin", *arguments)
-        scene = MountScene(directory, objects, objects.fresh_bucket(), brokers, name_server, version)
+                place = server.name_server_address, broker.broker_address
+                broker.run_java("Admin", *place, "create", CLUSTER, topic, str(QUEUES))
+        scene = MountScene(directory, objects, objects.fresh_bucket(), brokers, server, version)
         try:
             yield scene
         finally:
@@ -218,8 +262,7 @@ def mounting(
     finally:
         for broker in brokers.values():
             broker.broker.kill()
-        if brokers:
-            brokers[names[0]].stop()
+        server.name_server.stop()
 
 
 def lines(output: Path) -> list[Line]:
@@ -229,8 +272,18 @@ def lines(output: Path) -> list[Line]:
 
 
 def consumed(output: Path) -> Counter[str]:
-    """Unique keys of what was consumed successfully."""
-    return Counter(line[4] for line in lines(output) if line[8] == "ok")
+    """Unique keys of what a consumer has consumed successfully, by what its lines look like: Java's, Go's, gRPC's."""
+    found = lines(output)
+    if found and len(found[0]) == 7:
+        return Counter(map(_unique_key, found))
+    if found and len(found[0]) == 6:
+        return Counter(line[2] for line in found if line[5] == "ok")
+    return Counter(line[4] for line in found if line[8] == "ok")
+
+
+def _unique_key(line: Line) -> str:
+    pairs = dict(pair.split("=", 1) for pair in bytes.fromhex(line[6]).decode().split("\0"))
+    return pairs["UNIQ_KEY"]
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> float:

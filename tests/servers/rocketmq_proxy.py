@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.servers.child import ChildServer, free_port
@@ -82,12 +82,16 @@ class RocketMqProxy:
         """Run GrpcConsume.java to its end; what it printed."""
         return self.run("GrpcConsume", *arguments, timeout_s=timeout_s)
 
+    def command(self, program: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
+        """The command line of a program of ``java/grpc``."""
+        return [
+            "java", "-Xmx256m", f"-Duser.home={self._directory}", *flags, "-cp",
+            f"{self._programs}:{self._client}/*", program, self.address, *arguments,
+        ]  # fmt: skip
+
     def run(self, program: str, *arguments: str, timeout_s: float = 90) -> str:
         """Run a program of ``java/grpc`` to its end; what it printed."""
-        command = [
-            "java", "-Xmx256m", f"-Duser.home={self._directory}", "-cp", f"{self._programs}:{self._client}/*",
-            program, self.address, *arguments,
-        ]  # fmt: skip
+        command = self.command(program, *arguments)
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False, env=os.environ
         )

@@ -1,5 +1,6 @@
 // Consumes a topic with the Go client.
 // args: mode(push, pull) namesrv group topic wanted idleSeconds output [broker queues]
+// With CONSUME_PAUSE_MS=n the push consumer takes n ms for a message.
 // The pull consumer is told the queues and reads each from its beginning; Pull() alone waits at every empty one.
 // output: one line a message: queueId offset bodyCrc32 bodyLength storeTimestamp reconsumeTimes properties
 // (hex of sorted name=value, separated by NUL)
@@ -96,7 +97,9 @@ func main() {
 func push(topic string, options []consumer.Option) func() error {
 	c, err := rocketmq.NewPushConsumer(append(options, consumer.WithConsumeMessageBatchMaxSize(16))...)
 	fail(err)
+	pause, _ := strconv.Atoi(os.Getenv("CONSUME_PAUSE_MS"))
 	fail(c.Subscribe(topic, consumer.MessageSelector{}, func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+		time.Sleep(time.Duration(pause*len(messages)) * time.Millisecond)
 		took(messages)
 		return consumer.ConsumeSuccess, nil
 	}))

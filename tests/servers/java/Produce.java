@@ -1,13 +1,14 @@
 import java.nio.charset.StandardCharsets;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * Sends messages with keys, tags and unique bodies, and counts acknowledgements.
- * args: namesrv broker topics queues messages bodyBytes threads perSecond(0: no limit)
+ * args: namesrv broker(*: as routes say) topics queues messages bodyBytes threads perSecond(0: no limit)
  * Goes on over broker restarts; prints "ACKED n" each second and "DONE acked failed" at the end.
  */
 public class Produce {
@@ -22,6 +23,7 @@ public class Produce {
         producer.setNamesrvAddr(namesrv);
         producer.setSendMsgTimeout(3000);
         producer.setRetryTimesWhenSendFailed(0);
+        producer.setPollNameServerInterval(1000);
         producer.start();
         long begun = System.nanoTime();
         Thread[] workers = new Thread[threads];
@@ -45,12 +47,13 @@ public class Produce {
                     MessageQueue queue = new MessageQueue(topic, broker, (int) (i / topics % queues));
                     while (true) {
                         try {
-                            if (producer.send(message, queue).getSendStatus() == SendStatus.SEND_OK) acked.incrementAndGet();
+                            SendResult sent = broker.equals("*") ? producer.send(message) : producer.send(message, queue);
+                            if (sent.getSendStatus() == SendStatus.SEND_OK) acked.incrementAndGet();
                             break;
                         } catch (InterruptedException e) {
                             return;
                         } catch (Exception e) {
-                            failed.incrementAndGet();
+                            if (failed.incrementAndGet() <= 10) System.err.println(e);
                             try { Thread.sleep(50); } catch (InterruptedException stop) { return; }
                         }
                     }

@@ -10,12 +10,14 @@ import org.apache.rocketmq.client.apis.message.MessageView;
 /**
  * A gRPC simple consumer. args: endpoints group topic wanted idleSeconds output invisibleSeconds tag forget
  * Ends when wanted messages were acknowledged, or none came for idleSeconds. The first forget messages are not
- * acknowledged when they come first. output: a line a message: bodyCrc32 bodyLength messageId tag attempt outcome(ok, forgot)
+ * acknowledged when they come first. With -Dconsume.pause.ms=n it takes n ms for a message.
+ * output: a line a message: bodyCrc32 bodyLength messageId tag attempt outcome(ok, forgot, or refused: not acknowledged)
  */
 public class GrpcConsume {
     public static void main(String[] a) throws Exception {
         int wanted = Integer.parseInt(a[3]), forget = Integer.parseInt(a[8]);
         long idle = Long.parseLong(a[4]) * 1000;
+        long pause = Long.getLong("consume.pause.ms", 0);
         Duration invisible = Duration.ofSeconds(Long.parseLong(a[6]));
         ClientConfiguration configuration = ClientConfiguration.newBuilder().setEndpoints(a[0]).enableSsl(false)
             .setRequestTimeout(Duration.ofSeconds(20)).build();
@@ -39,15 +41,21 @@ public class GrpcConsume {
                     ByteBuffer body = m.getBody();
                     int length = body.remaining();
                     crc.update(body);
-                    boolean ok = forget <= 0 || m.getDeliveryAttempt() > 1;
-                    if (ok) {
-                        consumer.ack(m);
-                        done++;
+                    String outcome = forget <= 0 || m.getDeliveryAttempt() > 1 ? "ok" : "forgot";
+                    Thread.sleep(pause);
+                    if (outcome.equals("ok")) {
+                        try {
+                            consumer.ack(m);
+                            done++;
+                        } catch (ClientException e) {
+                            System.err.println(e);
+                            outcome = "refused";
+                        }
                     } else {
                         forget--;
                     }
                     out.println(crc.getValue() + " " + length + " " + m.getMessageId() + " " + m.getTag().orElse("-") + " "
-                        + m.getDeliveryAttempt() + " " + (ok ? "ok" : "forgot"));
+                        + m.getDeliveryAttempt() + " " + outcome);
                     last = System.currentTimeMillis();
                 }
                 out.flush();
