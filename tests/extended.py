@@ -46,7 +46,7 @@ EXTENDED = {
     "integration/test_key_compaction_live.py": ALL,
     "integration/test_live_broker.py": r".*\[(4|5\.5)|test_(restarts|a_killed_broker)",
     "integration/test_live_lmq.py": ALL,
-    "integration/test_mount.py": r"test_a_drill",
+    "integration/test_mount.py": r"test_a_(drill|restored|broker_whose)",
     "integration/test_proxy_clients.py": r".*\[(4|5\.5)|test_mqadmin",
     "integration/test_proxy_timers.py": r".*\[(4|5\.5)|test_(a_grpc|the_producers)",
     "integration/test_proxy_wire.py": r".*\[4",

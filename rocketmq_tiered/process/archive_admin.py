@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import orjson
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fetcher.access import ArchiveAccess
-from rocketmq_tiered.process.findings import of_unreadable, unreadable_messages
+from rocketmq_tiered.process.event_loop_admin import EventLoopSource
+from rocketmq_tiered.process.findings import Finding, of_unreadable, unreadable_messages
 from rocketmq_tiered.process.metrics import PREFIX, UNREADABLE_MEANING, DecodingCollector, ScrapeCollector
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
 from tiered.archive.unreadable import UnreadableRange
 from tiered.console import camel_names
 
-logger = logging.getLogger(__name__)
 
-BEAT_S = 1.0
-STALLED_S = 10.0
-"""Without a beat for so long, the event loop is held up or has ended."""
-
-
-class ArchiveAdminSource:
-    """See AdminSource. ``beat`` runs on the event loop, the pages in the admin server's threads."""
+class ArchiveAdminSource(EventLoopSource):
+    """See EventLoopSource."""
 
     def __init__(
         self,
@@ -37,43 +29,23 @@ class ArchiveAdminSource:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """``problem``: why the archive's catalog cannot be read; empty if it can."""
-        self._access, self._service, self._clock_s = access, service, clock_s
-        self._problem = problem
-        self._beaten_s = clock_s()
-        self._logged: frozenset[UnreadableRange] = frozenset()
+        super().__init__(clock_s, DecodingCollector(), _ArchiveCollector(access, service, problem))
+        self._access, self._service, self._problem = access, service, problem
         self.address = ""
         """The address that clients connect to, once it serves."""
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        self._registry.register(DecodingCollector())
-        self._registry.register(_ArchiveCollector(access, service, problem))
-
-    async def beat(self) -> None:
-        """Show that the event loop runs, until cancelled."""
-        while True:
-            self._beaten_s = self._clock_s()
-            self._log_unreadable()
-            await asyncio.sleep(BEAT_S)
 
     @property
     def unreadable(self) -> tuple[UnreadableRange, ...]:
         """What clients could not read."""
         return self._access.fetcher.unreadable.ranges()
 
-    def _log_unreadable(self) -> None:
-        ranges = self.unreadable
-        for found in ranges:
-            if found not in self._logged:
-                logger.error("attention: %s", of_unreadable([found]).what, extra={"about": "unreadable"})
-        self._logged = frozenset(ranges)
+    def findings(self) -> list[Finding]:
+        """One for each range."""
+        return [of_unreadable([found]) for found in self.unreadable]
 
-    def health(self) -> tuple[bool, str]:
-        """Whether the event loop runs."""
-        silent_s = self._clock_s() - self._beaten_s
-        if silent_s > STALLED_S:
-            return False, f"no request has been served for {silent_s:.0f} s: the event loop is held up"
-        return True, "serving" if self.address else "starting"
+    def is_serving(self) -> bool:
+        """Whether clients can connect."""
+        return bool(self.address)
 
     def readiness(self) -> tuple[bool, str]:
         """Whether consumers can commit offsets here."""
@@ -97,10 +69,6 @@ class ArchiveAdminSource:
             "unreadable": [camel_names(asdict(found)) for found in self.unreadable],
         }  # fmt: skip
         return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
-
-    def metrics(self) -> bytes:
-        """See AdminSource."""
-        return generate_latest(self._registry)
 
 
 class _ArchiveCollector(ScrapeCollector):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
 import orjson
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from rocketmq_tiered.maintenance.prices import Prices
+from rocketmq_tiered.process.event_loop_admin import EventLoopSource
 from rocketmq_tiered.process.findings import Finding
 from rocketmq_tiered.process.metrics import PREFIX, ScrapeCollector, attention_family
 from rocketmq_tiered.server.mount.mount_node import MountNode
@@ -27,11 +25,7 @@ from rocketmq_tiered.server.mount.node_lease import (
 from tiered.console import camel_names, size_text, time_text
 from tiered.object_store.interface import ObjectStore
 
-logger = logging.getLogger(__name__)
-
 PRICES = Prices()
-BEAT_S = 1.0
-STALLED_S = 10.0
 LATE_MS: Final = 60_000
 """Other nodes end a lease long before, whatever this machine's clock says: there is none."""
 SERVED, LEAVING, NOT_REGISTERED, LATE, NOT_SERVED = STATES = (
@@ -122,46 +116,26 @@ def of_mounts(node: MountNode) -> list[Finding]:
     return found
 
 
-class MountAdminSource:
-    """See AdminSource. ``beat`` runs on the event loop, the pages in the admin server's threads."""
+class MountAdminSource(EventLoopSource):
+    """See EventLoopSource. ``nodes``: those of this process."""
 
-    def __init__(self, nodes: Sequence[MountNode], clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._nodes, self._clock_s = nodes, clock_s
-        self._beaten_s = clock_s()
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        self._registry.register(_MountCollector(self))
-
-    async def beat(self) -> None:
-        """Show that the event loop runs, until cancelled."""
-        logged: set[str] = set()
-        while True:
-            self._beaten_s = self._clock_s()
-            findings = {finding.what: finding for finding in self.findings()}
-            for what in findings.keys() - logged:
-                logger.error("attention: %s", what, extra={"about": findings[what].about})
-            logged = set(findings)
-            await asyncio.sleep(BEAT_S)
+    def __init__(self, nodes: Sequence[MountNode]) -> None:
+        self.nodes = nodes
+        super().__init__(time.monotonic, _MountCollector(self))
 
     def findings(self) -> list[Finding]:
         """What an operator should look at."""
-        return [finding for node in self._nodes for finding in of_mounts(node)]
-
-    def health(self) -> tuple[bool, str]:
-        """Whether the event loop runs."""
-        silent_s = self._clock_s() - self._beaten_s
-        return silent_s <= STALLED_S, "serving" if silent_s <= STALLED_S else "the event loop is held up"
+        return [finding for node in self.nodes for finding in of_mounts(node)]
 
     def readiness(self) -> tuple[bool, str]:
         """Whether this node holds its lease."""
         texts = [finding.text for finding in self.findings()]
-        holds = all(node.member.holds() for node in self._nodes)
+        holds = all(node.member.holds() for node in self.nodes)
         return holds, "\n".join(["serving" if holds else "no lease is held", *texts])
 
     def rows(self) -> list[MountRow]:
         """All brokers, as the nodes' leases say."""
-        members = [node.member for node in self._nodes]
+        members = [node.member for node in self.nodes]
         return [row for member in members for row in rows_of(member.leases.values(), member.announced)]
 
     def status_json(self) -> bytes:
@@ -175,20 +149,11 @@ class MountAdminSource:
                     "brokers": [camel_names(asdict(record)) for record in node.records()],
                     "failures": {"/".join(name): why for name, why in node.failures.items()},
                 }
-                for node in self._nodes
+                for node in self.nodes
             ],
             "findings": [camel_names(asdict(finding)) for finding in self.findings()],
         }  # fmt: skip
         return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
-
-    def metrics(self) -> bytes:
-        """See AdminSource."""
-        return generate_latest(self._registry)
-
-    @property
-    def nodes(self) -> Sequence[MountNode]:
-        """Those of this process."""
-        return self._nodes
 
 
 class _MountCollector(ScrapeCollector):

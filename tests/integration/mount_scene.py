@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocketmq_tiered.process.mount_report import mount_rows
+from rocketmq_tiered.process.mount_report import MountRow, mount_rows
 from rocketmq_tiered.server.mount.node_lease import MountRecord
+from tests.deploy.bucket_policies import for_minio, policy_of
 from tests.servers.child import free_port_block
 from tests.servers.go_client import go_consumer
 from tests.servers.rocketmq import CLUSTER, RocketMq, java_command
@@ -22,10 +23,12 @@ from tests.servers.rocketmq_proxy import RocketMqProxy
 from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson
 from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import S3Credentials
 from tiered.remoting.client import BrokerClient
 
 ROOT = Path(__file__).parents[2]
 QUEUES = 4
+PREFIX = "archives"
 _QUICK = """
 import sys
 from rocketmq_tiered.cli import detach, main
@@ -82,6 +85,10 @@ class MountScene:
     node_of: dict[str, str] = field(default_factory=dict)
     """As last listed, by broker."""
     proxy: RocketMqProxy | None = None
+    node_keys: S3Credentials | None = None
+    """Of nodes: the policy of deploy/s3 for a server; None: those of other commands."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of our processes, as environment."""
 
     @property
     def name_server(self) -> str:
@@ -93,7 +100,7 @@ class MountScene:
     def environment(self) -> dict[str, str]:
         """Of our processes."""
         store = self.objects.environment()
-        return {**os.environ, **store, "PYTHONPATH": str(ROOT), "TIERED_ADMIN__PORT": "0"}
+        return {**os.environ, **store, "PYTHONPATH": str(ROOT), "TIERED_ADMIN__PORT": "0", **self.settings}
 
     def tiered(self, *arguments: str, code: int = 0) -> str:
         """What a command prints."""
@@ -137,23 +144,36 @@ class MountScene:
             "--node", name, "--advertise", "127.0.0.1", "--set", "mount.bind=127.0.0.1",
             "--set", f"mount.first_port={free_port_block(6)}",
         ]  # fmt: skip
+        environment = self.environment()
+        if (keys := self.node_keys) is not None:
+            environment |= {
+                "AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key,
+                "AWS_SESSION_TOKEN": keys.session_token or "",
+            }  # fmt: skip
         with log.open("ab") as out:
-            process = subprocess.Popen(command, env=self.environment(), stdout=out, stderr=out)
+            process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
         self.children.append(process)
         self.nodes[name] = node = Node(process, log, name)
         return node
 
     # -- what there is ----------------------------------------------------------------------------------------
 
-    def mounted(self) -> dict[str, MountRecord]:
-        """What `mount ls` lists as served, by broker."""
+    def _rows(self) -> list[MountRow]:
         store = open_store(self.url, self.objects.options())
         try:
-            rows = mount_rows(store)
+            return mount_rows(store)
         finally:
             store.close()
+
+    def states(self) -> dict[str, str]:
+        """What `mount ls` says of each broker."""
+        return {row.record.broker: row.state for row in self._rows()}
+
+    def mounted(self) -> dict[str, MountRecord]:
+        """What `mount ls` lists as served, by broker."""
+        rows = [row for row in self._rows() if row.state == "served"]
         self.node_of = {row.record.broker: row.node for row in rows}
-        return {row.record.broker: row.record for row in rows if row.state == "served"}
+        return {row.record.broker: row.record for row in rows}
 
     def listed(self) -> dict[str, str]:
         """Address of id 0 by broker, as the name server lists it."""
@@ -254,7 +274,10 @@ def mounting(
             for topic in ("live0", "live1"):
                 place = server.name_server_address, broker.broker_address
                 broker.run_java("Admin", *place, "create", CLUSTER, topic, str(QUEUES))
-        scene = MountScene(directory, objects, objects.fresh_bucket(), brokers, server, version)
+        bucket = objects.fresh_bucket()
+        scene = MountScene(directory, objects, f"{bucket}/{PREFIX}", brokers, server, version)
+        policy = for_minio(policy_of("server", bucket.removeprefix("s3://"), PREFIX), has_tls=False)
+        scene.node_keys = objects.account(policy)
         try:
             yield scene
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -42,9 +44,7 @@ def test_a_broker_is_retired_mounted_moved_and_taken_back(scene: MountScene) -> 
     until(lambda: len(lines(push)) > 10 and len(lines(orderly)) > 10, "nothing is consumed")
     scene.retire("live-b")
     nodes = {name: scene.mount(name) for name in ("n1", "n2")}
-    until(lambda: "live-b" in scene.mounted(), "not mounted", 40)
-    row = scene.mounted()["live-b"]
-    until(lambda: scene.listed().get("live-b") == row.address, "not registered")
+    until(lambda: _registered(scene), "not mounted", 60)
     at_mount = len(lines(push))
     until(lambda: len(lines(push)) > at_mount, "the consumer does not continue")
     back = scene.consumer("push", "G-back", "live1", failures=1)
@@ -75,6 +75,57 @@ def test_a_broker_is_retired_mounted_moved_and_taken_back(scene: MountScene) -> 
     assert scene.mounted() == {}
     scene.tiered("verify", scene.url, "--full", "--broker", "live-b")
     nodes[other].end()
+
+
+def _registered(scene: MountScene) -> bool:
+    row = scene.mounted().get("live-b")
+    return row is not None and scene.listed().get("live-b") == row.address
+
+
+def test_a_restored_broker_takes_its_name_back(scene: MountScene) -> None:
+    """Its disk is gone. The mount does not register beside it, and hands over the groups; consumers continue with new
+    messages and get nothing twice."""
+    scene.fill("live-b", MESSAGES)
+    push = scene.consumer("push", "G-push", "live0")
+    until(lambda: len(lines(push)) > 10, "nothing is consumed")
+    scene.retire("live-b")
+    node = scene.mount("n1")
+    until(lambda: _registered(scene), "not mounted", 60)
+    until(lambda: len(consumed(push)) == MESSAGES / 2, "messages are missing", 120)
+    broker = scene.brokers["live-b"]
+    shutil.rmtree(broker.store)
+    place = scene.url, str(broker.store), "--broker", "live-b", "--broker-conf", str(broker.broker_conf)
+    restored = json.loads(scene.tiered("restore", *place, "--json"))
+    assert restored["messages"] == MESSAGES
+    broker.restart_with({**restored["brokerConf"], "brokerPermission": 0})
+    until(lambda: scene.listed().get("live-b") == broker.broker_address, "not back")
+    until(lambda: scene.states().get("live-b") == "not registered", "registered beside its master", 60)
+    assert "a master of this broker is registered" in scene.tiered("mount", "ls", scene.url, code=4)
+    assert scene.listed()["live-b"] == broker.broker_address
+    assert "permission" in scene.tiered("detach", "--undo", *scene.place("live-b"))
+    assert scene.states() == {}
+    scene.fill("live-b", MESSAGES)
+    until(lambda: len(consumed(push)) == MESSAGES, "messages of the restored broker are missing", 120)
+    assert consumed(push).total() == MESSAGES, "something came twice"
+    scene.tiered("verify", scene.url, "--full", "--broker", "live-b")
+    assert node.stop() == 0
+
+
+def test_a_broker_whose_messages_have_expired_leaves_the_routes(scene: MountScene) -> None:
+    """Until then it is read as far as nothing expires; then it is no longer announced, and its port is closed."""
+    scene.settings |= {"TIERED_RETENTION__TTL": "30s", "TIERED_RETENTION__MIN_ARCHIVED": "1s"}
+    scene.fill("live-b", MESSAGES)
+    scene.retire("live-b")
+    node = scene.mount("n1")
+    until(lambda: _registered(scene), "not mounted", 60)
+    expire = "expire", scene.url, "--broker", "live-b"
+    until(lambda: json.loads(scene.tiered(*expire, "--json"))["rows"] == MESSAGES, "not past their time", 90)
+    scene.tiered(*expire, "--apply", "--yes")
+    until(lambda: "live-b" not in scene.listed(), "still registered", 150)
+    until(lambda: scene.states() == {}, "still announced", 30)
+    assert "live-a" in scene.listed()
+    scene.tiered("verify", scene.url, "--full", "--broker", "live-b")
+    assert node.stop() == 0
 
 
 RETIRED = ("live-b", "live-c")

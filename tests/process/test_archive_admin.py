@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rocketmq_tiered.process.archive_admin import STALLED_S
+from rocketmq_tiered.process.event_loop_admin import STALLED_S
 from tests.process.archive_admin_scene import Scene
 from tiered.archive.unreadable import UnreadableRange
 from tiered.formats.memory_bound import SHORTAGES

@@ -110,7 +110,7 @@ class ArchiveService(Service):
         return address
 
     async def release_groups(self) -> None:
-        """Write pending group offsets, grant no more locks and release the groups; reads continue. Idempotent."""
+        """Write pending group offsets and release the groups with their locks; reads continue. Idempotent."""
         # Until then clients may trust locks of an earlier owner.
         knows_locks = self._now_s() >= self.locks_from_s
         self.locks_from_s = math.inf

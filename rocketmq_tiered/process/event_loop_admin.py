@@ -1,0 +1,65 @@
+"""What admin pages of servers on an event loop share: its beat, findings in the log, and metrics.
+
+Owns health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+
+from rocketmq_tiered.process.findings import Finding
+from rocketmq_tiered.process.metrics import ScrapeCollector
+
+logger = logging.getLogger(__name__)
+
+BEAT_S: Final = 1.0
+STALLED_S: Final = 10.0
+"""Without a beat for so long, the event loop is held up or has ended."""
+
+
+class EventLoopSource:
+    """See AdminSource. ``beat`` runs on the event loop, the pages in the admin server's threads."""
+
+    def __init__(self, clock_s: Callable[[], float], *collectors: ScrapeCollector) -> None:
+        self._clock_s = clock_s
+        self._beaten_s = clock_s()
+        self._logged: set[str] = set()
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        for collector in collectors:
+            self._registry.register(collector)
+
+    def findings(self) -> list[Finding]:
+        """What an operator should look at."""
+        raise NotImplementedError
+
+    def is_serving(self) -> bool:
+        """Whether it has started."""
+        return True
+
+    async def beat(self) -> None:
+        """Show that the event loop runs, and log new findings, until cancelled."""
+        while True:
+            self._beaten_s = self._clock_s()
+            findings = {finding.what: finding for finding in self.findings()}
+            for what in findings.keys() - self._logged:
+                logger.error("attention: %s", what, extra={"about": findings[what].about})
+            self._logged = set(findings)
+            await asyncio.sleep(BEAT_S)
+
+    def health(self) -> tuple[bool, str]:
+        """Whether the event loop runs."""
+        silent_s = self._clock_s() - self._beaten_s
+        if silent_s > STALLED_S:
+            return False, f"no request has been served for {silent_s:.0f} s: the event loop is held up"
+        return True, "serving" if self.is_serving() else "starting"
+
+    def metrics(self) -> bytes:
+        """See AdminSource."""
+        return generate_latest(self._registry)
