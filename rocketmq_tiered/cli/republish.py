@@ -11,7 +11,10 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from fetcher.access import ArchiveAccess, open_async_access
 from rocketmq_tiered.cli.arguments import add_archive, add_json, instant, settings_of
@@ -33,6 +36,7 @@ from rocketmq_tiered.sending.sender import Sender
 from rocketmq_tiered.sending.target import Target, find_target
 from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
 from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from tiered.archive.timers import TimerFiles
 from tiered.console import camel_names, counted, print_json, print_lines, print_table
 from tiered.errors import CorruptionError
 from tiered.remoting.client import BrokerClient
@@ -98,6 +102,11 @@ def execute(options: argparse.Namespace) -> int:
         )
     ) as access:
         queues = chosen_queues(access, selection)
+        gateways = [queue.key for queue in queues if queue.topic == settings.timers.topic]
+        if gateways:
+            pending = TimerFiles(access.store).pending_offsets(access.state)
+            none = np.zeros(0, np.int64)
+            selection = replace(selection, pending={key: pending.get(key, none) for key in gateways})
         target = find_target(options.to, lambda address: BrokerClient(address, TIMEOUT_S, credentials, tls))
         jobs = jobs_for(access, queues, names, target)
         path = options.position or _default_path(access, target)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fetcher.access import ArchiveAccess
 from fetcher.io.waiting import run_async
 from fetcher.queries.queue_listing import QueueListing
@@ -30,6 +32,7 @@ from tiered.archive.unreadable import UnreadableMessagesError
 from tiered.console import counted
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.model.queue import LMQ_PREFIX, QueueKey, TopicFilter
+from tiered.model.tables import Table
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +46,15 @@ _NAMED_ONLY = ("%RETRY%", "%DLQ%", LMQ_PREFIX)
 
 @dataclass(frozen=True)
 class Selection:
-    """Which messages: of topics by name or pattern, ``names`` maps topics to other ones; stored in [since, until)."""
+    """Which messages: of topics by name or pattern, ``names`` maps topics to other ones; stored in [since, until).
+    ``pending``: of queues of timers, the offsets of those that are not delivered; others are not sent."""
 
     topics: Sequence[str] = ("*",)
     names: Mapping[str, str] = field(default_factory=dict)
     since_ms: int | None = None
     until_ms: int | None = None
     skip_refused: bool = False
+    pending: Mapping[QueueKey, Table] = field(default_factory=dict)
 
 
 @dataclass
@@ -160,6 +165,8 @@ class Republish:
             job.messages = max(0, end - job.start)
             if listed[queue].messages < listed[queue].max_offset - first:  # gaps, compacted keys
                 job.messages = min(job.messages, listed[queue].messages)
+            if (pending := self._selection.pending.get(queue)) is not None:
+                job.messages = int(np.count_nonzero(pending >= job.start))
         self._total = sum(job.messages for job in jobs)
         self._left = list(reversed(jobs))
 
@@ -212,6 +219,7 @@ class Republish:
         walk = await self._walk(job.sending.queue)
         walk.offset = max(walk.offset, job.start)
         is_batch = self._access.is_batch(job.sending.queue)
+        pending = self._selection.pending.get(job.sending.queue)
         while True:
             try:
                 batch = await run_async(walk.next_batch())
@@ -223,7 +231,8 @@ class Republish:
             if batch is None:
                 return
             for message in messages_of(batch, job.sending.queue, is_batch=is_batch):
-                await self._send(message, job, sender)
+                if pending is None or _has(pending, message.queue_offset):
+                    await self._send(message, job, sender)
                 if self._stop.is_set():
                     return
 
@@ -281,6 +290,11 @@ class Republish:
         self._position.written(snapshot)
         async with self._saved:
             self._saved.notify_all()
+
+
+def _has(offsets: Table, offset: int) -> bool:
+    at = int(np.searchsorted(offsets, offset))
+    return at < len(offsets) and int(offsets[at]) == offset
 
 
 def repeats_text(position: Position) -> str:

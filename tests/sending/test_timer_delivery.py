@@ -13,6 +13,7 @@ import pytest
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.sending.timer_change import change_timer
 from rocketmq_tiered.sending.timer_plan import FAN_IN, BrokerTimers, horizon_ms, to_merge
+from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.timer_refs import TimerRef
@@ -226,3 +227,27 @@ def test_timers_are_cancelled_and_moved_until_their_hand_over(
     assert {found[1]: found[3] for found in scene.target.stored}["k2"] == NOW + 9 * HOUR
     assert scene.state.timers == ()
     scene.check()
+
+
+def test_pending_timers_move_to_the_gateway_topic_of_another_broker(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that were delivered or cancelled do not, nor does a cancellation."""
+    for number in range(6):
+        scene.broker.timer(f"k{number}", NOW + (number + 1) * HOUR)
+    scene.broker.send_with({"TIERED_CANCEL": f"{NOW + 5 * HOUR} k4"})
+    scene.archive()
+    scene.start()
+    scene.run(NOW + 61 * 60_000, 60_000)
+    assert scene.target.counts == {"k0": 1, "k1": 1}
+    position = str(scene.path / "position")
+    with TargetScene({"TIERED_TIMERS": (4, 6)}).running() as target:
+        command = ["republish", scene.url, "--to", target.address, "--topics", "TIERED_TIMERS"]
+        for more in (["--dry-run"], [], []):
+            assert main([*command, "--position", position, *more]) == 0
+    said = capsys.readouterr().out
+    assert "dry run: 3 messages" in said and "3 messages sent" in said and "0 messages sent" in said
+    found = [message.properties for messages in target.stored.values() for message in messages]
+    assert [(one["UNIQ_KEY"], one["TIERED_TOPIC"], one["TIERED_DELIVER_MS"]) for one in found] == [
+        (f"k{at}", "orders", str(NOW + (at + 1) * HOUR)) for at in (2, 3, 5)
+    ]

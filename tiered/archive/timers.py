@@ -186,6 +186,16 @@ class TimerFiles:
             queues = list(some.queues)
         return Entries(sort_out(concatenated(found, ENTRY_DTYPE)).timers, queues)
 
+    def pending_offsets(self, state: CatalogState) -> dict[QueueKey, Table]:
+        """Of each queue, the messages whose timers are not handed over and alive, sorted."""
+        found: dict[QueueKey, list[Table]] = {}
+        for some in self.pending(state, 0, NEVER_MS):
+            timers = sort_out(some.table).timers
+            for number in np.unique(timers["queue"]).tolist():
+                offsets = timers["queue_offset"][timers["queue"] == number]
+                found.setdefault(some.queues[number], []).append(offsets)
+        return {queue: np.sort(np.concatenate(parts)) for queue, parts in found.items()}
+
     def first_offsets(self, state: CatalogState) -> dict[QueueKey, int]:
         """Of each queue, an offset before which no timer needs a message."""
         found: dict[QueueKey, int] = {}
