@@ -144,9 +144,8 @@ class Producer:
         return Sent(int(words[0]), int(words[1]), float(words[2]), *map(int, words[3:8]))
 
 
-def finish(sidecar: Sidecar) -> Compared:
-    """The end of every story: drain and stop the sidecar, collect garbage, verify that all is there and nothing left
-    over, stop the broker and compare."""
+def drained(sidecar: Sidecar) -> None:
+    """Drain and stop the sidecar, collect garbage, verify that all is there and nothing left over."""
     assert sidecar.stop() == 0, sidecar.log.read_text()[-2000:]
     commands = (
         ("gc", sidecar.url, "--apply", "--grace", "0s"),
@@ -155,6 +154,11 @@ def finish(sidecar: Sidecar) -> Compared:
     for command in commands:
         done = sidecar.tiered(*command, timeout_s=CHECK_TIMEOUT_S)
         assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def finish(sidecar: Sidecar) -> Compared:
+    """The end of every story: see ``drained``; then stop the broker and compare."""
+    drained(sidecar)
     sidecar.broker.broker.stop(timeout_s=60)
     return compare_with_broker(sidecar)
 
