@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
-from rocketmq_tiered.cli.arguments import add_archive, add_json, add_store, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_state_dir, add_store, settings_of
 from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, plan_repair
-from rocketmq_tiered.process.broker_side import open_store_of, read_conf
+from rocketmq_tiered.process.broker_side import open_store_of, pin_directories, read_conf
+from rocketmq_tiered.process.instance import default_state_dir
 from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
+from tiered.broker_store.commit_log import LogFile
+from tiered.broker_store.pins import PinKeeper
 from tiered.catalog.archives import Archive, open_archive
 from tiered.console import camel_names, counted, print_json, print_lines
 from tiered.errors import CorruptionError, NotFoundError
@@ -26,9 +31,10 @@ EXIT_LOST = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, the broker's store, --apply."""
+    """ARCHIVE_URL, the broker's store and the pins of `tiered run`, --apply."""
     add_archive(parser)
     add_store(parser)
+    add_state_dir(parser)
     parser.add_argument("--apply", action="store_true", help="repair (default: say what a repair would do)")
     add_json(parser)
 
@@ -43,7 +49,8 @@ def execute(options: argparse.Namespace) -> int:
         archive = _archive(root, settings)
         log = None
         if settings.broker.store_path:
-            log = opened.enter_context(open_store_of(settings, read_conf(settings), None)).commit_log
+            conf, pinned = read_conf(settings), _pinned(settings, archive)
+            log = opened.enter_context(open_store_of(settings, conf, pinned)).commit_log
         progress = opened.enter_context(Progress("repair", 0, quiet=options.json))
         repair = plan_repair(
             archive.store, (archive.cluster, archive.broker), time.time_ns() // 1_000_000, log=log,
@@ -56,6 +63,13 @@ def execute(options: argparse.Namespace) -> int:
     else:
         print_lines(*_lines(repair, f"{archive.cluster}/{archive.broker} in {options.url}"))
     return EXIT_LOST if repair.lost else 0
+
+
+def _pinned(settings: Settings, archive: Archive) -> Callable[[], list[LogFile]]:
+    """Files that the broker deleted, and a stopped `tiered run` kept."""
+    state_dir = settings.process.state_dir or default_state_dir(os.environ, archive.cluster, archive.broker)
+    places, former = pin_directories(settings, read_conf(settings), Path(state_dir))
+    return PinKeeper((*places, *former)).files
 
 
 def _archive(root: ObjectStore, settings: Settings) -> Archive:

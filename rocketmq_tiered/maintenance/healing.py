@@ -70,7 +70,7 @@ def heal(
     check = checked(commits.store, state, key)
     if check is None:
         return None
-    found = salvaged(commits.store, check, log)
+    found = salvaged(commits.store, state, check, log)
     if found.lost:
         return found.lost
     new = put_salvaged(

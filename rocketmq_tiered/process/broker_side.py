@@ -40,6 +40,15 @@ def store_path(settings: Settings, conf: BrokerConf | None) -> Path:
     )
 
 
+def pin_directories(
+    settings: Settings, conf: BrokerConf | None, state_dir: Path
+) -> tuple[list[Path], list[Path]]:
+    """Where `tiered run` links the broker's files to, and where it did by other settings."""
+    store = store_path(settings, conf)
+    usual = [state_dir / "pins", store.with_name(f"{store.name}.tiered-pins")]
+    return ([Path(settings.pins.directory)], usual) if settings.pins.directory else (usual, [])
+
+
 def open_store_of(
     settings: Settings,
     conf: BrokerConf | None,

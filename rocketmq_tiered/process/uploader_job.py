@@ -24,6 +24,7 @@ from rocketmq_tiered.process.broker_side import (
     credentials_of,
     names_of,
     open_store_of,
+    pin_directories,
     read_conf,
     store_path,
     topic_filter_of,
@@ -357,11 +358,9 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
     if writer.state_dir is None:
         return None
     limits = PinLimits(settings.pins.create_below_ratio, settings.pins.release_above_ratio)
-    store = store_path(settings, conf)
-    usual = [writer.state_dir / "pins", store.with_name(f"{store.name}.tiered-pins")]
-    places, former = ([Path(settings.pins.directory)], usual) if settings.pins.directory else (usual, [])
+    places, former = pin_directories(settings, conf, writer.state_dir)
     broker = settings.archive.broker or (conf.broker if conf is not None else "")
-    owner = f"{broker} in {os.path.realpath(store)}"
+    owner = f"{broker} in {os.path.realpath(store_path(settings, conf))}"
     keeper = PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner, former=former)
     if keeper.problem:
         logger.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,3 +71,25 @@ def test_a_damaged_archive_is_repaired(
     assert check_against_truth(root, directory, name, deleted=deleted) > 400
     code, out, _ = run("ls", url, *NAMES, "--quarantine", "--json")
     assert code == 0 and len(json.loads(out)["quarantine"]) == (2 if damage is damage_much else 0)
+
+
+@pytest.mark.integration
+def test_what_the_broker_deleted_is_repaired_from_the_pins_of_a_stopped_process(
+    real_store: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    directory, root = real_store("F"), FileStore(tmp_path / "archive")
+    backfill(directory / "store", root)
+    store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+    broker, pins = tmp_path / "broker" / "store", tmp_path / "state" / "pins"
+    shutil.copytree(directory / "store", broker)
+    pins.mkdir(parents=True, mode=0o700)
+    first, *_ = sorted((broker / "commitlog").iterdir())
+    shutil.move(first, pins / first.name)
+    damaged = min(info.key for prefix in ("data/", "sets/") for info in store.list(prefix))
+    flip(store, damaged, 40)
+    url, log = f"file://{tmp_path}/archive", ("--store", str(broker))
+    assert run("repair", url, *log)[0] == 1
+    code, out, _ = run("repair", url, *log, "--state-dir", str(tmp_path / "state"), "--apply")
+    assert code == 0 and "no message lost" in out, out
+    assert verify_archive(store, full=True).anomalies == []
+    assert check_against_truth(root, directory, "F") > 400

@@ -2,6 +2,7 @@
 
     tail readable     rows from the tail, records from each block that passes its checksum
     tail unreadable   zstd frames and records follow one another from the header on: each says where it ends
+    other objects     messages to which missing entries of LMQs refer
     broker's log      records of the missing rows, by queue, queue offset and physical offset
 
 ``salvaged`` gathers rows for the runs that the catalog expects; ``Salvage.written`` makes a new object of them, in
@@ -19,9 +20,12 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentReader
+from tiered.archive.verify_runs import LivingRuns
 from tiered.archive.verify_segment import SegmentCheck, rescanned
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog
 from tiered.broker_store.damage import find_next_record
+from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UnsupportedFormatError
 from tiered.formats.memory_bound import require_stored_bytes
 from tiered.formats.run_part import CatalogRun
@@ -64,12 +68,16 @@ class Salvage:
     hashes: list[NDArray[Any]] = field(default_factory=list)
     hash_count: int = 0
     parents: dict[QueueKey, int] = field(default_factory=dict)
+    generations: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Of the queue of a topic that scanned records belong to."""
 
     @classmethod
     def of(cls, check: SegmentCheck) -> Salvage:
         """Nothing found yet."""
         runs = np.concatenate(check.runs)
-        return cls(check, runs, [NO_ROWS] * len(runs), [None] * len(runs))
+        found = cls(check, runs, [NO_ROWS] * len(runs), [None] * len(runs))
+        found.generations.update((queue[:2], queue.generation) for queue in sorted(check.queues))
+        return found
 
     def missing(self, run: int) -> list[tuple[int, int]]:
         """Offsets [begin, end) of a run that no row found so far spans."""
@@ -172,9 +180,11 @@ def _pieces(rows: Table) -> list[Table]:
 # -- from the object ------------------------------------------------------------------------------------------
 
 
-def salvaged(store: ObjectStore, check: SegmentCheck, log: CommitLog | None = None) -> Salvage:
-    """What is left of the object of ``check``, and of its rest in ``log``. Raises the store's errors, except for the
-    object itself."""
+def salvaged(
+    store: ObjectStore, state: CatalogState, check: SegmentCheck, log: CommitLog | None = None
+) -> Salvage:
+    """What is left of the object of ``check``, and of its rest in other objects of ``state`` and in ``log``. Raises the
+    store's errors, except for objects that cannot be read."""
     found = Salvage.of(check)
     try:
         size_bytes, tail_bytes = int(check.place["size_bytes"]), int(check.place["tail_bytes"])
@@ -188,6 +198,11 @@ def salvaged(store: ObjectStore, check: SegmentCheck, log: CommitLog | None = No
             _add_scanned(store.get(check.key, size_bytes), found)
     except NotFoundError:
         pass
+    entries = [
+        number for number in np.flatnonzero(found.runs["kind"] == RunKind.LMQ) if found.missing(number)
+    ]
+    if entries:
+        _add_entries(store, state, found, entries)
     if log is not None and found.lost:
         _add_logged(log, found)
     return found
@@ -212,6 +227,7 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
         found.wanted[number] = known
         if int(run["kind"]) == RunKind.LMQ:
             parents = [found.parents.setdefault(one, len(found.parents)) for one in index.queues]
+            found.generations.update((queue[:2], queue.generation) for queue in sorted(index.queues))
             known["position"], known["parent"] = -1, np.array(parents, np.int32)[rows.parent]
             known["parent_queue_offset"] = rows.parent_queue_offset
             found.add(number, known)
@@ -237,6 +253,36 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
                     data,
                     one.raw_offset,
                 )
+
+
+def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: Sequence[int]) -> None:
+    """Entries of LMQs, from their messages in other objects."""
+    low, high = int(found.runs["min_phys"][runs].min()), int(found.runs["end_phys"][runs].max())
+    for page in LivingRuns(store, state).between(0, state.version):
+        chunk = page.chunk
+        is_near = (chunk.runs["min_phys"] < high) & (chunk.runs["end_phys"] > low)
+        for run in chunk.runs[is_near & (chunk.runs["kind"] != RunKind.LMQ)]:
+            place, part = chunk.objects[int(run["object"])], CatalogRun.of(run)
+            key, size_bytes = chunk.object_keys[int(place["key"])], int(place["size_bytes"])
+            queue = page.queues[int(run["queue"])]
+            found.generations[queue[:2]] = queue.generation
+            try:
+                reader = SegmentReader.open(
+                    store, key, size_bytes=size_bytes, tail_bytes=int(place["tail_bytes"])
+                )
+                index, rows = reader.index, reader.row_columns(part)
+                inside = np.flatnonzero((rows.phys >= low) & (rows.phys < high))
+                if key == found.check.key or not len(inside):
+                    continue
+                span = index.block_span(part, int(inside[0]), int(inside[-1]) + 1)
+                for one in index.split_span(part, span, RANGE_BYTES_MAX):
+                    data = index.decode_blocks(one, store.get_range(key, one.offset, one.length))
+                    mine = slice(one.first_row, one.end_row)
+                    starts = rows.position[mine] - one.raw_offset
+                    table, columns, _, _ = rescanned(data, starts, rows.size[mine], rows.phys[mine])
+                    _match(found, data, table, columns, runs)
+            except (CorruptionError, NotFoundError, UnsupportedFormatError):
+                continue  # as far as the others have them
 
 
 def _known_rows(run: np.void, rows: RowTable) -> Table:
@@ -379,8 +425,7 @@ def _match(
 
 def _parent(found: Salvage, table: QueueTable, ordinal: int) -> int:
     topic, queue_id = table.topic(ordinal), int(table.queue_id[ordinal])
-    known = [one for one in (*found.parents, *found.check.queues) if one[:2] == (topic, queue_id)]
-    queue = max(known, default=QueueKey(topic, queue_id, 0))
+    queue = QueueKey(topic, queue_id, found.generations.get((topic, queue_id), 0))
     return found.parents.setdefault(queue, len(found.parents))
 
 

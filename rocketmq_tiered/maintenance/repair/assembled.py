@@ -11,7 +11,7 @@ import numpy as np
 from rocketmq_tiered.maintenance.healing import Healed
 from rocketmq_tiered.maintenance.repair.found_objects import FoundObject
 from tiered.archive.salvage import Lost, Salvage
-from tiered.archive.segment_reader import SegmentReader
+from tiered.archive.segment_reader import SegmentCache, SegmentReader
 from tiered.archive.verify_runs import LivingRuns
 from tiered.catalog.log_histories import living_rows
 from tiered.catalog.replace_runs import take_out
@@ -130,33 +130,41 @@ def with_row_counts(store: ObjectStore, state: CatalogState) -> CatalogState:
     return replace(state, table=table)
 
 
-def with_log_cursor(store: ObjectStore, state: CatalogState, objects: Sequence[FoundObject]) -> CatalogState:
+def with_log_cursor(
+    segments: SegmentCache, state: CatalogState, objects: Sequence[FoundObject]
+) -> CatalogState:
     """``state`` with the place where a writer continues: at the end of the newest cycle of the newest log history."""
-    cycles = [one.index.meta for one in objects if one.index.meta.history_phys >= 0]
+    cycles = [one.meta for one in objects if one.meta.history_phys >= 0]
     if not cycles:
         return state
     history = max(meta.log_history for meta in cycles)
     phys = max(meta.to_phys for meta in cycles if meta.log_history == history)
-    cursor = LogCursor(history, phys, _last_record(store, objects, phys))
+    cursor = LogCursor(history, phys, _last_record(segments, objects, phys))
     version = max(meta.catalog_version for meta in cycles)
     return replace(state, cursor=cursor, started=True, version=max(1, version))
 
 
-def _last_record(store: ObjectStore, objects: Sequence[FoundObject], phys: int) -> LogCheck:
+def _last_record(segments: SegmentCache, objects: Sequence[FoundObject], phys: int) -> LogCheck:
     """CRC32C of the last archived record below ``phys``."""
-    best: tuple[int, FoundObject, int, int] | None = None
-    for one in objects:
-        is_candidate = (one.index.runs["min_phys"] < phys) & (one.index.runs["kind"] != RunKind.LMQ)
-        for number in np.flatnonzero(is_candidate).tolist():
-            rows = one.index.row_columns(number)
+    ends = [
+        (min(int(one.runs["end_phys"][number]), phys), one, int(number))
+        for one in objects
+        for number in np.flatnonzero((one.runs["min_phys"] < phys) & (one.runs["kind"] != RunKind.LMQ))
+    ]
+    best: tuple[int, SegmentReader, int, int] | None = None
+    try:
+        for end, one, number in sorted(ends, key=lambda item: -item[0]):
+            if best is not None and best[0] >= end:
+                break
+            reader = one.open(segments)
+            rows = reader.row_columns(number)
             below = np.flatnonzero(rows.phys + rows.size <= phys)
             if len(below) and (best is None or int(rows.phys[below[-1]]) > best[0]):
-                best = int(rows.phys[below[-1]]), one, number, int(below[-1])
-    if best is None:
-        return NO_CHECK
-    begin, one, number, row = best
-    try:
-        found = SegmentReader(store, one.index).read_blocks(number, row, row + 1)
+                best = int(rows.phys[below[-1]]), reader, number, int(below[-1])
+        if best is None:
+            return NO_CHECK
+        begin, reader, number, row = best
+        found = reader.read_blocks(number, row, row + 1)
     except TieredError:
         return NO_CHECK
     record: Table = found.data[int(found.starts[0]) : int(found.starts[0]) + int(found.sizes[0])]

@@ -1,4 +1,4 @@
-"""Runs for queues that lack some, from the data objects of a bucket, by their footers alone.
+"""Runs for queues that lack some, from the data objects of a bucket, by their tails alone.
 
 Of objects with rows for the same offsets the newer log history wins, then the higher epoch, then the newer object. Rows
 above the place where a newer log history began are superseded. What differs from the winner is quarantined.
@@ -7,19 +7,21 @@ above the place where a newer log history began are superseded. What differs fro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import fastcrc
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.archive.segment_reader import SegmentCache, SegmentReader
 from tiered.archive.verify import READ_THREADS, few_at_a_time
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.formats.keys import DATA_PREFIX, SETS_PREFIX
-from tiered.formats.run_part import CatalogRun, cut_run
-from tiered.formats.segment import RowTable
+from tiered.formats.run_part import cut_run
+from tiered.formats.segment import RowTable, SegmentMeta
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES, decode_trailer
 from tiered.model.queue import QueueKey
@@ -33,25 +35,32 @@ _TTL_DAYS = re.compile(r"_(\d+)d-")
 
 @dataclass(frozen=True)
 class FoundObject:
-    """An object with a readable tail."""
+    """An object with a readable tail: its runs, and the queue of each. Rows are read when they are needed."""
 
     key: str
-    index: SegmentIndex
+    size_bytes: int
     tail_bytes: int
     tail_crc32c: int
+    meta: SegmentMeta
+    runs: Table
+    queues: list[QueueKey]
 
     @property
     def rank(self) -> tuple[int, ...]:
         """Of objects with the same rows the one of the highest rank wins."""
-        meta = self.index.meta
+        meta = self.meta
         return meta.log_history, meta.epoch, meta.catalog_version, meta.created_ms, meta.attempt
+
+    def open(self, segments: SegmentCache) -> SegmentReader:
+        """Its tail, read unless it is in ``segments``."""
+        return segments.open(self.key, size_bytes=self.size_bytes, tail_bytes=self.tail_bytes)
 
     def row(self) -> Table:
         """Its row of OBJECT_DTYPE, whose ``key`` is 0."""
-        runs, row = self.index.runs, np.zeros(1, OBJECT_DTYPE)
-        row["rows"], row["size_bytes"] = int(self.index.first_row[-1]), self.index.size_bytes
+        runs, row = self.runs, np.zeros(1, OBJECT_DTYPE)
+        row["rows"], row["size_bytes"] = int(runs["rows"].sum()), self.size_bytes
         row["tail_bytes"], row["tail_crc32c"] = self.tail_bytes, self.tail_crc32c
-        row["epoch"], row["raw_bytes"] = self.index.meta.epoch, int(runs["byte_count"].sum())
+        row["epoch"], row["raw_bytes"] = self.meta.epoch, int(runs["byte_count"].sum())
         row["min_phys"], row["end_phys"] = runs["min_phys"].min(), runs["end_phys"].max()
         days = _TTL_DAYS.search(self.key.rpartition("/")[2])
         row["ttl_class_days"] = int(days[1]) if days and self.key.startswith(SETS_PREFIX) else 0
@@ -66,9 +75,8 @@ class Adopted:
     quarantined: set[str] = field(default_factory=set)
 
 
-def found_objects(store: ObjectStore, skipped: Iterable[str]) -> Iterator[tuple[str, FoundObject | None]]:
-    """Every data object but ``skipped``; None: its tail cannot be read."""
-    without = set(skipped)
+def found_objects(store: ObjectStore) -> Iterator[tuple[str, FoundObject | None]]:
+    """Every data object; None: its tail cannot be read."""
 
     def opened(info: ObjectInfo) -> FoundObject | None:
         size = info.size_bytes
@@ -78,18 +86,14 @@ def found_objects(store: ObjectStore, skipped: Iterable[str]) -> Iterator[tuple[
             trailer = store.get_range(info.key, size - TRAILER_BYTES, TRAILER_BYTES)
             length = size - decode_trailer(trailer, size, source=info.key).tail_offset
             tail = store.get_range(info.key, size - length, length)
-            return FoundObject(
-                info.key, SegmentIndex(info.key, size, tail), length, fastcrc.crc32.iscsi(tail)
-            )
+            index = SegmentIndex(info.key, size, tail)
         except (CorruptionError, NotFoundError, UnsupportedFormatError):
             return None
+        runs = picked(index.runs, np.arange(len(index)))[list(RUN_DTYPE.names or ())].astype(RUN_DTYPE)
+        queues = [index.queue_of(number) for number in range(len(index))]
+        return FoundObject(info.key, size, length, fastcrc.crc32.iscsi(tail), index.meta, runs, queues)
 
-    infos = (
-        info
-        for prefix in (DATA_PREFIX, SETS_PREFIX)
-        for info in store.list(prefix)
-        if info.key not in without
-    )
+    infos = (info for prefix in (DATA_PREFIX, SETS_PREFIX) for info in store.list(prefix))
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="repair") as pool:
         for info, read in few_at_a_time((info, pool.submit(opened, info)) for info in infos):
             yield info.key, read.result()
@@ -98,7 +102,7 @@ def found_objects(store: ObjectStore, skipped: Iterable[str]) -> Iterator[tuple[
 def history_ends(objects: Iterable[FoundObject]) -> Mapping[int, int]:
     """Log history -> the physical offset from which a newer one has superseded it."""
     begins: dict[int, int] = {}
-    for meta in (one.index.meta for one in objects):
+    for meta in (one.meta for one in objects):
         begin = meta.history_phys if meta.history_phys >= 0 else FOREVER
         begins[meta.log_history] = min(begins.get(meta.log_history, FOREVER), begin)
     ends, end = dict[int, int](), FOREVER
@@ -108,62 +112,79 @@ def history_ends(objects: Iterable[FoundObject]) -> Mapping[int, int]:
 
 
 def adopt(
-    objects: list[FoundObject], wanted: Mapping[QueueKey, list[Span]] | None, ends: Mapping[int, int]
+    objects: list[FoundObject],
+    wanted: Mapping[QueueKey, list[Span]] | None,
+    ends: Mapping[int, int],
+    segments: SegmentCache,
 ) -> Adopted:
     """Runs of ``objects`` for the offsets ``wanted`` of each queue; None: for all there are."""
     adopted = Adopted()
     left: dict[QueueKey, list[Span]] = (
         {} if wanted is None else {queue: [*spans] for queue, spans in wanted.items()}
     )
-    taken: dict[QueueKey, list[tuple[int, int, RowTable]]] = {}
+    taken: dict[QueueKey, list[_Taken]] = {}
     ranked = sorted(objects, key=lambda one: one.rank, reverse=True)
-    every = [(one, number) for one in ranked for number in range(len(one.index))]
+    every = [(one, number) for one in ranked for number in range(len(one.runs))]
     # Entries of LMQs come last: they need their messages.
-    for one, number in sorted(
-        every, key=lambda item: int(item[0].index.runs["kind"][item[1]]) == RunKind.LMQ
-    ):
-        queue, run = one.index.queue_of(number), _catalog_run(one.index, number)
+    for one, number in sorted(every, key=lambda item: int(item[0].runs["kind"][item[1]]) == RunKind.LMQ):
+        queue, run = one.queues[number], one.runs[number]
         spans = left.setdefault(queue, [(0, FOREVER)]) if wanted is None else left.get(queue, [])
-        if not _agrees(one.index, number, taken.get(queue, [])):
-            adopted.quarantined.add(one.key)
-        if not any(low < run["end_queue_offset"] and run["base_queue_offset"] < high for low, high in spans):
+        others = [other for other in taken.get(queue, []) if other.overlaps(run)]
+        is_wanted = any(
+            low < run["end_queue_offset"] and run["base_queue_offset"] < high for low, high in spans
+        )
+        if not (others or is_wanted):
             continue
         try:
-            rows = one.index.row_columns(number)
+            reader = one.open(segments)
+            rows = reader.row_columns(number)
         except CorruptionError:
             adopted.quarantined.add(one.key)
             continue
-        current = rows.phys + rows.size <= ends.get(one.index.meta.log_history, FOREVER)
+        if not all(_agree(rows, other.rows(segments)) for other in others):
+            adopted.quarantined.add(one.key)
+        current = rows.phys + rows.size <= ends.get(one.meta.log_history, FOREVER)
         if wanted is None and run["kind"] == RunKind.LMQ:
-            current &= _has_parents(one.index, rows, taken)
+            current &= _has_parents(reader.queues, rows, taken, segments)
         for piece in _cut(run, rows, spans, current):
             adopted.runs.append((queue, one, piece))
             low, high = int(piece["base_queue_offset"]), int(piece["end_queue_offset"])
             left[queue] = [part for span in left[queue] for part in _without(span, (low, high))]
             if wanted is None:
-                taken.setdefault(queue, []).append((low, high, rows))
+                taken.setdefault(queue, []).append(_Taken(low, high, one, number))
     return adopted
 
 
+class _Taken(NamedTuple):
+    """Offsets [low, high) of a queue that are the rows of run ``number`` of ``one``."""
+
+    low: int
+    high: int
+    one: FoundObject
+    number: int
+
+    def overlaps(self, run: np.void) -> bool:
+        return bool(self.low < run["end_queue_offset"] and run["base_queue_offset"] < self.high)
+
+    def rows(self, segments: SegmentCache) -> RowTable:
+        return self.one.open(segments).row_columns(self.number)
+
+
 def _has_parents(
-    index: SegmentIndex, rows: RowTable, taken: Mapping[QueueKey, list[tuple[int, int, RowTable]]]
+    queues: Sequence[QueueKey],
+    rows: RowTable,
+    taken: Mapping[QueueKey, list[_Taken]],
+    segments: SegmentCache,
 ) -> NDArray[np.bool_]:
-    """Which entries of an LMQ refer to rows that are there."""
+    """Which entries of an LMQ, whose parents are in ``queues``, refer to rows that are there."""
     found = np.zeros(len(rows), bool)
     for number in np.unique(rows.parent).tolist():
-        for low, high, parents in taken.get(index.queues[number], []):
-            mine = (
-                (rows.parent == number)
-                & (rows.parent_queue_offset >= low)
-                & (rows.parent_queue_offset < high)
-            )
-            found |= mine & np.isin(rows.phys, parents.phys)
+        for other in taken.get(queues[number], []):
+            offsets = rows.parent_queue_offset
+            mine = (rows.parent == number) & (offsets >= other.low) & (offsets < other.high)
+            if mine.any():
+                found |= mine & np.isin(rows.phys, other.rows(segments).phys)
     return found
-
-
-def _catalog_run(index: SegmentIndex, number: int) -> np.void:
-    run: np.void = picked(index.runs, np.array([number]))[list(RUN_DTYPE.names or ())].astype(RUN_DTYPE)[0]
-    return run
 
 
 def _cut(run: np.void, rows: RowTable, spans: list[Span], is_current: NDArray[np.bool_]) -> Iterator[np.void]:
@@ -196,21 +217,10 @@ def _without(span: Span, gone: Span) -> list[Span]:
     return [part for part in parts if part[0] < part[1]]
 
 
-def _agrees(index: SegmentIndex, number: int, taken: list[tuple[int, int, RowTable]]) -> bool:
-    """Whether the rows of a run are those that are used at the same offsets, or some of them."""
-    run = CatalogRun.of(_catalog_run(index, number))
-    others = [rows for low, high, rows in taken if low < run.end and run.base < high]
-    if not others:
-        return True
-    try:
-        mine = index.row_columns(number)
-    except CorruptionError:
-        return False
-    for rows in others:
-        _, own, other = np.intersect1d(mine.queue_offset, rows.queue_offset, return_indices=True)
-        if not all(
-            np.array_equal(getattr(mine, name)[own], getattr(rows, name)[other])
-            for name in ("phys", "size", "store_timestamp")
-        ):
-            return False
-    return True
+def _agree(mine: RowTable, other: RowTable) -> bool:
+    """Whether the rows at the same offsets are the same."""
+    _, own, others = np.intersect1d(mine.queue_offset, other.queue_offset, return_indices=True)
+    return all(
+        np.array_equal(getattr(mine, name)[own], getattr(other, name)[others])
+        for name in ("phys", "size", "store_timestamp")
+    )

@@ -37,6 +37,7 @@ from rocketmq_tiered.maintenance.repair.found_objects import (
 from rocketmq_tiered.maintenance.repair.lost_entries import lost_entries
 from rocketmq_tiered.maintenance.repair.survey import DAMAGE, VERSION_STEP, Survey, survey
 from tiered.archive.salvage import Lost, salvaged
+from tiered.archive.segment_reader import SegmentCache
 from tiered.archive.verify import check_objects
 from tiered.archive.verify_catalog import check_root, pending_of
 from tiered.archive.verify_index import check_indexes
@@ -297,7 +298,7 @@ def _fill(repair: Repair) -> None:
     is_empty = not state.version
     known = pending_of(repair.store, state, VerifyReport())
     objects: list[FoundObject] = []
-    for key, found in found_objects(repair.store, ()):
+    for key, found in found_objects(repair.store):
         if key in known:
             continue
         if found is None:
@@ -306,21 +307,22 @@ def _fill(repair: Repair) -> None:
                 repair.notes.append(f"the tail of {key} cannot be read: what it has is not known")
             continue
         objects.append(found)
-        version = found.index.meta.catalog_version
+        version = found.meta.catalog_version
         if version >= repair.version:
             repair.version, repair.survey.is_chain_whole = version + VERSION_STEP, False
-        repair.epoch = max(repair.epoch, found.index.meta.epoch + 1)
+        repair.epoch = max(repair.epoch, found.meta.epoch + 1)
     wanted: dict[QueueKey, list[Span]] | None = None
     if not is_empty:
         wanted = {queue: [*spans] for queue, spans in holes.items()}
         if not repair.survey.is_whole:
-            objects = [one for one in objects if one.index.meta.log_history >= state.cursor.history or holes]
+            objects = [one for one in objects if one.meta.log_history >= state.cursor.history or holes]
             for queue in _queues_of(state, objects):
                 row = state.queue(queue)
                 wanted.setdefault(queue, []).append(
                     (0 if row is None else int(row["end_queue_offset"]), 1 << 62)
                 )
-    adopted = adopt(objects, wanted, history_ends(objects))
+    segments = SegmentCache(repair.store)
+    adopted = adopt(objects, wanted, history_ends(objects), segments)
     repair.quarantined |= adopted.quarantined
     repair.state = with_adopted(state, adopted.runs, repair.version)
     if adopted.runs:
@@ -328,7 +330,7 @@ def _fill(repair: Repair) -> None:
             f"{len(adopted.runs)} runs of {len({one.key for _, one, _ in adopted.runs})} objects adopted"
         )
     if is_empty:
-        repair.state = with_log_cursor(repair.store, repair.state, objects)
+        repair.state = with_log_cursor(segments, repair.state, objects)
         repair.unknown += ["minimum offsets by expiry", "hidden queues", "reasons of gaps", "timers"]
         repair.unknown.append("whether the newest upload was complete")
     for queue, spans in _holes(repair.store, repair.state).items():
@@ -339,7 +341,7 @@ def _fill(repair: Repair) -> None:
 
 def _queues_of(state: CatalogState, objects: Iterable[FoundObject]) -> set[QueueKey]:
     """Queues that may continue: no generation is newer."""
-    queues = {one.index.queue_of(number) for one in objects for number in range(len(one.index))}
+    queues = {queue for one in objects for queue in one.queues}
     return {
         queue for queue in queues
         if queue.generation >= (state.current_generation(queue.topic, queue.queue_id) or 0)
@@ -364,7 +366,7 @@ def _rewrite(repair: Repair, damaged: list[str], log: CommitLog | None) -> None:
         check = checked(repair.store, repair.state, key)
         if check is None:
             continue
-        found = salvaged(repair.store, check, log)
+        found = salvaged(repair.store, repair.state, check, log)
         new = put_salvaged(found, repair.state, repair.epoch, repair.now_ms, repair.put)
         repair.state = with_replaced(repair.state, found, new, repair.version)
         repair.lost += found.lost

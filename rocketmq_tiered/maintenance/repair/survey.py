@@ -87,6 +87,7 @@ def _apply_later(store: ObjectStore, versions: list[int], found: Survey) -> None
             else:
                 found.state = apply(_bridged(state, commit), commit)
         except (CommitInvalidError, *DAMAGE) as error:
+            found.is_chain_whole = False
             found.notes.append(f"commit {version} does not follow what is left before it: {error.message}")
 
 
