@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from rocketmq_tiered.maintenance.gc import run_gc
 from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, plan_repair
 from tests.archive.queue_reader import QueueReader
+from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
+from tests.maintenance.keyed_scene import Table
 from tiered.archive.segment_reader import SegmentReader
 from tiered.archive.verify import verify_archive
 from tiered.archive.verify_runs import LivingRuns
@@ -121,6 +124,33 @@ class Sound:
             assert may_lose or not missing, (queue, missing[:5], repair.notes)
             assert all((queue, offset) in lost for offset in missing), (queue, missing[:5], repair.notes)
             assert all(mine[offset] == record for offset, record in wanted.items() if offset in mine)
+
+
+def compacted_archive(spool: Path) -> Sound:
+    """Objects, compacted ones, pages, roots, deletion lists."""
+    made = Scene(spool, 40, spill_deletions=4)
+    made.run(before_version=36)
+    made.append(9)
+    truth = {queue: {row.offset: row.record for row in one.rows} for queue, one in made.owner.truth.items()}
+    found = Sound.of(made.store)
+    assert all(found.truth[queue] == rows for queue, rows in truth.items())
+    return found
+
+
+def aged_archive(spool: Path) -> Sound:
+    """After key compaction, cuts of the log, object compaction and expiry."""
+    table = Table(spool, seed=7)
+    table.write(20)
+    table.compact()
+    table.write(8)
+    table.cut_log()
+    table.write(12)
+    table.join()
+    table.expire()
+    table.write(6)
+    table.cut_log()
+    table.write(5)
+    return Sound.of(table.store)
 
 
 def messages(store: ObjectStore) -> Truth:

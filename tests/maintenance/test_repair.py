@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
-from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
-from tests.maintenance.damaged_archive import BOTH, NOW_MS, Sound, clone, empty_cycle, writer_of
-from tests.maintenance.keyed_scene import Table
+from tests.maintenance.damaged_archive import (
+    BOTH,
+    NOW_MS,
+    Sound,
+    aged_archive,
+    clone,
+    compacted_archive,
+    empty_cycle,
+    writer_of,
+)
 from tests.sweeps import sweep
 from tiered.errors import FencedError, UnavailableError
 from tiered.object_store.memory import MemoryStore
@@ -19,33 +27,7 @@ from tiered.object_store.memory import MemoryStore
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     """Objects, compacted ones, pages, roots, deletion lists."""
-    return compacted_archive(tmp_path_factory)
-
-
-def compacted_archive(tmp_path_factory: pytest.TempPathFactory) -> Sound:
-    made = Scene(tmp_path_factory.mktemp("spool"), 40, spill_deletions=4)
-    made.run(before_version=36)
-    made.append(9)
-    truth = {queue: {row.offset: row.record for row in one.rows} for queue, one in made.owner.truth.items()}
-    found = Sound.of(made.store)
-    assert all(found.truth[queue] == rows for queue, rows in truth.items())
-    return found
-
-
-def aged_archive(tmp_path_factory: pytest.TempPathFactory) -> Sound:
-    """After key compaction, cuts of the log, object compaction and expiry."""
-    table = Table(tmp_path_factory.mktemp("aged"), seed=7)
-    table.write(20)
-    table.compact()
-    table.write(8)
-    table.cut_log()
-    table.write(12)
-    table.join()
-    table.expire()
-    table.write(6)
-    table.cut_log()
-    table.write(5)
-    return Sound.of(table.store)
+    return compacted_archive(tmp_path_factory.mktemp("spool"))
 
 
 @pytest.mark.parametrize(
@@ -64,9 +46,9 @@ def test_a_catalog_that_is_gone(sound: Sound, gone: str) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("gone", ["catalog/", BOTH])
-def test_an_aged_archive_whose_catalog_is_gone(gone: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_an_aged_archive_whose_catalog_is_gone(gone: str, tmp_path: Path) -> None:
     """What had expired may be visible again, until it expires again."""
-    repair = aged_archive(tmp_path_factory).robbed_and_repaired(gone)
+    repair = aged_archive(tmp_path).robbed_and_repaired(gone)
     assert repair.lost_messages == 0 or gone == BOTH, repair.lost
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.maintenance.damaged_archive import BOTH, KINDS, Sound
-from tests.maintenance.test_repair import aged_archive, compacted_archive
+from tests.maintenance.damaged_archive import BOTH, KINDS, Sound, aged_archive, compacted_archive
 from tests.soak.results import knob, publish
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
@@ -32,12 +31,10 @@ INDEX = IndexSettings(unindexed_objects_max=8)
 
 
 @pytest.mark.parametrize("name", ["compacted", "aged", "C", "E", "F", "H2", "K"])
-def test_one_flipped_bit_anywhere(
-    name: str, real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_one_flipped_bit_anywhere(name: str, real_store: Callable[[str], Path], tmp_path: Path) -> None:
     begun_s, figures = time.monotonic(), dict[str, object]()
     if name in ("compacted", "aged"):
-        sound = {"compacted": compacted_archive, "aged": aged_archive}[name](tmp_path_factory)
+        sound = {"compacted": compacted_archive, "aged": aged_archive}[name](tmp_path)
     else:
         root, directory = MemoryStore(), real_store(name)
         backfill(directory / "store", root, settings=SMALL, index_settings=INDEX)
