@@ -13,10 +13,8 @@ from rocketmq_tiered.page.figures import count_text, date_text
 from rocketmq_tiered.page.html import Child, Html, facts, section, table, tag
 from rocketmq_tiered.page.message_search import Search, find_messages
 from rocketmq_tiered.page.messages import message_path
-from tiered.archive.timers import TimerFiles, hash_of, sort_out
+from tiered.archive.timers import TimerFiles, sort_out
 from tiered.catalog.state import CatalogState
-from tiered.formats.timer_object import ENTRY_DTYPE
-from tiered.model.tables import concatenated, picked
 from tiered.model.timer import CANCEL, HOUR_MS, EntryKind, timer_of
 
 HOURS_SHOWN, DAYS_SHOWN = 48, 30
@@ -53,12 +51,7 @@ def find_timers(access: ArchiveAccess, gateway_topic: str, unique_key: str) -> l
 
 
 def _outcome(files: TimerFiles, state: CatalogState, deliver_ms: int, unique_key: str) -> str:
-    wanted = np.uint64(hash_of(unique_key))
-    parts = [
-        picked(some.table, some.table["key_hash"] == wanted)
-        for some in files.pending(state, deliver_ms, deliver_ms + 1)
-    ]
-    entries = concatenated(parts, ENTRY_DTYPE)
+    entries = files.with_key(state, unique_key, deliver_ms).table
     if len(sort_out(entries).timers):
         return "pending"
     return "cancelled" if np.any(entries["kind"] == EntryKind.TIMER) else "handed over to the broker"

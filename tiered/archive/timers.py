@@ -176,15 +176,19 @@ class TimerFiles:
             yield some._replace(table=picked(some.table, some.table["deliver_ms"] >= begin_ms))
 
     def find(self, state: CatalogState, unique_key: str, deliver_ms: int | None = None) -> Entries:
-        """The timer with a key that is not handed over and alive, without ``deliver_ms`` by reading all entries; empty:
-        there is none."""
+        """The timer with a key that is not handed over and alive; empty: there is none. See ``with_key``."""
+        found = self.with_key(state, unique_key, deliver_ms)
+        return found._replace(table=sort_out(found.table).timers)
+
+    def with_key(self, state: CatalogState, unique_key: str, deliver_ms: int | None = None) -> Entries:
+        """Entries of a key that are not handed over, without ``deliver_ms`` by reading all."""
         begin_ms, end_ms = (0, NEVER_MS) if deliver_ms is None else (deliver_ms, deliver_ms + 1)
         wanted = np.uint64(hash_of(unique_key))
         found, queues = [], list[QueueKey]()
         for some in self.pending(state, begin_ms, end_ms):
             found.append(picked(some.table, some.table["key_hash"] == wanted))
             queues = list(some.queues)
-        return Entries(sort_out(concatenated(found, ENTRY_DTYPE)).timers, queues)
+        return Entries(concatenated(found, ENTRY_DTYPE), queues)
 
     def pending_offsets(self, state: CatalogState) -> dict[QueueKey, Table]:
         """Of each queue, the messages whose timers are not handed over and alive, sorted."""
