@@ -29,8 +29,7 @@ from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from fetcher.queries.source import Place, QuerySource
-from fetcher.queries.time_reader import TimeReader
-from fetcher.queries.time_search import Boundary
+from fetcher.queries.time_search import Boundary, TimeReader
 from fetcher.rows.catalog_view import CatalogView
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.catalog_reader import load

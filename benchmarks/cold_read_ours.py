@@ -25,13 +25,11 @@ from benchmarks.cold_read_parts import PIECE_BYTES, all_pieces, drop_directory
 from benchmarks.report import Row
 from fetcher.archive import Archive, Queue
 from fetcher.io.waiting import gather, run_sync
-from fetcher.iteration import AsyncBatches
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.pull import PullRequest
-from fetcher.span import Span
-from fetcher.walk import Walk
+from fetcher.walk import AsyncBatches, Span, Walk
 from rocketmq_tiered.cli.arguments import add_archive, settings_of
 from tiered.settings.sections import Settings
 

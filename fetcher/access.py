@@ -20,22 +20,18 @@ from fetcher.blocks.disk_cache import DiskCache, directory_of
 from fetcher.blocks.segment_source import SegmentSource
 from fetcher.io.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
 from fetcher.io.request_scheduler import Priority
-from fetcher.io.threads import Threads
-from fetcher.io.timer import ThreadTimer
+from fetcher.io.waiting import Threads, ThreadTimer
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import NO_LIMIT, KeyKind, KeyQuery, find_by_key
 from fetcher.queries.found import ALWAYS_MS, FoundMessage
-from fetcher.queries.part_cache import PartCache
 from fetcher.queries.queue_listing import QueueListing, list_queues
-from fetcher.queries.source import QuerySource
-from fetcher.queries.time_reader import TimeReader
-from fetcher.queries.time_search import Boundary
+from fetcher.queries.source import PartCache, QuerySource
+from fetcher.queries.time_search import Boundary, TimeReader
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.message import Message
 from fetcher.rows.tag_filter import MessageFilter
-from fetcher.span import Span
-from fetcher.walk import Walk
+from fetcher.walk import Span, Walk
 from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load

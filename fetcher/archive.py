@@ -9,27 +9,73 @@ The form for an event loop is async_archive.py; both run the coroutines of acces
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_access
 from fetcher.io.waiting import run_sync
-from fetcher.iteration import Batches, Messages
 from fetcher.key_table import KEYS, KeyTable
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
-from fetcher.queue_handle import QueueHandle
+from fetcher.rows.batch import MessageBatch
 from fetcher.rows.message import Message
 from fetcher.rows.tag_filter import MessageFilter
-from fetcher.span import Span, span_of
-from fetcher.walk import Walk
+from fetcher.walk import Batches, Messages, Span, Walk, messages_of, span_of
 from tiered.errors import NotFoundError
+from tiered.model.queue import QueueKey
 from tiered.object_store.open_store import url_of
 from tiered.settings.sections import Settings
 from tiered.timestamps import TimePoint, milliseconds
+
+
+class QueueHandle:
+    """One queue of an archive. Its bounds are those of the archive's version."""
+
+    def __init__(self, access: ArchiveAccess, key: QueueKey) -> None:
+        self._access = access
+        self.key = key
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.topic!r}, {self.queue_id}, [{self.min_offset}, {self.max_offset}))"
+        )
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.key.topic
+
+    @property
+    def queue_id(self) -> int:
+        """Number of the queue in its topic."""
+        return self.key.queue_id
+
+    @property
+    def generation(self) -> int:
+        """Generation of a deleted and recreated topic, from 0."""
+        return self.key.generation
+
+    @property
+    def min_offset(self) -> int:
+        """First archived offset."""
+        return self._access.bounds(self.key)[0]
+
+    @property
+    def max_offset(self) -> int:
+        """One past the last archived offset."""
+        return self._access.bounds(self.key)[1]
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether messages before ``min_offset`` have expired."""
+        return self._access.has_expired(self.key)
+
+    def _messages_of(self, batch: MessageBatch) -> Iterator[Message]:
+        return messages_of(batch, self.key, is_batch=self._access.is_batch(self.key))
+
 
 T = TypeVar("T")
 DEFAULT_LIMIT = 64

@@ -16,18 +16,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.archive import DEFAULT_LIMIT, Archive
+from fetcher.archive import DEFAULT_LIMIT, Archive, QueueHandle
 from fetcher.io.waiting import run_async
-from fetcher.iteration import AsyncBatches, AsyncMessages
 from fetcher.key_table import KeyTable
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
-from fetcher.queue_handle import QueueHandle
 from fetcher.rows.message import Message
 from fetcher.rows.tag_filter import MessageFilter
-from fetcher.span import Span, span_of
-from fetcher.walk import Walk
+from fetcher.walk import AsyncBatches, AsyncMessages, Span, Walk, span_of
 from tiered.errors import UsageError
 from tiered.object_store.open_store import url_of
 from tiered.settings.sections import Settings

@@ -1,27 +1,87 @@
-"""A walk over one queue: batches from the beginning of a span to its end, for both forms of the API.
+"""A walk over one queue: batches from the beginning of a span to its end, and iterators over it, for both forms of the API.
 
-Owns the position of the walk. Does not own reading (message_fetcher.py) nor waiting: ``next_batch`` is a coroutine of
-the core.
+Owns the span, the position of the walk, and iterators that continue after an error: a generator that has raised is
+exhausted, and after an outage or a time limit it would report the end of the queue. One thread or task uses an iterator at
+a time. Does not own reading (message_fetcher.py) nor waiting: ``next_batch`` is a coroutine of the core.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from fetcher.blocks.memory_admission import MemoryShortError
+from fetcher.blocks.budget import MemoryShortError
+from fetcher.io.waiting import run_async, run_sync
+from fetcher.queries.found import ALWAYS_MS
 from fetcher.rows.batch import MessageBatch
 from fetcher.rows.message import Message
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.read_plan import NO_END
+from fetcher.rows.run_rows import NO_END
 from fetcher.rows.tag_filter import MessageFilter
-from fetcher.span import Span
-from tiered.errors import NotFoundError
+from tiered.errors import NotFoundError, UsageError
 from tiered.model.queue import QueueKey
+from tiered.timestamps import TimePoint, milliseconds
+
+BATCH_MESSAGES = 4096
+BATCH_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Span:
+    """From offset ``start``, or the first message stored at or after ``since_ms``, or the queue's minimum; with
+    ``until_ms`` only messages stored at or after ``since_ms`` and before it, also where times do not ascend; at most
+    ``limit`` messages. Batches have at most ``batch_messages`` and ``batch_bytes``, except for a single larger
+    record."""
+
+    start: int | None = None
+    since_ms: int | None = None
+    limit: int | None = None
+    batch_messages: int = BATCH_MESSAGES
+    batch_bytes: int = BATCH_BYTES
+    until_ms: int | None = None
+
+    @property
+    def range_ms(self) -> tuple[int, int] | None:
+        """Store times [begin, end) of messages to find; None for all."""
+        if self.since_ms is None and self.until_ms is None:
+            return None
+        begin_ms = ALWAYS_MS[0] if self.since_ms is None else self.since_ms
+        return begin_ms, ALWAYS_MS[1] if self.until_ms is None else self.until_ms
+
+    def __post_init__(self) -> None:
+        if self.start is not None and self.since_ms is not None:
+            raise UsageError("start and since exclude each other", hint="give one of them")
+        for name in ("start", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UsageError(f"{name} {value} is negative", hint="count from 0")
+        for name in ("batch_messages", "batch_bytes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)} is less than 1")
+
+
+def span_of(
+    start: int | None,
+    since: TimePoint | None,
+    until: TimePoint | None,
+    limit: int | None,
+    batch_messages: int | None = None,
+) -> Span:
+    """A span as programs give it. Raises UsageError."""
+    return Span(
+        start,
+        None if since is None else milliseconds(since),
+        limit,
+        BATCH_MESSAGES if batch_messages is None else batch_messages,
+        until_ms=None if until is None else milliseconds(until),
+    )
+
 
 logger = logging.getLogger(__name__)
 
@@ -181,3 +241,123 @@ def messages_of(batch: MessageBatch, queue: QueueKey, *, is_batch: bool) -> Iter
     )
     for data, offset, stored_ms, inner_num in rows:
         yield Message(queue, offset, data, stored_ms, inner_num=inner_num, is_in_batch_queue=is_batch)
+
+
+Decode = Callable[[MessageBatch], Iterator[Message]]
+
+
+class _Turn:
+    """Exclusive use; concurrent use is an error, not a wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                "iterator already in use by another thread or task",
+                hint="use one iterator per thread or task",
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class Batches(Iterator[MessageBatch]):
+    """Batches of a walk, which starts with the first."""
+
+    def __init__(self, begin: Callable[[], Walk]) -> None:
+        self._begin = begin
+        self._walk: Walk | None = None
+        self._is_over = False
+        self._turn = _Turn()
+
+    def __next__(self) -> MessageBatch:
+        with self._turn:
+            if self._is_over:
+                raise StopIteration
+            if self._walk is None:
+                self._walk = self._begin()
+            batch = run_sync(self._walk.next_batch())
+            if batch is None:
+                self._is_over = True
+                raise StopIteration
+            return batch
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._is_over = True
+
+
+class Messages(Iterator[Message]):
+    """Messages of batches."""
+
+    def __init__(self, batches: Batches, decode: Decode) -> None:
+        self._batches = batches
+        self._decode = decode
+        self._rest: Iterator[Message] = iter(())
+        self._turn = _Turn()
+
+    def __next__(self) -> Message:
+        for message in self._rest:
+            return message
+        with self._turn:
+            for message in self._rest:  # another thread has just refilled it
+                return message
+            self._rest = iter(())  # free its memory while the next batch is read
+            self._rest = self._decode(next(self._batches))
+            return next(self._rest)
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._batches.close()
+        self._rest = iter(())
+
+
+class AsyncBatches(AsyncIterator[MessageBatch]):
+    """See Batches."""
+
+    def __init__(self, begin: Callable[[], Awaitable[Walk]]) -> None:
+        self._begin = begin
+        self._walk: Walk | None = None
+        self._is_over = False
+        self._turn = _Turn()
+
+    async def __anext__(self) -> MessageBatch:
+        with self._turn:
+            if self._is_over:
+                raise StopAsyncIteration
+            if self._walk is None:
+                self._walk = await self._begin()
+            batch = await run_async(self._walk.next_batch())
+            if batch is None:
+                self._is_over = True
+                raise StopAsyncIteration
+            return batch
+
+    async def aclose(self) -> None:
+        """End the iteration."""
+        self._is_over = True
+
+
+class AsyncMessages(AsyncIterator[Message]):
+    """See Messages."""
+
+    def __init__(self, batches: AsyncBatches, decode: Decode) -> None:
+        self._batches = batches
+        self._decode = decode
+        self._rest: Iterator[Message] = iter(())
+        self._turn = _Turn()
+
+    async def __anext__(self) -> Message:
+        for message in self._rest:
+            return message
+        with self._turn:
+            self._rest = iter(())  # free its memory while the next batch is read
+            self._rest = self._decode(await anext(self._batches))
+            return next(self._rest)
+
+    async def aclose(self) -> None:
+        """End the iteration."""
+        await self._batches.aclose()
+        self._rest = iter(())

@@ -4,34 +4,89 @@ Coroutines of the core (waiting.py), which wait only if memory does not have eve
 once, however many readers want it: a user read joins a prefetch in progress and raises its priority. Every byte is
 charged to the budget before it is requested.
 
-Owns the order of lookups (in memory, on its way, to be fetched now) and the waiting. Does not own caches
-(block_cache.py, index_cache.py, disk_cache.py), requests (request_scheduler.py), loads (block_loader.py),
-waiting for memory (memory_admission.py), nor which adjacent blocks are worth loading (adjacent_prefetch.py).
+Owns the order of lookups (in memory, on its way, to be fetched now), the waiting, and what settings mean for its parts.
+Does not own caches (block_cache.py, index_cache.py, disk_cache.py), requests (request_scheduler.py), loads
+(block_loader.py), waiting for memory (budget.py), nor which adjacent blocks are worth loading (adjacent_prefetch.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fetcher.blocks.adjacent_prefetch import AdjacentPrefetch
-from fetcher.blocks.block_cache import Block, BlockCache, BlockKey, DroppedUnread
-from fetcher.blocks.block_loader import BlockLoader
-from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.block_cache import Block, BlockCache, BlockCacheLimits, BlockKey, DroppedUnread
+from fetcher.blocks.block_loader import BlockLoad, BlockLoader, LoadPlan
+from fetcher.blocks.budget import ByteBudget, MemoryAdmission
+from fetcher.blocks.coalescing import CoalescingLimits
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.index_cache import IndexCache, tail_cost_bytes
-from fetcher.blocks.inflight import BlockLoad, LoadPlan
-from fetcher.blocks.memory_admission import MemoryAdmission
-from fetcher.blocks.source_limits import cache_limits, coalescing_limits, priority_limits
-from fetcher.blocks.source_statistics import SourceStatistics
 from fetcher.io.range_reader import RangeReader
-from fetcher.io.request_scheduler import Priority, RequestScheduler, ScheduledReader
-from fetcher.io.timer import Timer
-from fetcher.io.waiting import Executor, Wait
+from fetcher.io.request_scheduler import Priority, PriorityLimits, RequestScheduler, ScheduledReader
+from fetcher.io.waiting import Executor, Timer, Wait
 from tiered.errors import CorruptionError, ObjectTooLargeError, UsageError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings
+
+PACED_PIECES_PER_S = 16
+"""Under a bandwidth limit pieces are made so small that one is a small part of a second's bytes."""
+PIECE_BYTES_MIN = 64 * 1024
+
+
+def priority_limits(settings: FetchSettings) -> dict[Priority, PriorityLimits]:
+    """The limits of each priority."""
+    return {
+        Priority.USER: PriorityLimits(settings.user_requests, settings.queue_max),
+        Priority.PREFETCH: PriorityLimits(settings.prefetch_requests, settings.queue_max),
+        Priority.BACKGROUND: PriorityLimits(settings.background_requests, settings.queue_max),
+    }
+
+
+def coalescing_limits(settings: FetchSettings) -> CoalescingLimits:
+    """How ranges become GETs; pieces are smaller under a tight bandwidth limit, so that it is kept evenly."""
+    paced_bytes = settings.bytes_per_s // PACED_PIECES_PER_S or settings.piece_bytes
+    return CoalescingLimits(
+        settings.gap_ratio,
+        max(min(settings.piece_bytes, paced_bytes), PIECE_BYTES_MIN),
+        max(settings.get_max_bytes, PIECE_BYTES_MIN),
+    )
+
+
+def cache_limits(settings: FetchSettings) -> BlockCacheLimits:
+    """Bounds of the blocks in memory."""
+    return BlockCacheLimits(
+        settings.cache_bytes, settings.unread_expiry_ms / 1000, settings.read_expiry_ms / 1000
+    )
+
+
+class SourceStatistics(NamedTuple):
+    """Totals since the start, but for what is held and in flight now. Sizes are bytes."""
+
+    requests: int
+    bytes_fetched: int
+    bytes_fetched_twice: int
+    gap_bytes: int
+    hits: int
+    misses: int
+    joined: int
+    waits: int
+    """User reads that waited for the store, the disk or memory."""
+    memory_refused: int
+    disk_hits: int
+    disk_misses: int
+    corrupt_fetched: int
+    corrupt_memory: int
+    corrupt_disk: int
+    expired_unread: int
+    evicted_unread: int
+    cached_bytes: int
+    index_bytes: int
+    charged_bytes: int
+    peak_bytes: int
+    blocks_loading: int
+
 
 ADJACENT_SHARE = 4
 """Part of the memory cache for unread adjacent blocks."""

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fetcher.io.threads import Threads, check_process
+from fetcher.io.waiting import Threads, check_process
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.object_store.interface import AsyncObjectStore, ObjectStore
 

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 from fetcher.io.range_reader import RangeReader
-from fetcher.io.timer import Timer
-from fetcher.io.waiting import new_future
+from fetcher.io.waiting import Timer, new_future
 from tiered.errors import ThrottledError, UnavailableError
 
 BURST_S = 0.05

@@ -1,18 +1,24 @@
-"""How the reading core waits: coroutines that await nothing but ``Wait``, and their drivers.
+"""How the reading core waits: coroutines that await nothing but ``Wait``, their drivers, and what they wait for.
 
 The core is ``async def`` without threads or an event loop. ``run_sync`` blocks the calling thread, ``run_async`` runs
-in asyncio, a simulation steps coroutines by a virtual clock. A coroutine that finds everything in memory never
-yields, so it costs no switch.
+in asyncio, ``Background`` runs prefetch in an executor, a simulation steps coroutines by a virtual clock. A coroutine that
+finds everything in memory never yields, so it costs no switch. Executors and timers are injected, so that a simulation has
+one clock. A read that may take long waits for slices of time (``Pace``): between them the event loop serves others.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import logging
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -156,3 +162,174 @@ def _wake(loop: Any, woken: Any, _done: Future[Any]) -> None:
 def _set_woken(woken: Any) -> None:
     if not woken.done():
         woken.set_result(None)
+
+
+logger = logging.getLogger(__name__)
+
+Work = Coroutine["Wait[Any]", None, None]
+
+
+class Background:
+    """Runs coroutines on ``executor``, one step whenever what they wait for is there. Thread-safe."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._lock = threading.Lock()
+        self._running: set[Work] = set()
+        self._is_closed = False
+
+    def start(self, work: Work, *, inline: bool) -> None:
+        """Begin ``work``; ``inline``: up to its first wait in this thread, so that its requests are under way."""
+        with self._lock:
+            if self._is_closed:
+                work.close()
+                return
+            self._running.add(work)
+        if inline:
+            self._step(work)
+        else:
+            self._submit(work)
+
+    def _submit(self, work: Work, _done: Future[Any] | None = None) -> None:
+        with self._lock:
+            if work not in self._running:
+                work.close()
+                return
+        try:
+            self._executor.submit(self._step, work)
+        except RuntimeError:  # the executor was shut down first
+            self._end(work)
+
+    def _step(self, work: Work) -> None:
+        try:
+            wait = work.send(None)
+        except StopIteration:
+            self._end(work)
+        except Exception:
+            logger.exception("prefetch failed")
+            self._end(work)
+        else:
+            wait.future.add_done_callback(lambda done: self._submit(work, done))
+
+    def _end(self, work: Work) -> None:
+        with self._lock:
+            self._running.discard(work)
+        work.close()
+
+    def close(self) -> None:
+        """Start nothing more; what waits is dropped when its requests end. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            self._running.clear()
+
+
+SLICE_S: Final = 0.002
+READ_S: Final = 0.04
+
+
+class Turn(Wait[None]):
+    """Waits for a slice, not for data."""
+
+
+class Pace:
+    """Slices of SLICE_S, waits for data included, together READ_S. ``turn``: a future that is done when a slice may
+    begin."""
+
+    def __init__(self, turn: Callable[[], Future[None]]) -> None:
+        self._turn = turn
+        self._slices = round(READ_S / SLICE_S)
+        self._ends_s = float("-inf")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the slice has ended, or none has begun."""
+        return time.perf_counter() >= self._ends_s
+
+    async def next_slice(self) -> bool:
+        """Wait until a slice begins; False if the read has used all of them."""
+        if not self._slices:
+            return False
+        self._slices -= 1
+        await Turn(self._turn())
+        self._ends_s = time.perf_counter() + SLICE_S
+        return True
+
+
+def check_process(process_id: int) -> None:
+    """Raises RuntimeError, as pools that are shut down do, in another process than the one with this id."""
+    if os.getpid() != process_id:
+        raise RuntimeError("archive opened before a fork: open it in the child process")
+
+
+class Threads(ThreadPoolExecutor):
+    """A pool that refuses work after a fork: the child has none of its threads, and would wait for them for ever."""
+
+    def __init__(self, count: int, *, name: str) -> None:
+        super().__init__(count, thread_name_prefix=name)
+        self._process_id = os.getpid()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See Executor. Raises RuntimeError after ``shutdown``, and in a child."""
+        check_process(self._process_id)
+        return super().submit(fn, *args, **kwargs)
+
+
+LOG = logging.getLogger(__name__)
+
+
+class Timer(Protocol):
+    """A clock that can call back."""
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, as soon as the injected clock shows ``when_s``. Callbacks are short."""
+        ...
+
+
+class ThreadTimer:
+    """Timer on ``time.monotonic`` with one daemon thread, started when first needed."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> None:
+        """See Timer. No effect after ``close``."""
+        with self._changed:
+            if self._is_closed:
+                return
+            heapq.heappush(self._calls, (when_s, next(self._numbers), callback))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fetcher-timer", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Stop the thread; calls still outstanding are dropped. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._calls.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while (callback := self._next()) is not None:
+            try:
+                callback()
+            except Exception:
+                LOG.exception("a timed call failed")
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._is_closed:
+                if not self._calls:
+                    self._changed.wait()
+                elif (left_s := self._calls[0][0] - time.monotonic()) > 0:
+                    self._changed.wait(left_s)
+                else:
+                    return heapq.heappop(self._calls)[2]
+            return None

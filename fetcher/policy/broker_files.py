@@ -1,4 +1,5 @@
-"""The state of a broker's queues by its files: offsets, positions in the commitlog, and residency in the page cache.
+"""The state of a broker's queues by its files: offsets, positions in the commitlog, residency in the page cache, and
+which topics it compacts.
 
 The broker is neither contacted nor locked, and its page cache stays unchanged. The RocksDB of a live broker hides its
 consume queues: then they count as unreadable. Does not own the choice between broker and archive.
@@ -17,10 +18,37 @@ import numpy as np
 from fetcher.policy.page_residency import ByteRange, PageResidency
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
 from tiered.broker_store.commit_log import CommitLog, LogFile
+from tiered.broker_store.config import topics_fingerprint
 from tiered.broker_store.store import BrokerStore
 from tiered.consume_queue.index import ConsumeQueueIndex, empty_units
 from tiered.errors import AccessDeniedError, NotFoundError, TieredError, UnavailableError
 from tiered.model.tables import Table
+from tiered.settings.topic_rules import is_compacted
+
+REFRESH_S: Final = 5.0
+
+
+class CompactionTopics:
+    """The broker's compaction topics as of the last ``refresh``."""
+
+    def __init__(self, store: BrokerStore) -> None:
+        self._store = store
+        self._fingerprint: tuple[tuple[str, int, int], ...] | None = None
+        self._names: frozenset[str] = frozenset()
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._names
+
+    def refresh(self) -> None:
+        """Read the table if the broker has written it. Blocking. Raises CorruptionError, UnavailableError and
+        AccessDeniedError; the topics then stay as they were."""
+        fingerprint = topics_fingerprint(self._store.path)
+        if fingerprint == self._fingerprint:
+            return
+        table = self._store.topics()
+        self._names = frozenset(name for name, config in table.items() if is_compacted(config))
+        self._fingerprint = fingerprint
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ from typing import NamedTuple, cast
 
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority
-from fetcher.prefetch.prefetch_range import WindowLimits
-from fetcher.prefetch.prefetch_window import PrefetchWindow
+from fetcher.prefetch.prefetch_window import PrefetchWindow, WindowLimits
 from fetcher.rows.block_fetch import BufferedRows, Slices
-from fetcher.rows.queue_view import QueueView
+from fetcher.rows.run_list import QueueView
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 

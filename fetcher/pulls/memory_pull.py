@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fetcher.prefetch.prefetch_range import PullProgress
+from fetcher.prefetch.prefetch_window import PullProgress
 from fetcher.prefetch.prefetcher import Prefetcher
 from fetcher.prefetch.readers import Reader, ReaderKey, Readers
 from fetcher.rows.block_fetch import Block, BlockId, BlockSource, BufferedRows
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.queue_view import QueueView
-from fetcher.rows.read_plan import Limits, TakenRows, take
 from fetcher.rows.row_reader import BYTES_AHEAD, ROWS_AHEAD
-from fetcher.rows.run_rows import RunRows, rows_of_run
+from fetcher.rows.run_list import QueueView
+from fetcher.rows.run_rows import Limits, RunRows, TakenRows, rows_of_run, take
 from fetcher.rows.tag_filter import MessageFilter
 from tiered.errors import CorruptionError
 from tiered.model.tables import RunKind

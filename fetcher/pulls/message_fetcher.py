@@ -2,36 +2,83 @@
 
 A pull reads status, bounds and records from one catalog version. Only recorded gaps, and LMQ rows whose parents are
 lost, move the next offset past missing messages. If an object is missing, the pull is repeated once at the newest
-catalog version. Does not own rows (row_reader.py), readers' state (readers.py), pulls answered from memory
-(memory_pull.py), nor prefetch (prefetcher.py). Coroutines of the core (waiting.py): they never wait if memory has all.
+catalog version; where it is missing still or damaged, the records before the damage are read (``ReadableRows``). Does not
+own rows (row_reader.py), readers' state (readers.py), pulls answered from memory (memory_pull.py), nor prefetch
+(prefetcher.py). Coroutines of the core (waiting.py): they never wait if memory has all.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from fetcher.blocks.budget import ByteBudget
-from fetcher.io.pace import Turn
 from fetcher.io.request_scheduler import Priority
-from fetcher.io.waiting import Executor, Wait
-from fetcher.prefetch.prefetch_range import PullProgress
-from fetcher.prefetch.prefetcher import Prefetcher, window_limits
-from fetcher.prefetch.range_fetch import RangeFetcher
+from fetcher.io.waiting import Executor, Turn, Wait
+from fetcher.prefetch.prefetch_window import PullProgress
+from fetcher.prefetch.prefetcher import Prefetcher, RangeFetcher, window_limits
 from fetcher.prefetch.readers import Reader, ReaderKey, Readers
 from fetcher.pulls.memory_pull import FetcherCounters, MemoryPulls
-from fetcher.pulls.readable_rows import ReadableRows
-from fetcher.rows.block_fetch import BlockSource, BufferedRows
+from fetcher.rows.block_fetch import BlockFetch, BlockSource, BufferedRows
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.queue_view import QueueView, status_at
 from fetcher.rows.row_reader import ROWS_AHEAD, ReadRows, RowReader
-from tiered.archive.unreadable import UnreadableRanges
+from fetcher.rows.run_list import QueueView, RunPlace, status_at
+from fetcher.rows.run_rows import rows_of_run
+from tiered.archive.unreadable import UnreadableMessagesError, UnreadableRange, UnreadableRanges
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, UnavailableError
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError
+from tiered.model.tables import RunKind
 from tiered.settings.sections import PrefetchSettings
+
+
+@dataclass(frozen=True)
+class ReadableRows:
+    """Reads with ``rows`` what other reads failed at. ``unreadable``: what nothing could be read of."""
+
+    source: BlockSource
+    catalog: CatalogView
+    rows: RowReader
+    unreadable: UnreadableRanges
+
+    async def read(self, request: PullRequest, view: QueueView, failure: CorruptionError) -> ReadRows:
+        """The first records of ``request``, which failed with ``failure``. Raises UnreadableMessagesError when the
+        first one cannot be read, ``failure`` when no object should hold it, or what the store raises."""
+        at = view.existing(request.offset)
+        runs = await self.catalog.runs_of(view, at)
+        number = runs.at(at)
+        if at >= view.max_offset or number < 0:
+            raise failure
+        place = runs.place(number)
+        end = place.end
+        why: CorruptionError | NotFoundError = failure
+        try:
+            return await self._rows(request, view, end)
+        except (CorruptionError, NotFoundError) as error:
+            why = error
+        try:
+            end = min(end, await self._block_end(place, at))
+            return await self._rows(request, view, end)
+        except (CorruptionError, NotFoundError) as error:
+            why = error
+        queue = view.queue
+        found = UnreadableRange(*queue, at, end, place.object_key, why.message, runs.min_phys(number))
+        self.unreadable.note(found)
+        raise UnreadableMessagesError.of(found) from failure
+
+    async def _rows(self, request: PullRequest, view: QueueView, end: int) -> ReadRows:
+        return await self.rows.read(view, request, Priority.USER, BufferedRows(), end=end)
+
+    async def _block_end(self, place: RunPlace, at: int) -> int:
+        """One past the last offset of the block that holds ``at``; of LMQs, whose blocks are other queues', ``at``."""
+        if place.kind == RunKind.LMQ:
+            return at + 1
+        (index,) = await BlockFetch(self.source, Priority.USER, BufferedRows()).indexes([place])
+        return rows_of_run(index, place, at).end
+
 
 T = TypeVar("T")
 

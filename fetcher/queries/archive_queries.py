@@ -11,8 +11,7 @@ from fetcher.io.waiting import InlineExecutor, run_sync
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find_by_key, find_by_keys
 from fetcher.queries.found import FoundMessage
-from fetcher.queries.part_cache import PartCache
-from fetcher.queries.source import QuerySource
+from fetcher.queries.source import PartCache, QuerySource
 from fetcher.rows.catalog_view import CatalogView
 from tiered.catalog.state import CatalogState
 from tiered.object_store.interface import ObjectStore

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import gather
-from fetcher.rows.queue_view import QueueView
-from fetcher.rows.run_list import RunPlace
+from fetcher.rows.run_list import QueueView, RunPlace
 from fetcher.rows.run_rows import RunRows
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable

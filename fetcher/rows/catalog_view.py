@@ -13,8 +13,7 @@ from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
 from fetcher.io.waiting import Executor, Wait, new_future
-from fetcher.rows.queue_view import QueueView
-from fetcher.rows.run_list import RunList
+from fetcher.rows.run_list import QueueView, RunList
 from fetcher.rows.run_windows import RunWindows
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.pages import RunIndex

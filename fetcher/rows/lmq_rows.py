@@ -15,10 +15,8 @@ from fetcher.io.waiting import gather
 from fetcher.rows.batch import EMPTY_BATCH, MessageBatch
 from fetcher.rows.block_fetch import Block, BlockFetch, BufferedRows, Needed
 from fetcher.rows.catalog_view import CatalogView
-from fetcher.rows.queue_view import QueueView
-from fetcher.rows.read_plan import NO_END, Limits, ReadStep, TakenRows, take
-from fetcher.rows.run_list import RunPlace
-from fetcher.rows.run_rows import blocks_of_rows, rows_of
+from fetcher.rows.run_list import QueueView, RunPlace
+from fetcher.rows.run_rows import NO_END, Limits, ReadStep, TakenRows, blocks_of_rows, rows_of, take
 from fetcher.rows.tag_filter import MessageFilter
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable, row_at

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from fetcher.io.pace import Pace
+from fetcher.io.waiting import Pace
 from fetcher.rows.batch import EMPTY_BATCH, MessageBatch
 from fetcher.rows.tag_filter import ANY_TAG, MessageFilter
 from tiered.object_store.interface import Buffer

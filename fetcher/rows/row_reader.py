@@ -12,17 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fetcher.io.pace import Pace
 from fetcher.io.request_scheduler import Priority
+from fetcher.io.waiting import Pace
 from fetcher.rows.batch import EMPTY_BATCH, MessageBatch, joined_batch
 from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, BufferedRows, Needed
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.lmq_rows import LmqReader
 from fetcher.rows.pull import PullRequest
-from fetcher.rows.queue_view import QueueView
-from fetcher.rows.read_plan import NO_END, Limits, ReadStep, TakenRows, take
-from fetcher.rows.run_list import RunList, RunPlace
-from fetcher.rows.run_rows import RunRows, rows_of_run
+from fetcher.rows.run_list import QueueView, RunList, RunPlace
+from fetcher.rows.run_rows import NO_END, Limits, ReadStep, RunRows, TakenRows, rows_of_run, take
 from fetcher.rows.tag_filter import MessageFilter
 from tiered.formats.segment import row_at
 from tiered.formats.segment_index import SegmentIndex

@@ -12,8 +12,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fetcher.rows.queue_view import QueueView
-from fetcher.rows.run_list import RunList, list_at
+from fetcher.rows.run_list import QueueView, RunList, list_at
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.model.lru import Lru

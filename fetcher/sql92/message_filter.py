@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.rows.record_properties import Properties, properties_bytes
+from fetcher.rows.tag_filter import Properties, properties_bytes
 from fetcher.sql92.evaluation import compile_expression
 from fetcher.sql92.java_values import ValueClashError
 from fetcher.sql92.parser import parse

@@ -15,9 +15,8 @@ from fetcher.key_table import latest_offsets
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.rows.batch import MessageBatch
 from fetcher.rows.tag_filter import MessageFilter, tag_filter
-from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
-from fetcher.walk import Walk
+from fetcher.walk import Span, Walk
 from rocketmq_tiered.cli.arguments import add_archive, instant, settings_of
 from rocketmq_tiered.cli.rendering import BODY_FORMS, BodyForm, is_charset, jsonl_line
 from rocketmq_tiered.process.logs import log_plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fetcher.blocks.source_statistics import SourceStatistics
+from fetcher.blocks.segment_source import SourceStatistics
 from fetcher.prefetch.prefetcher import PrefetchCounters, WindowStatus
 from rocketmq_tiered.page.figures import bytes_text, count_text, share_text
 from rocketmq_tiered.page.html import Child, Html, facts, section, table, tag

@@ -15,9 +15,8 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.policy.broker_files import BrokerFiles
-from fetcher.policy.compaction_topics import REFRESH_S as COMPACTION_REFRESH_S
-from fetcher.policy.compaction_topics import CompactionTopics
+from fetcher.policy.broker_files import REFRESH_S as COMPACTION_REFRESH_S
+from fetcher.policy.broker_files import BrokerFiles, CompactionTopics
 from fetcher.policy.read_policy import ReadPolicies
 from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.process.broker_side import (

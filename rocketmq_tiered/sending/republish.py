@@ -22,8 +22,7 @@ from fetcher.io.waiting import run_async
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.message import Message
-from fetcher.span import Span
-from fetcher.walk import Walk, messages_of
+from fetcher.walk import Span, Walk, messages_of
 from rocketmq_tiered.sending.outgoing import outgoing_messages
 from rocketmq_tiered.sending.position import REPEATS_MAX, Position, Sending
 from rocketmq_tiered.sending.sender import RefusedMessageError, Sender

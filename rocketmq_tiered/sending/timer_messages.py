@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fetcher.access import ArchiveAccess
 from fetcher.io.waiting import run_sync
 from fetcher.rows.message import Message
-from fetcher.span import Span
-from fetcher.walk import messages_of
+from fetcher.walk import Span, messages_of
 from rocketmq_tiered.sending.timer_delivery import Place
 
 NEAR = 64

@@ -13,8 +13,7 @@ import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import run_sync
-from fetcher.queries.time_reader import TimeReader
-from fetcher.queries.time_search import Boundary
+from fetcher.queries.time_search import Boundary, TimeReader
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import FILTER, backfill
 from tests.sweeps import sweep

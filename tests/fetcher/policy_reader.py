@@ -10,9 +10,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from fetcher.io.waiting import Executor, InlineExecutor, Wait
-from fetcher.policy.archived_queues import KnownCatalog
 from fetcher.policy.read_policy import LocalView, OffsetRange, ReadPolicies, Residency, Source
-from fetcher.policy.read_router import ReadCounters, ReadRouter
+from fetcher.policy.read_router import KnownCatalog, ReadCounters, ReadRouter
 from fetcher.rows.pull import PullResult
 from fetcher.rows.tag_filter import MessageFilter
 from tests.fetcher.hot_reader import HotReader

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fetcher.sql92.evaluation import compile_expression
 from fetcher.sql92.java_values import ValueClashError
-from fetcher.sql92.parser import parse
-from fetcher.sql92.tokens import Sql92Error
+from fetcher.sql92.parser import Sql92Error, parse
 
 WORDS = {True: "true", False: "false", None: "null"}
 

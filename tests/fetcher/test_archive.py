@@ -28,9 +28,8 @@ import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.io.waiting import run_sync
 from fetcher.rows.tag_filter import TagFilter
-from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
-from fetcher.walk import Walk
+from fetcher.walk import Span, Walk
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.end_to_end.offloading import backfill
 from tests.truth import read_lines

@@ -13,7 +13,7 @@ import pytest
 from fetcher.io.waiting import InlineExecutor, new_future, run_sync
 from fetcher.rows import run_windows
 from fetcher.rows.catalog_view import CatalogView
-from fetcher.rows.queue_view import QueueView
+from fetcher.rows.run_list import QueueView
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.object_store.fault_store import FaultStore
 from tiered.catalog.commit import CommitDraft, CommitKind

@@ -16,7 +16,7 @@ from fetcher.archive import Archive
 from fetcher.io.waiting import run_async, run_sync
 from fetcher.queries.by_key import KeyKind
 from fetcher.rows.pull import PullRequest
-from fetcher.span import Span
+from fetcher.walk import Span
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.errors import UnavailableError, UsageError
 from tiered.formats.segment import BlockCodec

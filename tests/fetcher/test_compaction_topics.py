@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.policy.compaction_topics import CompactionTopics
+from fetcher.policy.broker_files import CompactionTopics
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.policy.read_router import ReadRouter
 from tiered.broker_store.store import open_broker_store

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from fetcher.blocks.decode_queue import DecodeQueue, DecodeTask
 from fetcher.io.request_scheduler import Priority
-from fetcher.io.threads import Threads
-from fetcher.io.waiting import InlineExecutor
+from fetcher.io.waiting import InlineExecutor, Threads
 from tests.fetcher.virtual import HeldPool
 
 

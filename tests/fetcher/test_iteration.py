@@ -59,7 +59,7 @@ def builder(tmp_path: Path) -> ArchiveBuilder:
 def url(builder: ArchiveBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where it is."""
     monkeypatch.setattr("tiered.object_store.open_store.FileStore", RestlessStore)
-    monkeypatch.setattr("fetcher.span.BATCH_MESSAGES", 7)
+    monkeypatch.setattr("fetcher.walk.BATCH_MESSAGES", 7)
     monkeypatch.setattr(RestlessStore, "reads", 0)
     yield f"file://{tmp_path}"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority
-from fetcher.prefetch.prefetch_range import PullProgress, WindowLimits
+from fetcher.prefetch.prefetch_window import PullProgress, WindowLimits
 from fetcher.prefetch.readers import BUDGET_SHARE, READERS_BYTES_MAX, Reader, ReaderKey, Readers
 from fetcher.rows.pull import PullRequest
 from rocketmq_tiered.server.groups.client_table import SQL92

@@ -21,8 +21,7 @@ from fetcher.pulls.memory_pull import _rows
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.rows.block_fetch import BufferedRows
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.queue_view import QueueView
-from fetcher.rows.run_list import RunList
+from fetcher.rows.run_list import QueueView, RunList
 from fetcher.rows.tag_filter import TagFilter
 from tests.archive.archive_builder import ArchiveBuilder, Sent, Stored
 from tests.archive.queue_reader import QueueReader

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fetcher.prefetch.prefetch_range import PullProgress, WindowLimits
-from fetcher.prefetch.prefetch_window import PrefetchWindow
+from fetcher.prefetch.prefetch_window import PrefetchWindow, PullProgress, WindowLimits
 
 BLOCK = 100
 LIMITS = WindowLimits(offsets_min=32, bytes_max=40_000, unread_s=180.0, hold_off_s=1.0)

@@ -6,8 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fetcher.prefetch.prefetch_range import PrefetchRange, PullProgress, RunEnds, WindowLimits
-from fetcher.prefetch.prefetch_window import PrefetchWindow
+from fetcher.prefetch.prefetch_window import (
+    PrefetchRange,
+    PrefetchWindow,
+    PullProgress,
+    RunEnds,
+    WindowLimits,
+)
 from tests.sweeps import examples
 
 BLOCK = 100

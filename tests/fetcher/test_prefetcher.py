@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fetcher.io.background import Background
 from fetcher.io.request_scheduler import Priority
-from fetcher.io.waiting import InlineExecutor, Wait, new_future
+from fetcher.io.waiting import Background, InlineExecutor, Wait, new_future
 from tests.fetcher.reading_simulation import PREFETCH, QUEUES, Consumer, Simulation, archive
 from tiered.errors import UnansweredError
 

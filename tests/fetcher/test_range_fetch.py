@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from fetcher.io.waiting import InlineExecutor, run_sync
-from fetcher.prefetch.prefetch_range import RunEnds
-from fetcher.prefetch.range_fetch import RangeFetcher, run_ends
+from fetcher.prefetch.prefetch_window import RunEnds
+from fetcher.prefetch.prefetcher import RangeFetcher, run_ends
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest
 from fetcher.rows.row_reader import RowReader
 from fetcher.rows.tag_filter import TagFilter
-from fetcher.span import Span
-from fetcher.walk import Walk
+from fetcher.walk import Span, Walk
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.fetcher.reading_simulation import Consumer, Simulation

@@ -18,7 +18,7 @@ from fetcher.io.request_scheduler import (
     RequestScheduler,
     ScheduledReader,
 )
-from fetcher.io.timer import ThreadTimer
+from fetcher.io.waiting import ThreadTimer
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tiered.errors import ThrottledError, UnansweredError, UnavailableError
 from tiered.object_store.memory import MemoryStore

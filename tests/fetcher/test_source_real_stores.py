@@ -19,8 +19,7 @@ from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.segment_source import SegmentSource
 from fetcher.io.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
 from fetcher.io.request_scheduler import Priority
-from fetcher.io.timer import ThreadTimer
-from fetcher.io.waiting import gather, run_async, run_sync
+from fetcher.io.waiting import ThreadTimer, gather, run_async, run_sync
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tiered.archive.segment_reader import SegmentReader
 from tiered.catalog.catalog_reader import load

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fetcher.blocks.memory_admission import MemoryShortError
+from fetcher.blocks.budget import MemoryShortError
 from fetcher.io.request_scheduler import Priority
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import SourceBench

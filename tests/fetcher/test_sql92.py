@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.rows.record_properties import Properties, properties_bytes
+from fetcher.rows.tag_filter import Properties, properties_bytes
 from fetcher.sql92.evaluation import Lookup, compile_expression
 from fetcher.sql92.expression import (
     Among,
@@ -33,8 +33,7 @@ from fetcher.sql92.expression import (
 )
 from fetcher.sql92.java_values import ValueClashError, compare, to_double, to_integer
 from fetcher.sql92.message_filter import Sql92Filter
-from fetcher.sql92.parser import CONTAINS_MAX, NESTING_MAX, TOKENS_MAX, parse
-from fetcher.sql92.tokens import Sql92Error
+from fetcher.sql92.parser import CONTAINS_MAX, NESTING_MAX, TOKENS_MAX, Sql92Error, parse
 from tests.end_to_end.ground_truth import read_jsonl
 from tests.fetcher.sql92_judgement import judged
 from tests.fetcher.sql92_questions import VECTORS

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from fetcher.io.waiting import InlineExecutor, run_sync
-from fetcher.queries.time_reader import TimeReader
 from fetcher.queries.time_search import (
     Boundary,
     QueueTimes,
+    TimeReader,
     columns_from,
     earliest_time,
     offset_by_time,

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fetcher.io.timer import ThreadTimer
+from fetcher.io.waiting import ThreadTimer
 
 
 def test_calls_come_in_order_of_their_time_and_never_early() -> None:

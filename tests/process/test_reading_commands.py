@@ -19,7 +19,7 @@ import pytest
 
 import rocketmq_tiered
 from fetcher.io.waiting import run_sync
-from fetcher.span import Span
+from fetcher.walk import Span
 from rocketmq_tiered.cli import main
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.truth import read_lines

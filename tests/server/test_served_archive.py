@@ -13,7 +13,7 @@ import pytest
 
 from fetcher.access import open_access
 from fetcher.io.waiting import Wait, new_future
-from fetcher.policy.archived_queues import ArchivedQueues
+from fetcher.policy.read_router import ArchivedQueues
 from fetcher.rows.pull import PullRequest, PullStatus
 from rocketmq_tiered.server.backend.backend import FOUND_BYTES_MAX, Bounds, TopicConfig
 from rocketmq_tiered.server.backend.offset_handlers import OffsetHandlers

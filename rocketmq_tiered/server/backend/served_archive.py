@@ -15,13 +15,12 @@ from functools import partial
 from typing import Any
 
 from fetcher.access import ArchiveAccess
-from fetcher.io.pace import Pace
-from fetcher.io.waiting import run_async
-from fetcher.policy.archived_queues import earlier_end
+from fetcher.io.waiting import Pace, run_async
+from fetcher.policy.read_router import earlier_end
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.queue_view import QueueView
+from fetcher.rows.run_list import QueueView
 from fetcher.rows.tag_filter import ANY_TAG
 from rocketmq_tiered.server.backend.backend import FOUND_BYTES_MAX, Bounds, TopicConfig, Unit
 from rocketmq_tiered.server.groups.subscription_filter import CompiledFilters

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fetcher.io.pace import SLICE_S
+from fetcher.io.waiting import SLICE_S
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from rocketmq_tiered.server.backend.backend import Bounds
 from rocketmq_tiered.server.retries.retry_state import RetryMessage, RetryQueue, RetryState

@@ -15,11 +15,10 @@ import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority
-from fetcher.queries import unindexed_items
+from fetcher.queries import by_key
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
-from fetcher.queries.part_cache import ENTRY_BYTES, PartCache
-from fetcher.queries.source import INDEX_WHOLE_BYTES
+from fetcher.queries.source import ENTRY_BYTES, INDEX_WHOLE_BYTES, PartCache
 from fetcher.rows.message import Message
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.end_to_end.offloading import SMALL, backfill
@@ -196,7 +195,7 @@ def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_requested_ag
         store.lies = 1 << 30
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1, "the segments tell"
         with monkeypatch.context() as patched:
-            patched.setattr(unindexed_items, "SEGMENTS_INSTEAD_MAX", 0)
+            patched.setattr(by_key, "SEGMENTS_INSTEAD_MAX", 0)
             with pytest.raises(CorruptionError, match=ref.key):
                 queries.by_key(KeyQuery("a", "k3-7"))
         store.lies = 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from fetcher.policy.archived_queues import ArchivedQueue
 from fetcher.policy.read_policy import OffsetRange
+from fetcher.policy.read_router import ArchivedQueue
 from tests.kernels.record_builder import Message, encode
 
 RECORD_BYTES, FILE_RECORDS = 200, 8

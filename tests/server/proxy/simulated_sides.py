@@ -14,7 +14,7 @@ from typing import Any
 
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.queue_view import status_at
+from fetcher.rows.run_list import status_at
 from rocketmq_tiered.server.backend.backend import Bounds
 from rocketmq_tiered.server.wire.codes import RequestCode as R
 from tests.server.proxy.simulated_broker import (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.policy.archived_queues import ArchivedQueue
 from fetcher.policy.read_policy import OffsetRange
+from fetcher.policy.read_router import ArchivedQueue
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from rocketmq_tiered.server.backend.backend import Bounds
 from rocketmq_tiered.server.wire.codes import RequestCode as R
@@ -35,7 +35,7 @@ def begin_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = ArchivedQueue(OffsetRange(BEGINS, ARCHIVED), 1 << 40, 1 << 40)
     monkeypatch.setattr(scene.archive, "pull", pull)
     monkeypatch.setattr(scene.archive, "offset_by_time", offset_by_time)
-    monkeypatch.setattr("fetcher.policy.archived_queues.archived_queue", lambda *_: queue)
+    monkeypatch.setattr("fetcher.policy.read_router.archived_queue", lambda *_: queue)
 
 
 @pytest.mark.parametrize(("policy", "flags"), [("NOT_IN_DISK", SUSPEND), ("FORCE", SUSPEND | SUBSCRIPTION)])
@@ -109,7 +109,7 @@ def test_an_earlier_generation_of_the_queue_is_not_served_as_the_current_one(
         scene.policy(policy)
         # All that the broker has of the queue lies behind what is archived of it.
         earlier = ArchivedQueue(OffsetRange(0, ARCHIVED), 0, 1 << 40)
-        monkeypatch.setattr("fetcher.policy.archived_queues.archived_queue", lambda *_: earlier)
+        monkeypatch.setattr("fetcher.policy.read_router.archived_queue", lambda *_: earlier)
         response = await scene.pull(7)
         assert scene.broker.codes().count(R.PULL_MESSAGE) == 1, "the broker answers"
         assert response.ext["maxOffset"] == str(STORED)

@@ -29,7 +29,7 @@ def live(seed: int, *, tells: bool = True) -> Simulation:
         is_filtered=tells and rand.random() < 0.4,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fetcher.policy.archived_queues.archived_queue", archived_queue)
+        patch.setattr("fetcher.policy.read_router.archived_queue", archived_queue)
         asyncio.run(simulation.run(rand.randrange(1, 40)))
     return simulation
 

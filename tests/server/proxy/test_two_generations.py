@@ -13,11 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from fetcher.policy.archived_queues import ArchivedQueue
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, ReadPolicies, ReadPolicy
-from fetcher.policy.read_router import ReadRouter
+from fetcher.policy.read_router import ArchivedQueue, ReadRouter
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.queue_view import status_at
+from fetcher.rows.run_list import status_at
 from rocketmq_tiered.server.backend.pull_handlers import SUSPEND, PullLimits
 from rocketmq_tiered.server.groups.client_table import Subscription
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
@@ -265,7 +264,7 @@ class TwoGenerations(RuleBasedStateMachine):
             "topic": "t", "queueId": 0, "queueOffset": offset, "consumerGroup": "g", "maxMsgNums": COUNT,
             "sysFlag": SUSPEND, "suspendTimeoutMillis": 2000, "commitOffset": 0, "subVersion": 0,
         }  # fmt: skip
-        with patch("fetcher.policy.archived_queues.archived_queue", archived_queue):
+        with patch("fetcher.policy.read_router.archived_queue", archived_queue):
             response = self.loop.run_until_complete(
                 self.pulls.pull(request(R.PULL_MESSAGE, **ext), Broker(world))  # type: ignore[arg-type]
             )
