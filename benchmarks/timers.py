@@ -25,8 +25,7 @@ from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import TimerDelivery, put_timers
 from rocketmq_tiered.sending.timer_messages import TimerMessages
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from tiered.archive.task import run_pass
 from tiered.archive.timers import TimerFiles
 from tiered.broker_store.store import open_broker_store

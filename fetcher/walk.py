@@ -1,8 +1,9 @@
-"""A walk over one queue: batches from the beginning of a span to its end, and iterators over it, for both forms of the API.
+"""A walk over one queue: batches from the beginning of a span to its end, and iterators over it, for both forms of the
+API.
 
 Owns the span, the position of the walk, and iterators that continue after an error: a generator that has raised is
-exhausted, and after an outage or a time limit it would report the end of the queue. One thread or task uses an iterator at
-a time. Does not own reading (message_fetcher.py) nor waiting: ``next_batch`` is a coroutine of the core.
+exhausted, and after an outage or a time limit it would report the end of the queue. One thread or task uses an iterator
+at a time. Does not own reading (message_fetcher.py) nor waiting: ``next_batch`` is a coroutine of the core.
 """
 
 from __future__ import annotations

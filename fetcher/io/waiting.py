@@ -1,9 +1,10 @@
 """How the reading core waits: coroutines that await nothing but ``Wait``, their drivers, and what they wait for.
 
 The core is ``async def`` without threads or an event loop. ``run_sync`` blocks the calling thread, ``run_async`` runs
-in asyncio, ``Background`` runs prefetch in an executor, a simulation steps coroutines by a virtual clock. A coroutine that
-finds everything in memory never yields, so it costs no switch. Executors and timers are injected, so that a simulation has
-one clock. A read that may take long waits for slices of time (``Pace``): between them the event loop serves others.
+in asyncio, ``Background`` runs prefetch in an executor, a simulation steps coroutines by a virtual clock. A coroutine
+that finds everything in memory never yields, so it costs no switch. Executors and timers are injected, so that a
+simulation has one clock. A read that may take long waits for slices of time (``Pace``): between them the event loop
+serves others.
 """
 
 from __future__ import annotations

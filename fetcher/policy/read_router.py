@@ -1,8 +1,8 @@
 """Routes pulls to archive or broker: view both sides, decide, read, fall back, and join the offsets.
 
 The decisions are read_policy.py's. Used in proxy and slave mode, where the broker itself is one side. Owns the order of
-these steps, their counters, and the archive's side of each queue, which is cached while the catalog's version is current.
-Source: org.apache.rocketmq.tieredstore.TieredMessageStore.getMessageAsync.
+these steps, their counters, and the archive's side of each queue, which is cached while the catalog's version is
+current. Source: org.apache.rocketmq.tieredstore.TieredMessageStore.getMessageAsync.
 """
 
 from __future__ import annotations

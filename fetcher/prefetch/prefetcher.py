@@ -2,9 +2,9 @@
 
 Each reader's window has a size (prefetch_window.py), limited by the room left for all: many slow readers share it
 evenly, and none takes everything (Choudhury and Hahne's dynamic threshold). Blocks go to the cache of the block source;
-only counts are kept here. Owns when prefetch starts, its bound, its errors, and the fetch of a range: the catalog and the
-objects' tables name the blocks of plain runs, so no row is decoded; a filter by tag, rows that span several offsets and
-LMQs need columns, and are read as by a pull.
+only counts are kept here. Owns when prefetch starts, its bound, its errors, and the fetch of a range: the catalog and
+the objects' tables name the blocks of plain runs, so no row is decoded; a filter by tag, rows that span several offsets
+and LMQs need columns, and are read as by a pull.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A pull reads status, bounds and records from one catalog version. Only recorded gaps, and LMQ rows whose parents are
 lost, move the next offset past missing messages. If an object is missing, the pull is repeated once at the newest
-catalog version; where it is missing still or damaged, the records before the damage are read (``ReadableRows``). Does not
-own rows (row_reader.py), readers' state (readers.py), pulls answered from memory (memory_pull.py), nor prefetch
+catalog version; where it is missing still or damaged, the records before the damage are read (``ReadableRows``). Does
+not own rows (row_reader.py), readers' state (readers.py), pulls answered from memory (memory_pull.py), nor prefetch
 (prefetcher.py). Coroutines of the core (waiting.py): they never wait if memory has all.
 """
 

@@ -1,9 +1,9 @@
 """Messages by key or unique key.
 
 Index files whose time range overlaps the query's locate the messages with the key's hash; for segments that are not
-indexed yet, were excluded, or whose index file is damaged, their key sections do, each read once for all topics of a query.
-Every candidate is read and compared with topic and key as texts, so equal hashes never answer for each other and never
-count towards the limit (both differ from the broker: IndexFile.selectPhyOffset, MQAdminImpl.queryMessage).
+indexed yet, were excluded, or whose index file is damaged, their key sections do, each read once for all topics of a
+query. Every candidate is read and compared with topic and key as texts, so equal hashes never answer for each other and
+never count towards the limit (both differ from the broker: IndexFile.selectPhyOffset, MQAdminImpl.queryMessage).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 read takes. Pure: no I/O.
 
 Only the rows a pull may take are decoded, so memory and time do not grow with the run; rows of many blocks are decoded
-at once, as the cost per block exceeds that per row. A filter by tag needs only columns, which come with the object's tail:
-blocks without a wanted row are never fetched.
+at once, as the cost per block exceeds that per row. A filter by tag needs only columns, which come with the object's
+tail: blocks without a wanted row are never fetched.
 """
 
 from __future__ import annotations

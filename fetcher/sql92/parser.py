@@ -6,8 +6,9 @@
                        | [NOT] IN (string, …) | [NOT] (CONTAINS | STARTSWITH | ENDSWITH) string)*
     unary: (+ | - | NOT) unary | string | number | TRUE | FALSE | NULL | property | ( or )
 
-Reads only the tokens requested: a broker ignores what follows a complete expression. Owns tokens, grammar and checks. Does
-not own evaluation. Sources: org.apache.rocketmq.filter.parser.SelectorParser, ComparisonExpression, ConstantExpression.
+Reads only the tokens requested: a broker ignores what follows a complete expression. Owns tokens, grammar and checks.
+Does not own evaluation. Sources: org.apache.rocketmq.filter.parser.SelectorParser, ComparisonExpression,
+ConstantExpression.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ from rocketmq_tiered.sending.republish import (
 )
 from rocketmq_tiered.sending.sender import Sender
 from rocketmq_tiered.sending.target import Target, find_target
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from tiered.archive.timers import TimerFiles
 from tiered.console import camel_names, counted, print_json, print_lines, print_table
 from tiered.errors import CorruptionError

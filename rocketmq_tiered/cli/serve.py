@@ -24,7 +24,7 @@ from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
-from rocketmq_tiered.server.listen.memory_shares import MemoryShares
+from rocketmq_tiered.server.listen.options import MemoryShares
 from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from tiered.console import print_lines

@@ -32,8 +32,7 @@ from rocketmq_tiered.server.proxy.group_resets import GroupResets
 from rocketmq_tiered.server.proxy.merged_lookups import MergedLookups
 from rocketmq_tiered.server.proxy.merged_offsets import MergedOffsets
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers
-from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls
-from rocketmq_tiered.server.proxy.pull_sources import PullContext
+from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.slave.pull_redirect import RedirectContext, SlavePulls
 from rocketmq_tiered.server.slave.slave_service import SlaveService

@@ -36,8 +36,7 @@ from rocketmq_tiered.process.standby_watch import StandbyWatch
 from rocketmq_tiered.sending.sender import Sender
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_messages import TimerMessages
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames

@@ -22,8 +22,8 @@ from fetcher.queries.source import Place, QuerySource
 from rocketmq_tiered.export.export_progress import DIRECTORY, ExportProgress
 from rocketmq_tiered.server.groups.group_state import KIND as GROUPS_KIND
 from rocketmq_tiered.server.groups.group_state import decode_snapshot
-from rocketmq_tiered.server.retries.retry_state import KIND as RETRIES_KIND
-from rocketmq_tiered.server.retries.retry_state import decode_object
+from rocketmq_tiered.server.retries.retry_log import KIND as RETRIES_KIND
+from rocketmq_tiered.server.retries.retry_log import decode_object
 from tests.archive.uncataloged import open_uncataloged
 from tests.bad_input.bombs import BOMBS, DECODERS, SOURCE, compressed, nested, payload, sealed, table
 from tests.formats.segment_builder import RowSpec, RunSpec, build, whole

@@ -20,10 +20,9 @@ from fetcher.rows.pull import PullRequest
 from rocketmq_tiered.server.groups.client_table import SQL92
 from rocketmq_tiered.server.groups.queue_locks import LockTable, MessageQueue
 from rocketmq_tiered.server.groups.subscription_filter import CompiledFilters
-from rocketmq_tiered.server.pop.pop_queues import QUEUE_BYTES, UNACKED_BYTES, GroupQueue
-from rocketmq_tiered.server.pop.pop_state import PopQueue
-from rocketmq_tiered.server.proxy.group_reads import GroupReadStats
-from rocketmq_tiered.server.retries.retry_state import RetryMessage, RetryObject, RetryState
+from rocketmq_tiered.server.pop.pop_queues import QUEUE_BYTES, UNACKED_BYTES, GroupQueue, PopQueue
+from rocketmq_tiered.server.proxy.relay_status import GroupReadStats
+from rocketmq_tiered.server.retries.retry_log import RetryMessage, RetryObject, RetryState
 from rocketmq_tiered.server.slave.pull_redirect import EmptyReplyPacer
 from rocketmq_tiered.server.wire.request import Response
 from rocketmq_tiered.server.wire.turns import Turns

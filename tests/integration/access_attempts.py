@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rocketmq_tiered.server.proxy import relay_rules
+from rocketmq_tiered.server.proxy import relay
 from rocketmq_tiered.server.proxy.accepted_accounts import ADMINISTRATION, BY_BODY
-from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, BETWEEN_REPLICAS, RELAYED
+from rocketmq_tiered.server.slave.slave_service import ACKNOWLEDGED, BETWEEN_REPLICAS, RELAYED
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient
@@ -33,7 +33,7 @@ PUSHED: Final = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONS
 def codes() -> list[int]:
     """All that a client can send: those with handlers, those that are relayed, and others of RocketMQ."""
     relayed = {
-        *relay_rules.READS_OF_NAME_SERVERS, *relay_rules.WRITES_OF_NAME_SERVERS, *relay_rules.AMONG_SERVERS,
+        *relay.READS_OF_NAME_SERVERS, *relay.WRITES_OF_NAME_SERVERS, *relay.AMONG_SERVERS,
         *RELAYED, *ACKNOWLEDGED, *BETWEEN_REPLICAS,
     }  # fmt: skip
     return sorted({*map(int, RequestCode), *relayed, *OTHERS} - PUSHED)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rocketmq_tiered.server.proxy.relay_rules import Destination, destination_of
+from rocketmq_tiered.server.proxy.relay import Destination, destination_of
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.end_to_end.offloading import backfill
 from tests.integration.access_attempts import Account, Target, cell_of, codes, is_refusal, record

@@ -15,10 +15,9 @@ import pytest
 from fetcher.policy.read_policy import BrokerSide, OffsetRange
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
 from rocketmq_tiered.server.proxy.offset_merge import BrokerReply, interpret
-from rocketmq_tiered.server.proxy.pull_sources import PullContext, PullSources
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.proxy_pull import PullContext, PullSources
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer

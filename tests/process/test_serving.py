@@ -24,7 +24,7 @@ from rocketmq_tiered.server.proxy.proxy_service import ProxyConfig, ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus
 from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig
-from rocketmq_tiered.server.security.audit_events import AuditEvent
+from rocketmq_tiered.server.security.audit import AuditEvent
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.process.handlers_double import FakeHandlers
 from tests.process.status_report import REPORT

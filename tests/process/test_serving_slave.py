@@ -18,11 +18,10 @@ from rocketmq_tiered.process.relay_services import services_of, slave_config
 from rocketmq_tiered.process.report import decode_report, encode_report
 from rocketmq_tiered.process.serving import ServingThread, handlers_with
 from rocketmq_tiered.process.serving_metrics import ServingCollector
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
 from rocketmq_tiered.server.proxy.proxy_service import ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, SlaveStatus
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from rocketmq_tiered.server.slave.registration import SlaveConfig
 from rocketmq_tiered.server.slave.slave_service import SlaveOptions, SlaveService
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.server.security.signature import is_signed
+from rocketmq_tiered.server.security.authorizer import is_signed
 from tests.remoting.scripted_peer import peer, reply
 from tiered.errors import UnavailableError, UsageError
 from tiered.remoting.client import BrokerClient

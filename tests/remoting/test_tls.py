@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from tests.remoting.tls_peer import Papers, Serve, answering, hanging_up_on, http, listening, shows, trusting
 from tests.servers.certificates import Authority
 from tiered.errors import ThrottledError, TieredError, UnansweredError, UnavailableError, UsageError

@@ -11,8 +11,13 @@ from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.proxy.proxy_service import MERGED_CODES, ProxyConfig, ProxyService
 from rocketmq_tiered.server.security.permissions import NEEDS
 from rocketmq_tiered.server.slave.registration import SlaveConfig
-from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
-from rocketmq_tiered.server.slave.slave_service import SlaveOptions, SlaveService
+from rocketmq_tiered.server.slave.slave_service import (
+    ACKNOWLEDGED,
+    READ_ONLY,
+    RELAYED,
+    SlaveOptions,
+    SlaveService,
+)
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.server.small_archive import small_service
 from tiered.settings.sections import ServeSettings

@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.listen.options import server_options
-from rocketmq_tiered.server.security.audit_events import INTERVAL_S, LINES_MAX, AuditEvents
+from rocketmq_tiered.server.security.audit import INTERVAL_S, LINES_MAX, AuditEvents
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.dispatch import Dispatcher

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.wire import listener as server_module
 from rocketmq_tiered.server.wire.codes import RequestCode
-from rocketmq_tiered.server.wire.connection import TURN_REQUESTS
+from rocketmq_tiered.server.wire.connection import TURN_REQUESTS, FrameReader
 from rocketmq_tiered.server.wire.connection_limits import ConnectionLimits
-from rocketmq_tiered.server.wire.frame_reader import FrameReader
+from rocketmq_tiered.server.wire.connection_preamble import PROXY_V2
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
-from rocketmq_tiered.server.wire.proxy_header import PROXY_V2
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.server.connection_scene import (
     BROKEN,

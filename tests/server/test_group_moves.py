@@ -12,11 +12,11 @@ import pytest
 from rocketmq_tiered.server.backend.backend import TopicConfig
 from rocketmq_tiered.server.backend.offset_handlers import OffsetHandlers
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
-from rocketmq_tiered.server.groups.bounded_gather import AT_ONCE_MAX
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
 from rocketmq_tiered.server.wire.codes import RequestCode
+from rocketmq_tiered.server.wire.turns import AT_ONCE_MAX
 from tests.server.group_archive import Archive
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats import fastjson

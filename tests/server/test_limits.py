@@ -16,7 +16,7 @@ import pytest
 
 from rocketmq_tiered.server.listen.options import kept_tls, server_options, tls_context
 from rocketmq_tiered.server.wire import listener as server_module
-from rocketmq_tiered.server.wire.active_requests import LARGE_BYTES_MAX
+from rocketmq_tiered.server.wire.connection import LARGE_BYTES_MAX
 from rocketmq_tiered.server.wire.connection_limits import BufferedBytes, ConnectionLimits
 from rocketmq_tiered.server.wire.listener import ServerOptions
 from tests.server.connection_scene import ECHO, LARGE, LARGE_BYTES, LOOPBACK, SLOW, WHO, Client, Scene, play

@@ -16,13 +16,14 @@ from fetcher.rows.tag_filter import EXPRESSION_CHARS_MAX
 from rocketmq_tiered.server.backend.lookup_handlers import LookupHandlers
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
-from rocketmq_tiered.server.groups.change_notices import NOTICES_MAX, PERIOD_S
-from rocketmq_tiered.server.groups.client_handlers import register_client_handlers
 from rocketmq_tiered.server.groups.client_table import (
     HEARTBEAT_GROUPS_MAX,
+    NOTICES_MAX,
+    PERIOD_S,
     SQL92,
     TAG,
     ClientTable,
+    register_client_handlers,
 )
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions

@@ -18,25 +18,27 @@ from rocketmq_tiered.server.backend.backend import Backend, Bounds, TopicConfig
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
-from rocketmq_tiered.server.retries.retry_handlers import RetryHandlers
-from rocketmq_tiered.server.retries.retry_log import RETRY_KEYS, RetryLog, load_objects, object_key
-from rocketmq_tiered.server.retries.retry_queue import OBJECTS_MAX, RetryLimits, RetryQueues
-from rocketmq_tiered.server.retries.retry_record import (
-    PHYS_BASE,
-    EncodedRetry,
-    delivered,
-    encode_retry,
-)
-from rocketmq_tiered.server.retries.retry_state import (
+from rocketmq_tiered.server.retries.retry_log import (
     MESSAGE_BYTES,
+    RETRY_KEYS,
     Delivery,
+    RetryLog,
     RetryMessage,
     RetryObject,
     RetryState,
     assign_offsets,
     decode_object,
     encode_object,
+    load_objects,
+    object_key,
     queue_bytes,
+)
+from rocketmq_tiered.server.retries.retry_queue import OBJECTS_MAX, RetryHandlers, RetryLimits, RetryQueues
+from rocketmq_tiered.server.retries.retry_record import (
+    PHYS_BASE,
+    EncodedRetry,
+    delivered,
+    encode_retry,
 )
 from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode

@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_tiered.server.security import addresses
-from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
+from rocketmq_tiered.server.security.authorizer import RulesAuthorizer, is_signed
 from rocketmq_tiered.server.security.rules import RulesError
 from rocketmq_tiered.server.security.rules_file import RulesFile, read_rules
-from rocketmq_tiered.server.security.signature import is_signed
 from rocketmq_tiered.server.wire.codes import RequestCode as Code
 from rocketmq_tiered.server.wire.dispatch import Dispatcher
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Request, Response

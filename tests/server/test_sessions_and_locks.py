@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_tiered.server.groups.client_handlers import register_client_handlers
-from rocketmq_tiered.server.groups.client_table import EXPIRY_S, ClientTable
+from rocketmq_tiered.server.groups.client_table import EXPIRY_S, ClientTable, register_client_handlers
 from rocketmq_tiered.server.groups.queue_locks import LOCK_S, LockTable, MessageQueue, register_lock_handlers
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Response

@@ -14,7 +14,7 @@ from rocketmq_tiered.server.backend.lookup_handlers import LookupHandlers
 from rocketmq_tiered.server.backend.offset_handlers import OffsetHandlers
 from rocketmq_tiered.server.backend.pull_handlers import PullLimits, PullService
 from rocketmq_tiered.server.backend.route_handlers import RouteHandlers, RouteTable
-from rocketmq_tiered.server.groups.client_handlers import register_client_handlers
+from rocketmq_tiered.server.groups.client_table import register_client_handlers
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.queue_locks import LockTable, register_lock_handlers
 from rocketmq_tiered.server.listen.options import server_options
@@ -23,8 +23,7 @@ from rocketmq_tiered.server.listen.service import Service
 from rocketmq_tiered.server.pop.pop_assignment import AssignmentHandlers
 from rocketmq_tiered.server.pop.pop_handlers import PopHandlers
 from rocketmq_tiered.server.retries.proxy_topic import ProxyTopic
-from rocketmq_tiered.server.retries.retry_handlers import RetryHandlers
-from rocketmq_tiered.server.retries.retry_queue import RetryQueues
+from rocketmq_tiered.server.retries.retry_queue import RetryHandlers, RetryQueues
 from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.wire.request import HandlerTable

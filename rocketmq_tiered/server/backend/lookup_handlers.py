@@ -9,8 +9,7 @@ from typing import Any
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.route_handlers import READ_ONLY, RouteTable
 from rocketmq_tiered.server.groups.client_table import TAG
-from rocketmq_tiered.server.groups.fastjson_text import queue_map
-from rocketmq_tiered.server.groups.queue_locks import MessageQueue
+from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
 from rocketmq_tiered.server.groups.subscription_filter import filter_of
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import (

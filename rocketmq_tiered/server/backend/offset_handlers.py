@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
-from rocketmq_tiered.server.groups.bounded_gather import bounded_gather
 from rocketmq_tiered.server.groups.client_table import ClientTable, Member
-from rocketmq_tiered.server.groups.fastjson_text import offsets_for, queue_map, quoted
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
-from rocketmq_tiered.server.groups.queue_locks import MessageQueue
+from rocketmq_tiered.server.groups.queue_locks import MessageQueue, offsets_for, queue_map, quoted
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
+from rocketmq_tiered.server.wire.turns import bounded_gather
 from tiered.errors import FencedError
 
 

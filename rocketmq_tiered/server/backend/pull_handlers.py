@@ -20,8 +20,7 @@ from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.tag_filter import ANY_TAG
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
-from rocketmq_tiered.server.groups.client_table import TAG, ClientTable, Subscription
-from rocketmq_tiered.server.groups.group_names import is_legal_group
+from rocketmq_tiered.server.groups.client_table import TAG, ClientTable, Subscription, is_legal_group
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import SUCCESS, Buffer, HandlerTable, Request, Response

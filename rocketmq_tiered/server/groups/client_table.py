@@ -1,7 +1,8 @@
-"""Members of consumer groups and their subscriptions, from heartbeats.
+"""Members of consumer groups and their subscriptions, from heartbeats; the requests about them.
 
 A member belongs to the connection of its last heartbeat. It leaves when that connection closes, when it unregisters, or
-after two minutes without a heartbeat. All members are notified of a change, so that they rebalance.
+after two minutes without a heartbeat. All members are notified of a change, so that they rebalance: at a bounded rate,
+however many clients join and leave, and of several changes in between once.
 
 A subscription counts for pulls of the connection that sent it, whatever other members subscribe to. A client becomes a
 member once its account is accepted for the group and one of its topics; only accepted topics are listed.
@@ -11,18 +12,64 @@ Sources: org.apache.rocketmq.broker.client.ConsumerManager, ClientManageProcesso
 
 from __future__ import annotations
 
+import asyncio
+import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from rocketmq_tiered.server.groups.change_notices import ChangeNotices
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import (
     NAME_CHARS_MAX,
     BadRequestError,
+    HandlerTable,
     Peer,
     Request,
+    Response,
+    json_response,
 )
+
+NOTICES_MAX = 256
+"""Sent at once, and every PERIOD_S while more wait."""
+PERIOD_S = 0.05
+
+
+class ChangeNotices:
+    """``peers_of``: the connections of a group's members now."""
+
+    def __init__(self, peers_of: Callable[[str], Sequence[Peer]]) -> None:
+        self._peers_of = peers_of
+        self._left, self._period = NOTICES_MAX, float("-inf")
+        self._changed: dict[str, None] = {}
+        self._group, self._peers = "", list[Peer]()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note(self, group: str) -> None:
+        """``group`` has changed."""
+        self._changed[group] = None
+        if self._timer is None:
+            self._send()
+
+    def _send(self) -> None:
+        self._timer = None
+        now_s = time.monotonic()
+        if now_s - self._period >= PERIOD_S:
+            self._left, self._period = NOTICES_MAX, now_s
+        while self._left and (self._peers or self._changed):
+            if not self._peers:
+                self._group = next(iter(self._changed))
+                del self._changed[self._group]
+                self._peers = list(self._peers_of(self._group))
+            count = min(self._left, len(self._peers))
+            self._left -= max(1, count)
+            for peer in self._peers[:count]:
+                peer.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": self._group})
+            del self._peers[:count]
+        if self._peers or self._changed:
+            self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._send)
+
 
 EXPIRY_S = 120.0
 HEARTBEAT_GROUPS_MAX = 512
@@ -373,3 +420,60 @@ def _merged(known: dict[str, Subscription], documents: list[dict[str, Any]]) -> 
 
 def _bytes_of(subscriptions: dict[str, Subscription]) -> int:
     return sum(one.nbytes for one in subscriptions.values())
+
+
+def register_client_handlers(
+    table: HandlerTable, clients: ClientTable, changed_group: Callable[[], None] = lambda: None
+) -> None:
+    """Heartbeats, unregistering, member lists. ``changed_group``: called after a heartbeat that changed a group."""
+
+    @table.register(RequestCode.HEART_BEAT)
+    async def heartbeat(request: Request) -> Response:
+        changed = clients.heartbeat(request)
+        if changed:
+            changed_group()
+        ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if changed else "false"}
+        return Response(ext=ext)
+
+    @table.register(RequestCode.UNREGISTER_CLIENT)
+    async def unregister(request: Request) -> Response:
+        group = request.text("consumerGroup", "")
+        if group:
+            clients.leave(request.text("clientID"), group, request.peer)
+        return Response()
+
+    @table.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+    async def members(request: Request) -> Response:
+        group = clients.group(request.text("consumerGroup"))
+        if group is None:
+            return Response(ResponseCode.SYSTEM_ERROR, remark="the group has no consumers")
+        return json_response({"consumerIdList": sorted(group.members)})
+
+    @table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST)
+    async def connections(request: Request) -> Response:
+        name = request.text("consumerGroup")
+        group = clients.group(name)
+        if group is None:
+            return Response(ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{name}] not online")
+        return json_response({
+            "connectionSet": [
+                {
+                    "clientAddr": member.peer.address, "clientId": member.client_id,
+                    "language": member.language, "version": member.version,
+                }
+                for member in group.members.values()
+            ],
+            "subscriptionTable": {s.topic: s.document() for s in group.subscriptions.values()},
+            "consumeType": group.consume_type,
+            "messageModel": group.message_model,
+            "consumeFromWhere": group.consume_from,
+        })  # fmt: skip
+
+
+GROUP_CHARS_MAX: Final = 255
+_LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def is_legal_group(name: str) -> bool:
+    """Whether a broker creates a group of this name."""
+    return len(name) <= GROUP_CHARS_MAX and _LEGAL.fullmatch(name) is not None

@@ -1,15 +1,18 @@
-"""Queue locks of orderly consumers: one client of a group per queue.
+"""Queue locks of orderly consumers, one client of a group per queue; and queues as clients name them.
 
 A lock lasts 60 seconds from its last renewal; clients renew it every 20 seconds and trust it for 30. Only the owner of
-the groups grants locks. One that releases them hands its locks over: the next owner then grants others at once.
-Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
+the groups grants locks. One that releases them hands its locks over: the next owner then grants others at once. Reply
+bodies with maps whose keys are queues are in fastjson's dialect, which all its versions read:
+``{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{…}}}``. Source:
+org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -180,3 +183,23 @@ def _wanted(request: Request) -> tuple[str, str, list[MessageQueue]]:
     if max(map(len, names)) > NAME_CHARS_MAX:
         raise BadRequestError(f"a name has more than {NAME_CHARS_MAX} characters")
     return group, client_id, queues
+
+
+def queue_map(table: Mapping[MessageQueue, Any], others: Mapping[str, Any] | None = None) -> bytes:
+    """An object with the map ``offsetTable`` keyed by queues, and ``others``."""
+    entries = ",".join(f"{quoted(queue.document())}:{quoted(value)}" for queue, value in table.items())
+    rest = "".join(f",{quoted(key)}:{quoted(value)}" for key, value in (others or {}).items())
+    return f'{{"offsetTable":{{{entries}}}{rest}}}'.encode()
+
+
+def offsets_for(language: str, table: Mapping[MessageQueue, int]) -> bytes:
+    """Reset offsets for a client of ``language``: C++ clients read a list."""
+    if language != "CPP":
+        return queue_map(table)
+    rows = [{**queue.document(), "offset": offset} for queue, offset in table.items()]
+    return quoted({"offsetTable": rows}).encode()
+
+
+def quoted(value: Any) -> str:
+    """``value`` as JSON."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,4 +1,6 @@
-"""Listener options from the settings: address, limits, TLS, access rules. Raises UsageError naming the setting."""
+"""Listener options from the settings: address, limits, shares of ``serve.memory_bytes``, TLS, access rules. Raises
+UsageError naming the setting.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from rocketmq_tiered.server.listen.memory_shares import MemoryShares
-from rocketmq_tiered.server.security.audit_events import AuditEvents
+from rocketmq_tiered.server.security.audit import AuditEvents
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.security.rules_file import RulesFile
 from rocketmq_tiered.server.wire.connection_limits import ConnectionLimits
@@ -19,6 +20,27 @@ from tiered.private_directory import check_trusted_file
 from tiered.remoting.tls import password_in
 from tiered.remoting.tls_context_cache import TlsContextCache
 from tiered.settings.sections import ServeSettings
+
+
+class MemoryShares:
+    """Bytes of each share of ``memory_bytes``."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        tenth = memory_bytes // 10
+        self.large_requests = memory_bytes * 4 // 10
+        """Requests of 16 KiB and more in progress; above it the oldest clients are closed."""
+        self.partial_frames = tenth
+        """Incomplete frames; above it the oldest clients are closed."""
+        self.unread_replies = tenth
+        """Replies that clients have not read; above it the oldest clients are closed."""
+        self.clients = tenth
+        """Groups, members and subscriptions named by heartbeats; above it new ones are refused."""
+        self.offsets = tenth
+        """Group offsets committed here; above it new groups and queues are refused."""
+        self.popped = tenth
+        """Popped messages without acknowledgement; above it no message is popped."""
+        self.retries = tenth
+        """Retry messages and dead letters; above it send-back requests are refused."""
 
 
 def server_options(

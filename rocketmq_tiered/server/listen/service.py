@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from rocketmq_tiered.server.groups.client_table import ClientTable
-from rocketmq_tiered.server.listen.memory_shares import MemoryShares
+from rocketmq_tiered.server.listen.options import MemoryShares
 from rocketmq_tiered.server.listen.own_address import is_loopback
 from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.dispatch import Authorizer

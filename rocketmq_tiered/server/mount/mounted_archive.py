@@ -15,11 +15,11 @@ from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
 from rocketmq_tiered.server.backend.backend import TopicConfig
 from rocketmq_tiered.server.backend.route_handlers import RETRY_PREFIX
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
-from rocketmq_tiered.server.groups.group_names import is_legal_group
+from rocketmq_tiered.server.groups.client_table import is_legal_group
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.groups.queue_locks import TRUST_S
-from rocketmq_tiered.server.listen.memory_shares import MemoryShares
+from rocketmq_tiered.server.listen.options import MemoryShares
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.mount_registrar import MASTER_THERE, MountRegistrar
 from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, lapsed_leases

@@ -12,15 +12,21 @@ from collections.abc import Callable, Iterable
 
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
-from rocketmq_tiered.server.groups.bounded_gather import first_of
 from rocketmq_tiered.server.groups.client_table import TAG
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
-from rocketmq_tiered.server.pop.pop_delivery import UNACKED_MAX, PopBatch, PopDelivery, PopRequest
-from rocketmq_tiered.server.pop.pop_messages import handle_of, offset_fields
+from rocketmq_tiered.server.pop.pop_delivery import (
+    UNACKED_MAX,
+    PopBatch,
+    PopDelivery,
+    PopRequest,
+    handle_of,
+    offset_fields,
+)
 from rocketmq_tiered.server.pop.pop_queues import BYTES_MAX as POP_BYTES_MAX
 from rocketmq_tiered.server.pop.pop_queues import GroupQueueKey, PopQueues
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Request, Response
+from rocketmq_tiered.server.wire.turns import first_of
 from tiered.errors import UsageError
 
 COUNT_MAX = 32

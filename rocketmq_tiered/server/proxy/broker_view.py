@@ -248,3 +248,20 @@ def _view(known: _Known, offset: int) -> LocalView:
     # The first record's position tells two generations apart as well as the record's own.
     leaving = offset < known.kept_from or is_expiring(offset, queue, known.margin)
     return LocalView(known.side, queue, True, known.first_phys, known.oldest_phys, known.last_phys, leaving)
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """The broker's side of the queue that ``command`` names; see read_router.BrokerSource."""
+
+    views: BrokerViews
+    command: RemotingCommand
+    upstream: Upstream
+    offset: int
+
+    async def local_view(self) -> LocalView:
+        """See BrokerSource."""
+        return await self.views.local_view(self.command, self.upstream, self.offset)
+
+    async def residency(self) -> Residency:
+        return Residency.NOT_CHECKED

@@ -19,15 +19,14 @@ from typing import Final, NamedTuple
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.server.backend.offset_handlers import push_reset
-from rocketmq_tiered.server.groups.bounded_gather import bounded_gather
 from rocketmq_tiered.server.groups.client_table import ClientTable, Member
-from rocketmq_tiered.server.groups.fastjson_text import queue_map
-from rocketmq_tiered.server.groups.queue_locks import MessageQueue
+from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
 from rocketmq_tiered.server.proxy.broker_requests import document_of
 from rocketmq_tiered.server.proxy.merged_offsets import ANSWER_S, MergedOffsets, number_in, offset_table
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
+from rocketmq_tiered.server.wire.turns import bounded_gather
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 

@@ -20,16 +20,14 @@ from typing import Any, NamedTuple
 from fetcher.policy.read_policy import OffsetRange, Situation
 from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.server.backend.backend import Backend
-from rocketmq_tiered.server.groups.bounded_gather import bounded_gather
-from rocketmq_tiered.server.groups.fastjson_text import queue_map
-from rocketmq_tiered.server.groups.queue_locks import MessageQueue
-from rocketmq_tiered.server.proxy.broker_queue import QueueState
+from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
 from rocketmq_tiered.server.proxy.broker_requests import document_of
-from rocketmq_tiered.server.proxy.broker_view import BrokerViews
+from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState
 from rocketmq_tiered.server.proxy.offset_merge import joined_min, lower_by_time
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
+from rocketmq_tiered.server.wire.turns import bounded_gather
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.command import RemotingCommand

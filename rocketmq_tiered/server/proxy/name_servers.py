@@ -9,8 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand

@@ -21,18 +21,21 @@ from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.listen.options import parse_address
 from rocketmq_tiered.server.proxy.accepted_accounts import JUDGED, is_refusal
 from rocketmq_tiered.server.proxy.broker_requests import query_record
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
 from rocketmq_tiered.server.proxy.name_servers import NameServers
 from rocketmq_tiered.server.proxy.proxy_handlers import relayed
 from rocketmq_tiered.server.proxy.proxy_routes import Published, may_dial, rewritten
-from rocketmq_tiered.server.proxy.relay import Relay
-from rocketmq_tiered.server.proxy.relay_client import ProxyClient
-from rocketmq_tiered.server.proxy.relay_rules import SERVICE_NOT_AVAILABLE, Destination, destination_of
+from rocketmq_tiered.server.proxy.relay import (
+    SERVICE_NOT_AVAILABLE,
+    Destination,
+    ProxyClient,
+    Relay,
+    destination_of,
+)
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayCounters
 from rocketmq_tiered.server.proxy.timer_gateway import CODES as TIMER_CODES
 from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig, TimerGateway, new_counts
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from rocketmq_tiered.server.security.authorizer import record_at
 from rocketmq_tiered.server.security.permissions import NEEDS, REAL_TOPIC
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode

@@ -1,24 +1,172 @@
-"""Relays a request to the broker over its client's own connection, once; and the reply when the broker is away.
+"""Relays a request to the broker over its client's own connection, once; where a request goes, how long its reply may
+take, and the reply while the broker is away.
 
-Owns the broker's version, as last seen in a reply. Which requests are relayed is the services' decision.
+Owns the broker's version, as last seen in a reply; the numbering of the broker's requests to a client (notices, resets,
+status, transaction checks); and closing the client when its broker connection is lost. Which requests are relayed is
+the services' decision. Sources: org.apache.rocketmq.remoting.protocol.RequestCode;
+DefaultMQProducer.retryResponseCodes; RemoteBrokerOffsetStore.readOffset.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
 
 from rocketmq_tiered.server.proxy.proxy_handlers import relayed
-from rocketmq_tiered.server.proxy.relay_client import RelayClient
-from rocketmq_tiered.server.proxy.relay_rules import Failure, failure_of, relay_timeout_s
 from rocketmq_tiered.server.proxy.relay_status import RelayCounters
-from rocketmq_tiered.server.proxy.upstream import TimedOutError
-from rocketmq_tiered.server.wire.codes import RequestCode
+from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream, TimedOutError
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.connection import RESPONSE_FLAG, Connection
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import ThrottledError, UnavailableError
 from tiered.remoting.command import RemotingCommand
 
+SERVICE_NOT_AVAILABLE = 14
+"""Response code; producers of every version send again on it."""
+
+
+class Destination(Enum):
+    """Who answers a request."""
+
+    ANY_NAME_SERVER = "any name server"
+    ALL_NAME_SERVERS = "all name servers"
+    BROKER = "broker"
+    NONE = "none"
+
+
+READS_OF_NAME_SERVERS = frozenset({101, 105, 106, 206, 219, 224, 304, 311, 312, 313, 319, 901})
+WRITES_OF_NAME_SERVERS = frozenset({100, 102, 205, 212, 216, 217, 318, 327})
+AMONG_SERVERS = frozenset({103, 104, 322, 902, 903, 904, 905, 906, 908, 1008})
+"""Codes between brokers, name servers and controllers: relayed they would act for the wrong process."""
+_SENDS = frozenset({
+    RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.END_TRANSACTION,
+})  # fmt: skip
+_TIMEOUT_S = 60.0
+"""Longer than any client's own limit, which decides."""
+_MARGIN_S = 10.0
+_WAIT_FIELDS = ("suspendTimeoutMillis", "pollTime")
+
+
+class Failure(Enum):
+    """The outcome for a client whose request gets no reply from the broker."""
+
+    BUSY = ResponseCode.SYSTEM_BUSY
+    NOT_AVAILABLE = SERVICE_NOT_AVAILABLE
+    SILENCE = -1
+    CLOSE = -2
+
+
+def destination_of(code: int) -> Destination:
+    """Who answers request ``code``."""
+    if code in READS_OF_NAME_SERVERS:
+        return Destination.ANY_NAME_SERVER
+    if code in WRITES_OF_NAME_SERVERS:
+        return Destination.ALL_NAME_SERVERS
+    return Destination.NONE if code in AMONG_SERVERS else Destination.BROKER
+
+
+def relay_timeout_s(fields: Mapping[str, str]) -> float:
+    """How long the broker may take: longer than the client's own long poll."""
+    waits = [int(value) for name in _WAIT_FIELDS if (value := fields.get(name, "")).isdecimal()]
+    return max(_TIMEOUT_S, max(waits, default=0) / 1000 + _MARGIN_S)
+
+
+def failure_of(code: int, *, was_sent: bool, timed_out: bool = False) -> Failure:
+    """The outcome of a request ``code`` without a reply. ``was_sent``: it may have taken effect."""
+    if timed_out:
+        return Failure.SILENCE  # the client's own limit has passed
+    if code == RequestCode.QUERY_CONSUMER_OFFSET:
+        # A 4.9 client reads any code as "no offset yet" and starts over; it retries after a closed connection.
+        return Failure.CLOSE
+    if code in _SENDS:
+        return Failure.CLOSE if was_sent else Failure.NOT_AVAILABLE
+    return Failure.BUSY
+
+
 logger = logging.getLogger(__name__)
+
+FORWARDED_MAX = 256
+"""Requests of the broker without a client's reply yet; older ones are dropped."""
+
+
+class FilteredPeer:
+    """A client as the client table sees it: ``allows`` decides by request code which pushes reach it. The broker sends
+    the others itself."""
+
+    def __init__(self, connection: Connection, allows: Callable[[int], bool]) -> None:
+        self._connection, self._allows = connection, allows
+
+    @property
+    def address(self) -> str:
+        return self._connection.address
+
+    @property
+    def id(self) -> int:
+        return self._connection.id
+
+    def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
+        if self._allows(code):
+            self._connection.push(code, ext, body)
+
+
+class RelayClient:
+    """``connection``, and its connection to the broker, made when first needed."""
+
+    def __init__(
+        self, connection: Connection, upstream: RemotingUpstream, allows: Callable[[int], bool]
+    ) -> None:
+        self.connection, self.upstream = connection, upstream
+        self.peer = FilteredPeer(connection, allows)
+
+
+class ProxyClient(RelayClient):
+    """A client that the broker may send requests to. ``connect`` makes its upstream."""
+
+    def __init__(self, connection: Connection, connect: Callable[[LinkEvents], RemotingUpstream]) -> None:
+        upstream = connect(LinkEvents(self._forward, self._lost))
+        super().__init__(connection, upstream, lambda code: code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+        self.is_registered = False
+        """Whether the broker has this client registered through our connection."""
+        self._opaques = itertools.count(1)
+        self._forwarded: OrderedDict[int, int] = OrderedDict()
+        self._answers: set[asyncio.Task[None]] = set()
+        connection.on_answer = self._answered
+
+    def _forward(self, command: RemotingCommand) -> None:
+        opaque = next(self._opaques) & 0x7FFFFFFF
+        if self.connection.forward(replace(command, opaque=opaque)) and not command.is_oneway:
+            self._forwarded[opaque] = command.opaque
+            if len(self._forwarded) > FORWARDED_MAX:
+                self._forwarded.popitem(last=False)
+
+    def _answered(self, command: RemotingCommand) -> None:
+        opaque = self._forwarded.pop(command.opaque, None)
+        if opaque is None:
+            return
+        task = asyncio.get_running_loop().create_task(
+            self._answer(replace(command, opaque=opaque, flag=command.flag | RESPONSE_FLAG))
+        )
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _answer(self, command: RemotingCommand) -> None:
+        with suppress(UnavailableError):  # the broker connection is gone
+            await self.upstream.answer(command)
+
+    def _lost(self, why: str, had_requests: bool) -> None:
+        self._forwarded.clear()
+        if self.is_registered or had_requests:
+            # The broker has dropped its registration, and pending requests may or may not have taken effect. Clients
+            # handle a closed connection.
+            self.connection.close(f"connection to the broker lost: {why}")
 
 
 async def _no_fallback(request: Request) -> Response | None:

@@ -12,12 +12,10 @@ from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.listen.options import server_options
 from rocketmq_tiered.server.listen.service import Service
 from rocketmq_tiered.server.proxy.accepted_accounts import JUDGED, AcceptedAccounts, is_refusal
-from rocketmq_tiered.server.proxy.group_reads import GroupReadStats
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, relayed
-from rocketmq_tiered.server.proxy.relay import Relay
-from rocketmq_tiered.server.proxy.relay_client import RelayClient
-from rocketmq_tiered.server.proxy.relay_status import GroupReading, RelayCounters, RelayStatus
+from rocketmq_tiered.server.proxy.relay import Relay, RelayClient
+from rocketmq_tiered.server.proxy.relay_status import GroupReading, GroupReadStats, RelayCounters, RelayStatus
+from rocketmq_tiered.server.proxy.upstream import InflightLimit
 from rocketmq_tiered.server.security.authorizer import FIRST_5
 from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.connection import Connection

@@ -1,30 +1,113 @@
-"""A connection to the real broker for one client, in both directions.
+"""A connection to the real broker for one client, in both directions, and limits of what is in flight to brokers and
+name servers.
 
 A broker identifies consumers, lock owners and receivers of notices by connection, so every client has its own, made for
 its first request to the broker. Requests get new numbers; none is sent twice. The owner is notified when an established
-connection is lost, because the broker drops that client's state with it.
+connection is lost, because the broker drops that client's state with it. Host names are resolved on threads of their
+own: a look-up cannot be cancelled and blocks for half a minute if DNS does not answer, and ``file://`` archives, which
+the event loop's default threads read, would wait behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
 import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from ssl import SSLContext
 from typing import Any
 
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
-from rocketmq_tiered.server.proxy.name_lookup import addresses_of
 from rocketmq_tiered.server.security.addresses import host_of
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode
 from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
+
+
+async def addresses_of(host: str, threads: Executor) -> list[str]:
+    """At least one address, in the order to try; an address resolves to itself. Raises OSError, and UnicodeError for an
+    invalid name."""
+    if _is_address(host):
+        return [host]
+    loop = asyncio.get_running_loop()
+    found = await loop.run_in_executor(threads, _resolve, host)
+    if not found:
+        raise OSError(f"{host} has no address")
+    return found
+
+
+def _resolve(host: str) -> list[str]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(place[0]) for _, _, _, _, place in found))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+HANDSHAKES_MAX = 128
+"""Concurrent TLS handshakes, some milliseconds of CPU each. If two thousand clients reconnect at once, unlimited
+handshakes would mostly time out."""
+LOOKUPS_MAX = 4
+
+
+class InflightLimit:
+    """Bytes of requests in flight of all clients, first come, first served. Belongs to one event loop. ``handshakes``:
+    held during a handshake. ``lookups``: threads for name look-ups."""
+
+    def __init__(self, limit_bytes: int = REQUEST_BYTES_MAX, handshakes_max: int = HANDSHAKES_MAX) -> None:
+        self._limit = limit_bytes
+        self.handshakes = asyncio.Semaphore(handshakes_max)
+        self.lookups = ThreadPoolExecutor(LOOKUPS_MAX, thread_name_prefix="names")
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.used_bytes = 0
+
+    async def enter(self, byte_count: int) -> None:
+        """Wait for room. A request larger than the limit goes alone; one without a body needs no room."""
+        if not byte_count or (not self._waiting and self._fits(byte_count)):
+            self.used_bytes += byte_count
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (byte_count, turn)
+        self._waiting.append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(byte_count)
+            else:
+                with suppress(ValueError):
+                    self._waiting.remove(entry)
+                self._admit()
+            raise
+
+    def leave(self, byte_count: int) -> None:
+        """Free the room that ``enter`` took."""
+        self.used_bytes -= byte_count
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            byte_count, turn = self._waiting.popleft()
+            if not turn.done():
+                self.used_bytes += byte_count
+                turn.set_result(None)
+
+    def _fits(self, byte_count: int) -> bool:
+        return self.used_bytes == 0 or self.used_bytes + byte_count <= self._limit
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from rocketmq_tiered.server.backend.backend import TopicConfig
 from rocketmq_tiered.server.backend.route_handlers import PROXY_TOPIC, READ_ONLY
-from rocketmq_tiered.server.retries.delivered_queues import DeliveredQueues
+from rocketmq_tiered.server.retries.retry_log import RetryMessage, RetryObject, assign_offsets
 from rocketmq_tiered.server.retries.retry_record import PHYS_BASE
-from rocketmq_tiered.server.retries.retry_state import RetryMessage, RetryObject, assign_offsets
+from rocketmq_tiered.server.retries.retry_topics import DeliveredQueues
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tiered.formats.record import MAGIC_V1, decode_record

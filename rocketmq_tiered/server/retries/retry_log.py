@@ -1,20 +1,249 @@
-"""Retry messages in the object store: numbered objects under ``state/serve/retry/``, each created only if absent.
+"""Retry messages as a state, and the objects that store it.
+
+Numbered objects under ``state/serve/retry/``, each created only if absent. An object lists messages added and delivered
+(given a queue offset); a *base* lists everything, so that older objects are obsolete. Deliveries are stored, not
+recomputed: an offset that a client saw is the same after a restart.
 
 The new owner of the groups (group_state.py) first writes a base as the next number. A fenced server finds its next
-number taken, or later numbers if that was removed, so its successor has read every message it acknowledged. Blocking;
-one task uses it.
+number taken, or later numbers if that was removed, so its successor has read every message it acknowledged.
+``RetryLog`` blocks; one task uses it.
 """
 
 from __future__ import annotations
 
 import secrets
+import sys
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
-from rocketmq_tiered.server.retries.retry_state import RetryObject, RetryState, decode_object, encode_object
+import numpy as np
+
+from rocketmq_tiered.server.retries.retry_record import delivered
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
+from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import SERVE_PREFIX
-from tiered.formats.memory_bound import stored_bytes_max
+from tiered.formats.memory_bound import LARGE, stored_bytes_max
 from tiered.object_store.interface import ObjectStore
+
+KIND: Final = b"RMQTRETR"
+UNDELIVERED: Final = -1
+MESSAGE_BYTES: Final = 350
+"""Measured memory of a message without its record."""
+QUEUE_BYTES: Final = 450
+"""Memory of a queue without messages, which is kept for its next offset."""
+
+
+@dataclass(slots=True)
+class RetryMessage:
+    """One message; ``queue_offset`` is UNDELIVERED while its delay lasts. ``data`` is the record as delivered."""
+
+    number: int
+    topic: str
+    due_ms: int
+    data: bytes
+    queue_offset: int = UNDELIVERED
+    stored_ms: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory estimate."""
+        return MESSAGE_BYTES + len(self.data)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The place of a delivered message."""
+
+    number: int
+    queue_offset: int
+    stored_ms: int
+
+
+@dataclass
+class RetryQueue:
+    """Queue 0 of a retry or dead-letter topic: stored delivered messages, in order. ``first_offset``: the end of the
+    archived part at the first delivery."""
+
+    first_offset: int
+    next_offset: int
+    offsets: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+    @property
+    def min_offset(self) -> int:
+        """Offset of the first stored message."""
+        return self.offsets[0] if self.offsets else self.next_offset
+
+    def at(self, queue_offset: int) -> int:
+        """Index of the first message from ``queue_offset`` on."""
+        return bisect_left(self.offsets, queue_offset)
+
+
+@dataclass(frozen=True)
+class RetryObject:
+    """One object. A base also has ``queues``: topic -> (first offset, next offset)."""
+
+    version: int
+    owner: str
+    owner_name: str
+    next_number: int
+    added: tuple[RetryMessage, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
+    queues: dict[str, tuple[int, int]] | None = None
+
+
+class RetryState:
+    """All stored retry messages."""
+
+    def __init__(self) -> None:
+        self.messages: dict[int, RetryMessage] = {}
+        self.queues: dict[str, RetryQueue] = {}
+        self.next_number = 0
+        self.held_bytes = 0
+        """Memory estimate; small records take less than their tables."""
+        self._topics: dict[str, str] = {}
+        """Interned topic names: decoded objects have one string per message."""
+        self._waiting: list[tuple[int, int]] = []
+        """(due time, number) of undelivered messages, in order."""
+
+    def apply(self, found: RetryObject) -> None:
+        """Apply an object. Raises CorruptionError if it does not fit the state."""
+        if found.queues is not None:
+            self.messages, self.queues, self.held_bytes, self._waiting = {}, {}, 0, []
+            self._topics = {}
+            for topic, (first, following) in found.queues.items():
+                self._queue(topic, RetryQueue(first, following))
+        for message in found.added:
+            message.topic = self._topic(message.topic)
+            self.messages[message.number] = message
+            self.held_bytes += message.nbytes
+            if message.queue_offset != UNDELIVERED:
+                self._append(message)
+            else:
+                insort(self._waiting, (message.due_ms, message.number))
+        for delivery in found.deliveries:
+            self._deliver(delivery)
+        self.next_number = max(self.next_number, found.next_number)
+
+    def _topic(self, name: str) -> str:
+        if name not in self._topics:
+            self._topics[name] = name
+            self.held_bytes += queue_bytes(name)
+        return self._topics[name]
+
+    def has_topic(self, name: str) -> bool:
+        """Whether the topic has had messages."""
+        return name in self._topics
+
+    def _queue(self, topic: str, made: RetryQueue) -> RetryQueue:
+        return self.queues.setdefault(self._topic(topic), made)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        message = self.messages.get(delivery.number)
+        if message is None or message.queue_offset != UNDELIVERED:
+            raise CorruptionError(f"message {delivery.number} is delivered but was not waiting")
+        del self._waiting[bisect_left(self._waiting, (message.due_ms, message.number))]
+        message.queue_offset, message.stored_ms = delivery.queue_offset, delivery.stored_ms
+        message.data = delivered(
+            message.data,
+            number=message.number,
+            queue_offset=message.queue_offset,
+            stored_ms=message.stored_ms,
+        )
+        self._append(message)
+
+    def _append(self, message: RetryMessage) -> None:
+        offset = message.queue_offset
+        queue = self._queue(message.topic, RetryQueue(offset, offset))
+        if queue.offsets and offset <= queue.offsets[-1]:
+            raise CorruptionError(f"{message.topic}: offset {offset} after {queue.offsets[-1]}")
+        queue.offsets.append(offset)
+        queue.numbers.append(message.number)
+        queue.next_offset = max(queue.next_offset, offset + 1)
+
+    def due(self, now_ms: int) -> list[RetryMessage]:
+        """Messages to deliver, in order."""
+        end = bisect_right(self._waiting, (now_ms, self.next_number))
+        return [self.messages[number] for _, number in self._waiting[:end]]
+
+    def next_due_ms(self) -> int | None:
+        """Due time of the next message."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def release(self, topic: str, below: int) -> int:
+        """Remove delivered messages below offset ``below``; returns their number."""
+        queue = self.queues.get(topic)
+        end = 0 if queue is None else queue.at(below)
+        if queue is None or end == 0:
+            return 0
+        for number in queue.numbers[:end]:
+            self.held_bytes -= self.messages.pop(number).nbytes
+        del queue.numbers[:end], queue.offsets[:end]
+        return end
+
+    def base(self, version: int, owner: str, owner_name: str) -> RetryObject:
+        """The whole state as one object."""
+        queues = {topic: (queue.first_offset, queue.next_offset) for topic, queue in self.queues.items()}
+        added = tuple(sorted(self.messages.values(), key=lambda m: (m.queue_offset, m.number)))
+        return RetryObject(version, owner, owner_name, self.next_number, added, (), queues)
+
+
+def queue_bytes(topic: str) -> int:
+    """Memory estimate of a topic's queue."""
+    return QUEUE_BYTES + sys.getsizeof(topic)
+
+
+def assign_offsets(
+    messages: Iterable[RetryMessage], next_offsets: dict[str, int], now_ms: int
+) -> list[Delivery]:
+    """The places of ``messages``, in order; advances ``next_offsets`` (by topic)."""
+    found = []
+    for message in messages:
+        offset = next_offsets[message.topic]
+        next_offsets[message.topic] = offset + 1
+        found.append(Delivery(message.number, offset, now_ms))
+    return found
+
+
+def encode_object(found: RetryObject) -> bytes:
+    """The object's bytes."""
+    header = {
+        "version": found.version, "owner": found.owner, "owner_name": found.owner_name,
+        "next_number": found.next_number,
+        "added": [[m.number, m.topic, m.due_ms, m.queue_offset, m.stored_ms, len(m.data)] for m in found.added],
+        "deliveries": [[d.number, d.queue_offset, d.stored_ms] for d in found.deliveries],
+        "queues": None if found.queues is None else {topic: list(pair) for topic, pair in found.queues.items()},
+    }  # fmt: skip
+    data = np.frombuffer(b"".join(m.data for m in found.added), np.uint8)
+    return encode_container(KIND, header, {"records": data.view([("byte", np.uint8)])})
+
+
+def decode_object(data: bytes, *, source: str) -> RetryObject:
+    """Raises CorruptionError or UnsupportedFormatError naming ``source``."""
+    container = decode_container(data, KIND, source=source, allowance=LARGE)
+    header = container.header
+    try:
+        records, at, added = container.tables["records"]["byte"].tobytes(), 0, []
+        for number, topic, due_ms, queue_offset, stored_ms, size in header["added"]:
+            if not 0 < size <= len(records) - at:
+                raise ValueError(f"record of {size} bytes is truncated")
+            record = records[at : at + size]
+            added.append(
+                RetryMessage(int(number), str(topic), int(due_ms), record, int(queue_offset), int(stored_ms))
+            )
+            at += size
+        deliveries = tuple(Delivery(int(a), int(b), int(c)) for a, b, c in header["deliveries"])
+        queues = header["queues"]
+        return RetryObject(
+            int(header["version"]), str(header["owner"]), str(header["owner_name"]), int(header["next_number"]),
+            tuple(added), deliveries,
+            None if queues is None else {str(topic): (int(a), int(b)) for topic, (a, b) in queues.items()},
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"{source}: retry messages do not parse: {error}") from error
+
 
 RETRY_KEYS: Final = f"{SERVE_PREFIX}retry/"
 CLAIMS_MAX: Final = 20

@@ -1,14 +1,24 @@
-"""Audit log: one line per interval for each reader of a queue, with client host, account, group, topic, queue, offset
-range, reads and bytes. Lookups of single messages have no queue.
+"""The audit logs: reads of each queue, and events: refusals, resets of offsets, commits by clients outside the group
+(their heartbeats do not name it).
+
+Reads: one line per interval for each reader of a queue, with client host, account, group, topic, queue, offset range,
+reads and bytes. Lookups of single messages have no queue. Events: the first requests of a kind in an interval are
+logged at once. Equal later ones are counted and logged at its end, all others as one sum. So a flood of refusals
+neither fills the disk nor hides a reset. Reloads are logged where they happen and counted here. The account is the one
+that the request names: of a refused request it proves nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from enum import StrEnum
 
 from rocketmq_tiered.server.security.addresses import host_of
-from rocketmq_tiered.server.wire.codes import RequestCode
-from rocketmq_tiered.server.wire.request import NUMBER_CHARS_MAX, Request, Response
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import NUMBER_CHARS_MAX, Peer, Request, Response
+from tiered.remoting.credentials import ACCESS_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -80,3 +90,157 @@ class Audit:
                     "bytes": sum_.body_bytes,
                 },
             )  # fmt: skip
+
+
+event_log = logging.getLogger("rocketmq_tiered.audit")
+
+INTERVAL_S = 60.0
+LINES_MAX = 20
+"""Different requests of each kind that are logged in an interval."""
+ACCOUNT_CHARS, REASON_CHARS = 64, 200
+_UPDATE, _RESET = int(RequestCode.UPDATE_CONSUMER_OFFSET), int(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
+_COMMITS = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE), _UPDATE})
+"""As numbers: an enum member lookup costs as much as a call, for every pull."""
+_COMMIT_FLAG = 1
+"""A bit of a pull's sysFlag: the pull commits an offset."""
+_NO_PERMISSION = int(ResponseCode.NO_PERMISSION)
+
+
+class AuditEvent(StrEnum):
+    """Values are labels of the metric."""
+
+    REFUSED = "refused"
+    RESET = "reset"
+    COMMIT = "commit"
+    RELOAD = "reload"
+    RELOAD_FAILED = "reload_failed"
+
+
+_MESSAGES = {
+    AuditEvent.REFUSED: "refused",
+    AuditEvent.RESET: "reset",
+    AuditEvent.COMMIT: "commit by a client outside the group",
+}
+_Seen = tuple[str, str, int, str, str, str]
+"""Client host, account, request code, group, topic, result."""
+
+
+def _is_member(group: str, peer: Peer) -> bool:
+    return True
+
+
+class AuditEvents:
+    """Belongs to one event loop; ``counts`` may be read from any thread. ``now_s``: a monotonic clock."""
+
+    def __init__(
+        self,
+        is_member: Callable[[str, Peer], bool] = _is_member,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._is_member = is_member
+        self.counts = {event.value: 0 for event in AuditEvent}
+        """Since the start."""
+        self._repeats: dict[AuditEvent, dict[_Seen, int]] = {event: {} for event in _MESSAGES}
+        """Requests logged in the current interval, and how often each came again."""
+        self._unlisted = dict.fromkeys(_MESSAGES, 0)
+        self._written_s = now_s()
+
+    def is_outside(self, request: Request) -> bool:
+        """Whether it commits an offset of a group that heartbeats on its connection do not name."""
+        code, fields = request.command.code, request.command.ext_fields
+        if code not in _COMMITS or not _commits(
+            code, fields.get("sysFlag", ""), fields.get("commitOffset", "-1")
+        ):
+            return False
+        return not self._is_member(fields.get("consumerGroup", ""), request.peer)
+
+    def record(self, request: Request, response: Response | None, *, was_outside: bool = True) -> None:
+        """Log and count a request that is one of the events. ``response`` None: no reply, as to a relayed commit.
+        ``was_outside``: `is_outside` when it came; by now its client may have joined or left."""
+        code = request.command.code
+        if response is not None and response.code == _NO_PERMISSION:
+            self._add(AuditEvent.REFUSED, request, response)
+        elif code in _COMMITS:
+            if was_outside and self.is_outside(request):
+                self._add(AuditEvent.COMMIT, request, response)
+        elif code == _RESET:
+            self._add(AuditEvent.RESET, request, response)
+
+    def reloaded(self, is_loaded: bool) -> None:
+        """Rules or a certificate changed, and were loaded or not."""
+        self.counts[AuditEvent.RELOAD if is_loaded else AuditEvent.RELOAD_FAILED] += 1
+
+    def _add(self, event: AuditEvent, request: Request, response: Response | None) -> None:
+        self.counts[event] += 1
+        get = request.command.ext_fields.get
+        group = get("consumerGroup") or get("group") or get("groupName", "")
+        seen = (
+            host_of(request.peer.address), get(ACCESS_KEY, "")[:ACCOUNT_CHARS], request.code, group[:NAME_CHARS],
+            (get("topic") or get("originTopic", ""))[:NAME_CHARS], "" if response is None else _result(response.code),
+        )  # fmt: skip
+        repeats = self._repeats[event]
+        if seen in repeats:
+            repeats[seen] += 1
+        elif len(repeats) < LINES_MAX:
+            repeats[seen] = 0
+            details = {"offset": _offset(request)} if event != AuditEvent.REFUSED else {}
+            if response is not None and response.remark:
+                details["reason"] = response.remark[:REASON_CHARS]
+            _log(event, seen, 1, client=request.peer.address, **details)
+        else:
+            self._unlisted[event] += 1
+
+    def tick(self, now_s: float) -> None:
+        """Write the counts if the interval is over."""
+        if now_s - self._written_s >= INTERVAL_S:
+            self._written_s = now_s
+            self.write()
+
+    def write(self) -> None:
+        """One line for each request that came again, and one for those not logged."""
+        for event, message in _MESSAGES.items():
+            for seen, count in self._repeats[event].items():
+                if count:
+                    _log(event, seen, count, client=seen[0])
+            if self._unlisted[event]:
+                event_log.warning(
+                    "%s: more events, which are not listed", message, extra={"count": self._unlisted[event]}
+                )
+            self._repeats[event], self._unlisted[event] = {}, 0
+
+
+def _commits(code: int, flags: str, offset: str) -> bool:
+    if offset.startswith("-"):
+        return False
+    if code == _UPDATE:
+        return True
+    return len(flags) <= NUMBER_CHARS_MAX and flags.isdecimal() and bool(int(flags) & _COMMIT_FLAG)
+
+
+def _offset(request: Request) -> str:
+    """The requested offset of a commit or reset: ``7``, or ``time 7``."""
+    get = request.command.ext_fields.get
+    offset = get("commitOffset") or get("offset", "")
+    if not offset or offset.startswith("-"):
+        return f"time {get('timestamp', '')[:NUMBER_CHARS_MAX]}"
+    return offset[:NUMBER_CHARS_MAX]
+
+
+def _result(code: int) -> str:
+    return ResponseCode(code).name if code in _RESULTS else str(code)
+
+
+_RESULTS = frozenset(map(int, ResponseCode))
+_REQUESTS = {int(code): code.name for code in RequestCode}
+
+
+def _log(event: AuditEvent, seen: _Seen, count: int, *, client: str, **details: str) -> None:
+    _, account, code, group, topic, result = seen
+    event_log.log(
+        logging.WARNING if event == AuditEvent.REFUSED else logging.INFO,
+        _MESSAGES[event],
+        extra={
+            "client": client, "account": account, "code": code, "request": _REQUESTS.get(code, ""), "group": group,
+            "topic": topic, "result": result, "count": count, **details,
+        },
+    )  # fmt: skip

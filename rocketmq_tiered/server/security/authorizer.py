@@ -8,23 +8,37 @@ A request for a message by physical offset (33, 36, 37) is authorized for the me
 
 from __future__ import annotations
 
+import hmac
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rocketmq_tiered.server.security.addresses import host_of, matches
-from rocketmq_tiered.server.security.audit import Audit
-from rocketmq_tiered.server.security.audit_events import AuditEvents
+from rocketmq_tiered.server.security.audit import Audit, AuditEvents
 from rocketmq_tiered.server.security.bodies import encoded_body
 from rocketmq_tiered.server.security.permissions import NEEDS
 from rocketmq_tiered.server.security.rules_file import RulesFile
-from rocketmq_tiered.server.security.signature import is_signed
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import CorruptionError
 from tiered.formats.record import Record, decode_record
-from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE
+from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE, signature_of
+
+_UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
+
+
+def is_signed(fields: Mapping[str, str], body: bytes, secret: str) -> bool:
+    """Whether the request has the signature made with ``secret``; compared in constant time."""
+    given = fields.get(SIGNATURE, "").encode()
+    if hmac.compare_digest(signature_of(fields, body, secret).encode(), given):
+        return True
+    if _UNIQUE_KEY_QUERY not in fields:
+        return False
+    # Clients before 4.9.4 add this field after signing.
+    signed = {name: value for name, value in fields.items() if name != _UNIQUE_KEY_QUERY}
+    return hmac.compare_digest(signature_of(signed, body, secret).encode(), given)
+
 
 FIRST_5 = 413
 """MQVersion of 5.0.0."""

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
-from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, LinkEvents, RemotingUpstream
 from rocketmq_tiered.server.slave.registration import SlaveConfig, master_refusal
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import UnavailableError

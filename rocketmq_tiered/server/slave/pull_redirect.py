@@ -20,8 +20,7 @@ from typing import Final, NamedTuple
 from fetcher.policy.read_policy import BrokerSide, ReadPolicy, Situation
 from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.server.backend.pull_handlers import SUSPEND, pull_response
-from rocketmq_tiered.server.proxy.broker_queue import QueueState
-from rocketmq_tiered.server.proxy.broker_view import BrokerViews
+from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandler, ProxyHandlers, Upstream
 from rocketmq_tiered.server.slave.registration import MASTER_ID
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode

@@ -10,8 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
-from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream, retrieve_exception
+from rocketmq_tiered.server.proxy.upstream import (
+    InflightLimit,
+    LinkEvents,
+    RemotingUpstream,
+    retrieve_exception,
+)
 from rocketmq_tiered.server.slave.master_monitor import MasterMonitor
 from rocketmq_tiered.server.slave.registration import (
     GET_BROKER_CLUSTER_INFO,

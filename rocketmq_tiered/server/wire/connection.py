@@ -1,12 +1,12 @@
 """One client's connection: frames in, answers out, bounded in both directions.
 
-At most ``requests_max`` requests of a connection are in progress, bounded in bytes too (active_requests.py), and none
+At most ``requests_max`` requests of a connection are in progress, bounded in bytes too (``ActiveRequests``), and none
 starts while a reply waits for the client to read. Above the limit the connection stops reading, so TCP pushes back.
 ``BufferAccounts`` counts what all connections buffer: partial frames, large requests in progress, unread replies. A
 frame that breaks the protocol closes the connection and logs why. A connection starts requests for TURN_S, at most
 TURN_REQUESTS, before other connections get their turn; connections take turns at requests with a body, too.
 
-Owns the asyncio protocol and when requests start; frame_reader.py and reply_writer.py own the bytes, dispatch.py
+Owns the asyncio protocol, received bytes and when requests start; reply_writer.py owns the bytes sent, dispatch.py
 the handler, listener.py the accept loop.
 """
 
@@ -20,18 +20,98 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rocketmq_tiered.server.wire.active_requests import ActiveRequests
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
-from rocketmq_tiered.server.wire.connection_limits import BufferAccounts, ConnectionLimits
+from rocketmq_tiered.server.wire.connection_limits import BufferAccounts, ConnectionLimits, Holder
+from rocketmq_tiered.server.wire.connection_preamble import known_address
 from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.dispatch import Authorizer, Dispatcher
-from rocketmq_tiered.server.wire.eager_task import begin
-from rocketmq_tiered.server.wire.frame_reader import FrameReader
-from rocketmq_tiered.server.wire.peer_address import known_address
 from rocketmq_tiered.server.wire.reply_writer import ReplyWriter
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
-from rocketmq_tiered.server.wire.turns import Turns
-from tiered.remoting.command import ProtocolError, RemotingCommand, encode, encode_answer
+from rocketmq_tiered.server.wire.turns import Turns, begin
+from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode, encode_answer
+
+LARGE_BYTES = 16 * 1024
+"""Smaller requests do not count: pulls are small and may wait long."""
+LARGE_BYTES_MAX = 4 * 1024 * 1024
+"""Limit of one connection; the request that exceeds it is the last to start."""
+
+
+class ActiveRequests:
+    """Belongs to one event loop."""
+
+    def __init__(self, holder: Holder, limits: ConnectionLimits, accounts: BufferAccounts) -> None:
+        self._holder, self._accounts, self._most = holder, accounts, limits.requests_max
+        self._tasks: dict[asyncio.Task[None], int] = {}
+        """Task -> bytes of its request, 0 unless it is large."""
+        self._large_bytes = 0
+        self.is_full = False
+        """Whether no further request may start."""
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    @property
+    def tasks(self) -> frozenset[asyncio.Task[None]]:
+        """All of them."""
+        return frozenset(self._tasks)
+
+    def add(self, task: asyncio.Task[None], frame_bytes: int) -> None:
+        """``task`` serves a request of ``frame_bytes``."""
+        large_bytes = frame_bytes if frame_bytes >= LARGE_BYTES else 0
+        self._tasks[task] = large_bytes
+        self._count(large_bytes)
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """``task`` has finished."""
+        self._count(-self._tasks.pop(task, 0))
+
+    def cancel(self) -> None:
+        """The client is gone. Its connection drops the memory count."""
+        for task in self._tasks:
+            task.cancel()
+            self._tasks[task] = 0
+        self._large_bytes = 0
+
+    def _count(self, more_bytes: int) -> None:
+        if more_bytes:
+            self._large_bytes += more_bytes
+            self._accounts.large.set(self._holder, self._large_bytes)
+        self.is_full = len(self._tasks) >= self._most or self._large_bytes >= LARGE_BYTES_MAX
+
+
+class FrameReader:
+    """Bytes in, commands out. Unusable after a ProtocolError."""
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._decoder = FrameDecoder(frame_bytes_max=frame_bytes_max)
+        self._frame_started_s: float | None = None
+        self.push = self._decoder.push
+        """Add received bytes."""
+        self.pop = self._decoder.pop
+        """The next complete command, or None. Raises ProtocolError."""
+        self.only = self._decoder.only
+        """The command, if the received bytes are exactly one; else None, and the bytes must be pushed. Raises
+        ProtocolError."""
+
+    def partial_bytes(self, now_s: float, *, is_paused: bool, has_popped: bool) -> int:
+        """Bytes left after popping. ``is_paused``: whole commands may be among them, so the client is not late.
+        ``has_popped``: commands were popped now, so the rest is a new frame: a client that sends without pause is never
+        seen between two frames."""
+        held_bytes = self._decoder.held_bytes
+        if is_paused or not held_bytes:
+            self._frame_started_s = None
+        elif has_popped or self._frame_started_s is None:
+            self._frame_started_s = now_s
+        return held_bytes
+
+    def is_late(self, now_s: float, frame_s: float) -> bool:
+        """Whether a frame is still incomplete after ``frame_s``."""
+        return self._frame_started_s is not None and now_s - self._frame_started_s > frame_s
+
+    def forget(self) -> None:
+        """The connection is closed: free the buffer."""
+        self._decoder.forget()
+
 
 logger = logging.getLogger(__name__)
 

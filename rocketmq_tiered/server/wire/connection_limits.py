@@ -19,8 +19,7 @@ HolderT = TypeVar("HolderT")
 class ConnectionLimits:
     """Limits of one connection: ``requests_max`` in progress, waiting pulls included; ``idle_s`` without a byte in or
     out, as in Netty's idle handler; ``frame_s`` from a frame's first byte to its last; ``stall_s`` without reading
-    anything that was sent. Limits of all connections: bytes of unread replies, partial frames and large requests
-    (active_requests.py).
+    anything that was sent. Limits of all connections: bytes of unread replies, partial frames and large requests.
     """
 
     requests_max: int = 4_096

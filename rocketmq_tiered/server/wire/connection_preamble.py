@@ -1,15 +1,94 @@
-"""Reads the start of a connection: a load balancer's PROXY header, then the byte that distinguishes TLS.
+"""Reads the start of a connection: a load balancer's PROXY header (versions 1 and 2), then the byte that distinguishes
+TLS; and the client address used in logs, rules and routes.
 
-Bytes after the header stay in the socket. The caller limits the time.
+Bytes after the header stay in the socket. The caller limits the time. Source: haproxy's proxy-protocol.txt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import socket
 
-from rocketmq_tiered.server.wire.proxy_header import FIRST_BYTES, missing_bytes, split_proxy_header
 from tiered.remoting.command import ProtocolError
+
+PROXY_V2 = b"\x0d\x0a\x0d\x0a\x00\x0d\x0a\x51\x55\x49\x54\x0a"
+_PROXY_V1 = re.compile(rb"PROXY (?:TCP4|TCP6) (\S+) \S+ (\d+) \d+\r\n|PROXY UNKNOWN[^\r\n]*\r\n")
+FIRST_BYTES = frozenset({PROXY_V2[0], ord("P")})
+"""First bytes of a header; no frame and no TLS handshake starts with them."""
+_V1_BYTES_MIN, _V1_BYTES_MAX = len(b"PROXY UNKNOWN\r\n"), 107
+_V2_HEAD_BYTES = 16
+_LOCAL = 0
+"""The load balancer's own connection; the header's addresses do not count."""
+_V2_BYTES_MAX = _V2_HEAD_BYTES + 4096
+"""Addresses take at most 216 bytes; extensions after them are skipped."""
+
+
+def missing_bytes(head: bytes) -> int:
+    """At least this many bytes are missing from an incomplete header ``head``."""
+    if head[:1] != PROXY_V2[:1]:
+        return max(1, _V1_BYTES_MIN - len(head))
+    if len(head) < _V2_HEAD_BYTES:
+        return _V2_HEAD_BYTES - len(head)
+    return max(1, _V2_HEAD_BYTES + int.from_bytes(head[14:16], "big") - len(head))
+
+
+def split_proxy_header(head: bytes) -> tuple[str | None, int] | None:
+    """(client's address, or None if the header has none; header length) from the first bytes of a connection.
+
+    None while the header is incomplete; length 0 means no header. Raises ProtocolError.
+    """
+    if head[:1] == PROXY_V2[:1] and head.startswith(PROXY_V2[: len(head)]):
+        return _version_2(head)
+    if head.startswith(b"PROXY "[: len(head)]):
+        return _version_1(head)
+    return None, 0
+
+
+def _version_1(head: bytes) -> tuple[str | None, int] | None:
+    if b"\r\n" not in head:
+        if len(head) > _V1_BYTES_MAX:
+            raise ProtocolError("PROXY header is too long")
+        return None
+    found = _PROXY_V1.match(head)
+    if found is None:
+        raise ProtocolError("PROXY header does not parse")
+    if found[1] is None:
+        return None, found.end()
+    return f"{found[1].decode('ascii', 'replace')}:{found[2].decode()}", found.end()
+
+
+def _version_2(head: bytes) -> tuple[str | None, int] | None:
+    if len(head) < _V2_HEAD_BYTES:
+        return None
+    end = _V2_HEAD_BYTES + int.from_bytes(head[14:16], "big")
+    if end > _V2_BYTES_MAX:
+        raise ProtocolError(f"PROXY header of {end} bytes is too long")
+    if len(head) < end:
+        return None
+    if head[12] & 0xF == _LOCAL:
+        return None, end
+    family, address = head[13] >> 4, head[_V2_HEAD_BYTES:end]
+    if family == 1 and len(address) >= 12:
+        return f"{'.'.join(map(str, address[:4]))}:{int.from_bytes(address[8:10], 'big')}", end
+    if family == 2 and len(address) >= 36:
+        return f"[{address[:16].hex(':', 2)}]:{int.from_bytes(address[32:34], 'big')}", end
+    return None, end
+
+
+def known_address(host: str, port: int | str) -> str:
+    """``host:port``; an IPv4-mapped IPv6 address (``::ffff:10.0.0.1``) becomes its IPv4 address."""
+    if ":" in host:
+        try:
+            found = ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            return f"{host}:{port}"
+        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+        if mapped is not None:
+            return f"{mapped}:{port}"
+    return f"{host}:{port}"
+
 
 TLS_CLIENT_HELLO = 0x16
 

@@ -19,10 +19,14 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from rocketmq_tiered.server.wire.connection import Connection, ConnectionContext
 from rocketmq_tiered.server.wire.connection_limits import BufferAccounts, ConnectionLimits
-from rocketmq_tiered.server.wire.connection_preamble import begins_proxy_header, begins_tls, take_proxy_header
+from rocketmq_tiered.server.wire.connection_preamble import (
+    begins_proxy_header,
+    begins_tls,
+    known_address,
+    take_proxy_header,
+)
 from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.dispatch import Authorizer
-from rocketmq_tiered.server.wire.peer_address import known_address
 from rocketmq_tiered.server.wire.request import HandlerTable
 from tiered.remoting.command import ProtocolError
 

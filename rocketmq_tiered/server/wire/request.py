@@ -155,7 +155,7 @@ class HandlerTable:
     ) -> Callable[[Handler], Handler]:
         """``table.register(code, …)(handler)``; one handler per code.
 
-        ``is_prompt``: it mostly replies without waiting, so it starts eagerly (eager_task.py). ``at_once`` is called
+        ``is_prompt``: it mostly replies without waiting, so it starts eagerly (turns.py). ``at_once`` is called
         first, for replies that need no coroutine.
         """
 

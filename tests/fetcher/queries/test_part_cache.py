@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fetcher.queries.by_key as key_queries
 import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority
-from fetcher.queries import by_key
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
 from fetcher.queries.source import ENTRY_BYTES, INDEX_WHOLE_BYTES, PartCache
@@ -195,7 +195,7 @@ def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_requested_ag
         store.lies = 1 << 30
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1, "the segments tell"
         with monkeypatch.context() as patched:
-            patched.setattr(by_key, "SEGMENTS_INSTEAD_MAX", 0)
+            patched.setattr(key_queries, "SEGMENTS_INSTEAD_MAX", 0)
             with pytest.raises(CorruptionError, match=ref.key):
                 queries.by_key(KeyQuery("a", "k3-7"))
         store.lies = 0

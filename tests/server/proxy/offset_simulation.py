@@ -17,8 +17,7 @@ from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.server.backend.pull_handlers import SUSPEND, PullLimits
 from rocketmq_tiered.server.groups.client_table import Subscription
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
-from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls
-from rocketmq_tiered.server.proxy.pull_sources import PullContext
+from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
 from rocketmq_tiered.server.wire.codes import RequestCode as R
 from tests.end_to_end.offloading import FILTER
 from tests.server.proxy.simulated_broker import World

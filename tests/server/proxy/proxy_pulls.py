@@ -17,12 +17,10 @@ from rocketmq_tiered.server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIP
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
 from rocketmq_tiered.server.groups.client_table import Subscription
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
 from rocketmq_tiered.server.proxy.merged_lookups import MergedLookups
 from rocketmq_tiered.server.proxy.merged_offsets import MergedOffsets
-from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls
-from rocketmq_tiered.server.proxy.pull_sources import PullContext
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.request import Response
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill

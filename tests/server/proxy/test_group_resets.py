@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rocketmq_tiered.server.groups.bounded_gather import AT_ONCE_MAX
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.proxy.group_resets import GroupResets
 from rocketmq_tiered.server.wire.codes import RequestCode as R
 from rocketmq_tiered.server.wire.request import Response
+from rocketmq_tiered.server.wire.turns import AT_ONCE_MAX
 from tests.server.proxy.proxy_pulls import STORED, Scene, run
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tests.server.serving_peer import RecordingPeer, request

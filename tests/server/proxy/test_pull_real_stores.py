@@ -18,10 +18,8 @@ from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.server.backend.pull_handlers import PullLimits
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
-from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls
-from rocketmq_tiered.server.proxy.pull_sources import PullContext
-from rocketmq_tiered.server.proxy.upstream import RemotingUpstream
+from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill

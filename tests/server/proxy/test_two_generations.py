@@ -20,8 +20,7 @@ from fetcher.rows.run_list import status_at
 from rocketmq_tiered.server.backend.pull_handlers import SUSPEND, PullLimits
 from rocketmq_tiered.server.groups.client_table import Subscription
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
-from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls
-from rocketmq_tiered.server.proxy.pull_sources import PullContext
+from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
 from rocketmq_tiered.server.wire.codes import RequestCode as R
 from tests.end_to_end.offloading import FILTER
 from tests.kernels.record_builder import Message, encode

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_tiered.server.proxy.name_servers import NameServers
-from rocketmq_tiered.server.proxy.relay_rules import (
+from rocketmq_tiered.server.proxy.relay import (
     Failure,
     failure_of,
 )

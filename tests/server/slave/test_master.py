@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_tiered.server.security.signature import is_signed
+from rocketmq_tiered.server.security.authorizer import is_signed
 from rocketmq_tiered.server.slave.master_monitor import MasterMonitor
 from rocketmq_tiered.server.slave.registration import SlaveConfig
 from tests.server.slave.master_double import MasterDouble

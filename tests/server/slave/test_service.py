@@ -14,12 +14,17 @@ import pytest
 import yaml
 
 from rocketmq_tiered.server.backend.pull_handlers import pull_response
-from rocketmq_tiered.server.proxy.inflight_limit import InflightLimit
 from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
-from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream
+from rocketmq_tiered.server.proxy.upstream import InflightLimit, LinkEvents, RemotingUpstream
 from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
-from rocketmq_tiered.server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
-from rocketmq_tiered.server.slave.slave_service import MEMBERS_COMPLETE_S, SlaveOptions, SlaveService
+from rocketmq_tiered.server.slave.slave_service import (
+    ACKNOWLEDGED,
+    MEMBERS_COMPLETE_S,
+    READ_ONLY,
+    RELAYED,
+    SlaveOptions,
+    SlaveService,
+)
 from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.request import Request, Response
 from tests.server.slave.master_double import VERSION, MasterDouble
