@@ -24,7 +24,7 @@ from fetcher.io.waiting import Threads, ThreadTimer
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import NO_LIMIT, KeyKind, KeyQuery, find_by_key
-from fetcher.queries.found import ALWAYS_MS, FoundMessage
+from fetcher.queries.found import ALWAYS_MS
 from fetcher.queries.queue_listing import QueueListing, list_queues
 from fetcher.queries.source import PartCache, QuerySource
 from fetcher.queries.time_search import Boundary, TimeReader
@@ -70,34 +70,41 @@ def open_access(
     settings: Settings,
     version: int | None = None,
     history: int | None = None,
+    has_loop: bool = False,
+    shares: int = 1,
 ) -> ArchiveAccess:
-    """The archive at ``url``, data read by threads, at an earlier ``version`` or as it grows, or what only
-    ``history`` has. Raises NotFoundError, UsageError or what the store raises."""
+    """The archive at ``url``, at an earlier ``version`` or as it grows, or what only ``history`` has. ``has_loop``: it
+    is read for an event loop. ``shares``: so many archives of this process divide the memory for fetching. Raises
+    NotFoundError, UsageError or what the store raises."""
+    limit_decoding(settings.fetch.memory_bytes)
+    settings = settings if shares == 1 else _share(settings, shares)
+    root = open_store(url, StoreOptions(settings.object_store))
+    try:
+        names = cluster or settings.archive.cluster or None, broker or settings.archive.broker or None
+        place = open_archive(root, *names)
+        state = load(place.store, version=version)
+        if history is not None:
+            state = history_state(place.store, state, history)
+        disk = _disk_cache(settings, place)
+        return ArchiveAccess(
+            url, root, place, state, _reader(url, place, settings, has_loop=has_loop), settings, disk,
+            has_loop=has_loop, is_snapshot=version is not None or history is not None,
+        )  # fmt: skip
+    except BaseException:
+        root.close()
+        raise
 
-    reader = partial(_threads, settings=settings)
-    return _opened(url, cluster, broker, settings, reader, version=version, history=history)
+
+open_async_access = partial(open_access, has_loop=True)
 
 
-def _threads(place: ArchivePlace, settings: Settings) -> RangeReader:
-    fetch = settings.fetch
-    return ThreadRangeReader(
-        place.store, fetch.user_requests + fetch.prefetch_requests + fetch.background_requests
-    )
-
-
-def open_async_access(
-    url: str, *, cluster: str, broker: str, settings: Settings, shares: int = 1
-) -> ArchiveAccess:
-    """Like ``open_access``, but s3:// is read by an asynchronous client on an event loop thread of its own. ``shares``:
-    so many archives of this process divide the memory for fetching."""
-
-    def reader(place: ArchivePlace) -> RangeReader:
-        if parse_url(url).scheme != "s3":  # it would use threads, too, and switch them twice more
-            return _threads(place, settings)
+def _reader(url: str, place: ArchivePlace, settings: Settings, *, has_loop: bool) -> RangeReader:
+    """Of s3:// beside an event loop an asynchronous client on a loop of its own; else threads: file:// would use them
+    too, and switch them twice more."""
+    if has_loop and parse_url(url).scheme == "s3":
         own_url = f"{url.rstrip('/')}/{archive_prefix(place.cluster, place.broker)}"
         return LoopRangeReader(open_async_store(own_url, StoreOptions(settings.object_store)))
-
-    return _opened(url, cluster, broker, settings, reader, has_loop=True, shares=shares)
+    return ThreadRangeReader(place.store, settings.fetch.threads)
 
 
 def _share(settings: Settings, shares: int) -> Settings:
@@ -110,37 +117,6 @@ def _share(settings: Settings, shares: int) -> Settings:
         settings.prefetch, memory_bytes=memory_bytes * 3 // 8, buffered_bytes=memory_bytes // 4
     )
     return replace(settings, fetch=fetch, prefetch=prefetch)
-
-
-def _opened(
-    url: str,
-    cluster: str,
-    broker: str,
-    settings: Settings,
-    make_reader: Callable[[ArchivePlace], RangeReader],
-    *,
-    has_loop: bool = False,
-    version: int | None = None,
-    history: int | None = None,
-    shares: int = 1,
-) -> ArchiveAccess:
-    limit_decoding(settings.fetch.memory_bytes)
-    settings = settings if shares == 1 else _share(settings, shares)
-    root = open_store(url, StoreOptions(settings.object_store))
-    try:
-        names = cluster or settings.archive.cluster or None, broker or settings.archive.broker or None
-        place = open_archive(root, *names)
-        state = load(place.store, version=version)
-        if history is not None:
-            state = history_state(place.store, state, history)
-        disk = _disk_cache(settings, place)
-        return ArchiveAccess(
-            url, root, place, state, make_reader(place), settings, disk,
-            has_loop=has_loop, is_snapshot=version is not None or history is not None,
-        )  # fmt: skip
-    except BaseException:
-        root.close()
-        raise
 
 
 def _disk_cache(settings: Settings, place: ArchivePlace) -> DiskCache | None:
@@ -309,11 +285,9 @@ class ArchiveAccess:
         return await self._times.offset_by_time(queue, timestamp_ms, boundary)
 
     async def timestamp_of(self, queue: QueueKey, offset: int) -> int | None:
-        """See TimeReader."""
         return await self._times.timestamp_of(queue, offset)
 
     async def earliest_time(self, queue: QueueKey) -> int | None:
-        """See TimeReader."""
         return await self._times.earliest_time(queue)
 
     async def walk(self, queue: QueueKey, span: Span, message_filter: MessageFilter | None) -> Walk:
@@ -348,7 +322,7 @@ class ArchiveAccess:
         # The newest come first, so the result must include the messages archived last.
         state = await self.catalog.recent()
         page = await self._query(state, lambda source, state: find_by_key(source, state, query))
-        return [_message(found) for found in page.messages]
+        return list(page.messages)
 
     async def find_by_id(self, offset_msg_id: str) -> Message | None:
         """The message with an offsetMsgId, or None. Raises UsageError for a malformed id."""
@@ -364,7 +338,7 @@ class ArchiveAccess:
         found = await self._query(cached, lambda source, state: find_by_id(source, state, wanted))
         if found is None and (state := await self.catalog.recent()).version != cached.version:
             found = await self._query(state, lambda source, state: find_by_id(source, state, wanted))
-        return None if found is None else _message(found)
+        return found
 
     async def _query(
         self, state: CatalogState, query: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]
@@ -377,16 +351,3 @@ class ArchiveAccess:
 
 def _closed() -> UsageError:
     return UsageError("archive is closed", hint="use it inside the `with` block that opens it")
-
-
-def _message(found: FoundMessage) -> Message:
-    data = memoryview(found.data)
-    stored_ms = found.record.store_timestamp
-    return Message(
-        found.queue,
-        found.queue_offset,
-        data,
-        stored_ms,
-        inner_num=found.inner_num,
-        is_in_batch_queue=found.is_batch,
-    )

@@ -99,9 +99,7 @@ Reading = Callable[[Coroutine[Any, Any, MessageBatch | None]], Coroutine[Any, An
 class Puller(Protocol):
     """What a walk pulls from: TieredMessageFetcher."""
 
-    async def pull(self, request: PullRequest) -> PullResult:
-        """See TieredMessageFetcher.pull."""
-        ...
+    async def pull(self, request: PullRequest) -> PullResult: ...
 
 
 class Walk:

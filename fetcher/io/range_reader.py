@@ -43,15 +43,12 @@ class ThreadRangeReader:
         self._pool = Threads(threads, name="range-reader")
 
     def submit(self, key: str, offset: int, length: int) -> Future[bytes]:
-        """See RangeReader."""
         return self._pool.submit(self._store.get_range, key, offset, length)
 
     def submit_get(self, key: str) -> Future[bytes]:
-        """See RangeReader."""
         return self._pool.submit(self._store.get, key, stored_bytes_max())
 
     def close(self) -> None:
-        """See RangeReader."""
         self._pool.shutdown()
 
 
@@ -82,11 +79,9 @@ class LoopRangeReader:
             self._loop.close()
 
     def submit(self, key: str, offset: int, length: int) -> Future[bytes]:
-        """See RangeReader."""
         return self._start(self._store.get_range(key, offset, length))
 
     def submit_get(self, key: str) -> Future[bytes]:
-        """See RangeReader."""
         return self._start(self._store.get(key, stored_bytes_max()))
 
     def _start(self, request: Coroutine[Any, Any, bytes]) -> Future[bytes]:

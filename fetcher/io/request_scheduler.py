@@ -256,11 +256,9 @@ class ScheduledReader:
         self._priority = priority
 
     def submit(self, key: str, offset: int, length: int) -> Future[bytes]:
-        """See RangeReader."""
         return self._scheduler.submit(RangeRequest(key, offset, length, self._priority))
 
     def submit_get(self, key: str) -> Future[bytes]:
-        """See RangeReader."""
         return self._scheduler.submit(RangeRequest(key, 0, None, self._priority))
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -31,15 +30,6 @@ class _CacheStat(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
     )  # fmt: skip
-
-
-class ResidencyCall(Enum):
-    """Which system call answered."""
-
-    CACHESTAT = "cachestat"
-    MINCORE = "mincore"
-    NONE = "none"
-    """None is reliable for this process."""
 
 
 ByteRange = tuple[int, int]
@@ -69,8 +59,6 @@ class PageResidency:
 
     def __init__(self, cached_pages: CachedPages = cached_pages) -> None:
         self._cached_pages = cached_pages
-        self.call = ResidencyCall.NONE
-        """The call of the last check."""
 
     def of(self, path: Path, ranges: Sequence[ByteRange]) -> Residency:
         """Whether every page that ``ranges`` touch is resident. Raises NotFoundError and so on for ``path``."""
@@ -91,12 +79,10 @@ class PageResidency:
             self._cached_pages(fd, begin, end - begin) >= -(-end // PAGE_BYTES) - begin // PAGE_BYTES
             for begin, end in ranges
         )
-        self.call = ResidencyCall.CACHESTAT
         return Residency.RESIDENT if is_resident else Residency.COLD
 
     def _by_mincore(self, path: Path, fd: int, ranges: Sequence[ByteRange]) -> Residency:
         if best_probe(fd) is not ResidencyProbe.MINCORE:
-            self.call = ResidencyCall.NONE
             return Residency.UNKNOWN
         try:
             pages = ResidentPages(fd, os.fstat(fd).st_size)
@@ -106,5 +92,4 @@ class PageResidency:
                 pages.close()
         except OSError as error:
             raise open_failure(path, error) from error
-        self.call = ResidencyCall.MINCORE
         return Residency.RESIDENT if is_resident else Residency.COLD

@@ -10,9 +10,9 @@ from fetcher.io.range_reader import ThreadRangeReader
 from fetcher.io.waiting import InlineExecutor, run_sync
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find_by_key, find_by_keys
-from fetcher.queries.found import FoundMessage
 from fetcher.queries.source import PartCache, QuerySource
 from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.message import Message
 from tiered.catalog.state import CatalogState
 from tiered.object_store.interface import ObjectStore
 
@@ -56,7 +56,7 @@ class ArchiveQueries:
         """``by_key`` for each query, of one topic each: a key section is read once for all."""
         return self._answered(lambda source, state: find_by_keys(source, state, queries))
 
-    def by_id(self, wanted: OffsetMsgId) -> FoundMessage | None:
+    def by_id(self, wanted: OffsetMsgId) -> Message | None:
         """The message with an offsetMsgId, or None. Raises CorruptionError or what the store raises."""
         return self._answered(lambda source, state: find_by_id(source, state, wanted))
 

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fetcher.queries.found import Entry, FoundMessage, is_shown
+from fetcher.queries.found import Entry, is_shown
 from fetcher.queries.source import Place, QuerySource
+from fetcher.rows.message import Message
 from tiered.archive.index.footer import Covered, decode_tail
 from tiered.archive.index.places import Places, decode_page, pages_with
 from tiered.archive.index_shape import shape_of
@@ -76,7 +77,7 @@ class _Candidate(NamedTuple):
         return self.runs is None or any(_has(part, run, row) for part in self.runs)
 
 
-async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsgId) -> FoundMessage | None:
+async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsgId) -> Message | None:
     """The message, or None. Found too when its topic is deleted; never if its log history was superseded.
 
     Raises CorruptionError, NotFoundError (the state is older than a removal: refresh it), or what the source raises.
@@ -129,7 +130,7 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
 
 async def _look_at_all(
     source: QuerySource, state: CatalogState, candidates: list[_Candidate], wanted: OffsetMsgId
-) -> FoundMessage | None:
+) -> Message | None:
     for candidate in candidates:
         found = await _look(source, state, candidate, wanted)
         if found is not None:
@@ -183,7 +184,7 @@ def _candidates_at(chunk: RunChunk, phys: int, after_version: int) -> list[_Cand
 
 async def _look_again(
     source: QuerySource, state: CatalogState, place: Place, wanted: OffsetMsgId, *, has_places: bool
-) -> FoundMessage | None:
+) -> Message | None:
     """An object named by an index file may have been replaced or expired since: then it does not count. With
     ``has_places`` the record's queue is read from the catalog next, which notices a missing object itself."""
     try:
@@ -199,7 +200,7 @@ async def _look_again(
 
 async def _look(
     source: QuerySource, state: CatalogState, candidate: _Candidate, wanted: OffsetMsgId
-) -> FoundMessage | None:
+) -> Message | None:
     index = await source.segment(candidate.place)
     for run, row in _rows_at(index, wanted.phys, candidate.runs):
         queue = index.queue_of(run)
@@ -212,8 +213,10 @@ async def _look(
         ):
             continue
         data = await source.record(index, run, row)
-        is_batch, inner_num = int(index.runs["kind"][run]) == RunKind.BATCH, int(columns.inner_num[row])
-        found = FoundMessage(queue, offset, data, is_batch, inner_num)
+        found = Message(
+            queue, offset, memoryview(data), stamp,
+            inner_num=int(columns.inner_num[row]), is_in_batch_queue=int(index.runs["kind"][run]) == RunKind.BATCH,
+        )  # fmt: skip
         if wanted.text in ("", found.record.offset_msg_id):
             return found
     return None

@@ -22,13 +22,13 @@ from fetcher.io.waiting import gather
 from fetcher.queries.found import (
     ALWAYS_MS,
     Entry,
-    FoundMessage,
     count_within,
     has_expired,
     is_shown,
     read_entry,
 )
 from fetcher.queries.source import Place, QuerySource
+from fetcher.rows.message import Message
 from tiered.archive.index.collect import rows_with_hash
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.key_hash import key_hash
@@ -234,7 +234,7 @@ class Position(NamedTuple):
     physical_offset: int
 
     @classmethod
-    def of(cls, message: FoundMessage) -> Position:
+    def of(cls, message: Message) -> Position:
         """Where ``message`` stands."""
         return cls.of_record(message.record)
 
@@ -263,7 +263,7 @@ class KeyQuery:
     max_bytes: int = NO_LIMIT
     """Limit for all messages of a page; a single larger one comes alone."""
 
-    def is_full(self, found: Sequence[FoundMessage]) -> bool:
+    def is_full(self, found: Sequence[Message]) -> bool:
         """Whether the page is full."""
         if len(found) >= self.max_messages:
             return True
@@ -275,7 +275,7 @@ class QueryPage:
     """Answers, newest first. ``next``: where the next page begins; None when there is none. ``expired``: messages with
     the key's hash that have expired, of those that were examined and are still indexed."""
 
-    messages: Sequence[FoundMessage]
+    messages: Sequence[Message]
     next: Position | None
     expired: int = 0
 
@@ -380,11 +380,11 @@ def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
 
 async def _verified(
     source: QuerySource, state: CatalogState, query: KeyQuery, candidates: Table
-) -> tuple[list[FoundMessage], bool, int]:
+) -> tuple[list[Message], bool, int]:
     """Messages that carry the key, in order, at least as many as requested; whether all candidates were examined; how
     many of those have expired."""
     shown: dict[QueueKey, bool] = {}
-    found: list[FoundMessage] = []
+    found: list[Message] = []
     at = expired = 0
     while at < len(candidates):
         if query.is_full(found) and int(candidates["store_timestamp"][at]) < int(
@@ -415,7 +415,7 @@ async def _verified(
     return found, at >= len(candidates), expired
 
 
-def _is_wanted(message: FoundMessage, query: KeyQuery) -> bool:
+def _is_wanted(message: Message, query: KeyQuery) -> bool:
     """Whether it carries the key, and is not one of the pages before: those do not count as found."""
     is_behind = query.after is None or Position.of(message) < query.after
     return is_behind and carries(message.record, query)

@@ -1,4 +1,4 @@
-"""A message found by a query, and reading it from its place in the catalog.
+"""Reads a message that a query found from its place in the catalog.
 
 Checks index entries against the catalog: expired, superseded and hidden messages are no result.
 """
@@ -6,49 +6,19 @@ Checks index entries against the catalog: expired, superseded and hidden message
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fetcher.queries.source import Place, QuerySource
+from fetcher.rows.message import Message
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError
-from tiered.formats.record import Record, decode_record, record_to_json
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, RunKind
 
 ALWAYS_MS = -(1 << 63), (1 << 63) - 1
 """Store timestamps from … to: any a record can have, also those of damaged ones."""
-
-
-@dataclass(frozen=True)
-class FoundMessage:
-    """A message at ``queue_offset`` of ``queue``; ``data`` is its record as the broker stored it.
-
-    ``is_batch``: it is read from a BatchCQ queue and spans ``inner_num`` offsets.
-    """
-
-    queue: QueueKey
-    queue_offset: int
-    data: bytes
-    is_batch: bool
-    inner_num: int = 1
-
-    @cached_property
-    def record(self) -> Record:
-        """The decoded record; raises CorruptionError."""
-        return decode_record(self.data)
-
-    def to_json(self) -> dict[str, Any]:
-        """The message as `tiered cat --format jsonl` prints it."""
-        return record_to_json(
-            self.record,
-            queue=self.queue,
-            queue_offset=self.queue_offset,
-            is_own_offset=self.is_batch,
-        )
 
 
 class Entry(NamedTuple):
@@ -87,7 +57,7 @@ def has_expired(state: CatalogState, entry: Entry) -> bool:
     return bool(row["flags"] & QUEUE_EXPIRED)
 
 
-async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> FoundMessage | None:
+async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> Message | None:
     """The message of ``entry``, or None if it no longer exists (expired, superseded by another log history).
 
     Raises CorruptionError when catalog and object contradict each other, NotFoundError when an object is gone.
@@ -121,8 +91,10 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
     ):
         return None
     data = await source.record(index, part.ordinal, part.first_row + number)
-    is_batch, inner_num = int(run["kind"]) == RunKind.BATCH, int(columns.inner_num[number])
-    return FoundMessage(entry.queue, entry.queue_offset, data, is_batch, inner_num)
+    return Message(
+        *entry[:2], memoryview(data), entry.store_timestamp,
+        inner_num=int(columns.inner_num[number]), is_in_batch_queue=int(run["kind"]) == RunKind.BATCH,
+    )  # fmt: skip
 
 
 def newest_ms(state: CatalogState) -> int:

@@ -27,21 +27,17 @@ class _StoreSource:
         self._segments = SegmentCache(store, cache_bytes=cache_bytes)
 
     async def index(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> SegmentIndex:
-        """See BlockSource."""
         return self._segments.open(key, size_bytes=size_bytes, tail_bytes=tail_bytes).index
 
     def index_in_memory(self, key: str) -> SegmentIndex | None:
-        """See BlockSource."""
         return None
 
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
-        """See BlockSource."""
         return None
 
     async def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
     ) -> Sequence[Block]:
-        """See BlockSource."""
         numbers, found = list(numbers), list[Block]()
         while len(found) < len(numbers):
             at, first = len(found), numbers[len(found)]

@@ -130,7 +130,6 @@ class TagFilter:
         return f"TagFilter({' || '.join(sorted(self.tags))!r})"
 
     def tags_mask(self, tags_code: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """See MessageFilter."""
         if len(self._codes) == 1:
             found: NDArray[np.bool_] = tags_code == self._codes[0]
             return found

@@ -1,23 +1,37 @@
-"""What a SQL92 filter says, as a tree of values.
+"""What a SQL92 filter says, as a tree of values, and what it means: each compiles to a function of a message's
+properties with the result true, false or unknown.
 
-Owns the vocabulary. Does not own how it is written (parser.py) nor what it means (evaluation.py).
+Owns the vocabulary and the three-valued logic. A comparison that fails (text that is no number) fails the whole filter,
+unless what stands before it has decided already, as in the broker. Does not own how it is written (parser.py). Source:
+the evaluate methods in org.apache.rocketmq.filter.expression.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
+from fetcher.sql92.java_values import Long, Value, compare, compare_doubles, to_double
 
-class Long(int):
-    """A Java Long. A plain int is an Integer, a float a Double: the broker compares them differently with text."""
-
-
-Value = str | bool | int | float | None
-"""What a term evaluates to. None is unknown: a property that the message does not have."""
-
+Lookup = Callable[[str], str | None]
+"""A message: the text of a property, None when it has none of that name."""
+Evaluate = Callable[[Lookup], Value]
+"""Raises ValueClashError where the broker's would throw."""
 ComparisonSign = Literal["=", ">", ">=", "<", "<="]
 MatchKind = Literal["CONTAINS", "STARTSWITH", "ENDSWITH"]
+_ORDERINGS: Final[dict[str, Callable[[int, int], bool]]] = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+}  # fmt: skip
+
+
+class Expression(Protocol):
+    """A term of a filter."""
+
+    def compiled(self) -> Evaluate:
+        """A function that evaluates it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,12 +40,20 @@ class Constant:
 
     value: Value
 
+    def compiled(self) -> Evaluate:
+        value = self.value
+        return lambda lookup: value
+
 
 @dataclass(frozen=True)
 class Property:
     """A message property, always text."""
 
     name: str
+
+    def compiled(self) -> Evaluate:
+        name = self.name
+        return lambda lookup: lookup(name)
 
 
 @dataclass(frozen=True)
@@ -40,12 +62,27 @@ class Negate:
 
     operand: Expression
 
+    def compiled(self) -> Evaluate:
+        operand = self.operand.compiled()
+
+        def evaluate(lookup: Lookup) -> Value:
+            value = operand(lookup)
+            if value is None or isinstance(value, str | bool):
+                return None
+            return Long(-value) if isinstance(value, Long) else -value
+
+        return evaluate
+
 
 @dataclass(frozen=True)
 class Truth:
     """A property used as a condition: text is never true."""
 
     operand: Property
+
+    def compiled(self) -> Evaluate:
+        name = self.operand.name
+        return lambda lookup: None if lookup(name) is None else False
 
 
 @dataclass(frozen=True)
@@ -54,6 +91,15 @@ class Not:
 
     operand: Expression
 
+    def compiled(self) -> Evaluate:
+        operand = self.operand.compiled()
+
+        def evaluate(lookup: Lookup) -> Value:
+            value = operand(lookup)
+            return None if value is None else not value
+
+        return evaluate
+
 
 @dataclass(frozen=True)
 class And:
@@ -61,12 +107,34 @@ class And:
 
     terms: tuple[Expression, ...]
 
+    def compiled(self) -> Evaluate:
+        return _junction(self.terms, decisive=False)
+
 
 @dataclass(frozen=True)
 class Or:
     """Any term, judged from left to right."""
 
     terms: tuple[Expression, ...]
+
+    def compiled(self) -> Evaluate:
+        return _junction(self.terms, decisive=True)
+
+
+def _junction(terms: tuple[Expression, ...], *, decisive: bool) -> Evaluate:
+    judges = [term.compiled() for term in terms]
+
+    def evaluate(lookup: Lookup) -> Value:
+        outcome: Value = not decisive
+        for judge in judges:
+            value = judge(lookup)
+            if value is decisive:
+                return decisive
+            if value is None:
+                outcome = None
+        return outcome
+
+    return evaluate
 
 
 @dataclass(frozen=True)
@@ -77,6 +145,39 @@ class Comparison:
     left: Expression
     right: Expression
 
+    def compiled(self) -> Evaluate:
+        left, right = self.left.compiled(), self.right.compiled()
+        return _equality(left, right) if self.sign == "=" else _ordering(_ORDERINGS[self.sign], left, right)
+
+
+def _equality(left: Evaluate, right: Evaluate) -> Evaluate:
+    def evaluate(lookup: Lookup) -> Value:
+        first, second = left(lookup), right(lookup)
+        if first is None:
+            return True if second is None else None
+        if second is None:
+            return False
+        if isinstance(first, str) and isinstance(second, str):
+            return first == second
+        return compare(first, second) == 0
+
+    return evaluate
+
+
+def _ordering(decide: Callable[[int, int], bool], left: Evaluate, right: Evaluate) -> Evaluate:
+    def evaluate(lookup: Lookup) -> Value:
+        first = left(lookup)
+        if first is None:
+            return None
+        second = right(lookup)
+        if second is None:
+            return None
+        if isinstance(first, str) and isinstance(second, str):
+            return decide(compare_doubles(to_double(first), to_double(second)), 0)
+        return decide(compare(first, second), 0)
+
+    return evaluate
+
 
 @dataclass(frozen=True)
 class Among:
@@ -85,6 +186,15 @@ class Among:
     operand: Property
     texts: frozenset[str]
     negated: bool
+
+    def compiled(self) -> Evaluate:
+        name, texts, negated = self.operand.name, self.texts, self.negated
+
+        def evaluate(lookup: Lookup) -> Value:
+            value = lookup(name)
+            return None if value is None else (value in texts) is not negated
+
+        return evaluate
 
 
 @dataclass(frozen=True)
@@ -96,8 +206,22 @@ class Match:
     text: str
     negated: bool
 
+    def compiled(self) -> Evaluate:
+        text, kind, negated, operand = self.text, self.kind, self.negated, self.operand.compiled()
+        if not text:
+            return lambda lookup: False
 
-Expression = Constant | Property | Negate | Truth | Not | And | Or | Comparison | Among | Match
+        def evaluate(lookup: Lookup) -> Value:
+            value = operand(lookup)
+            if not isinstance(value, str):
+                return False
+            if kind == "CONTAINS":
+                return (text in value) is not negated
+            found = value.startswith(text) if kind == "STARTSWITH" else value.endswith(text)
+            return found is not negated
+
+        return evaluate
+
 
 CONDITIONS: Final = (Truth, Not, And, Or, Comparison, Among, Match)
 """Nodes that are true, false or unknown."""

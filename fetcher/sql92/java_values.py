@@ -11,8 +11,6 @@ import math
 import re
 from typing import Final
 
-from fetcher.sql92.expression import Long, Value
-
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 _WHOLE = re.compile(r"[+-]?\d+")
@@ -26,6 +24,14 @@ NUMBER_CHARS_MAX: Final = 128
 _SHORT_DIGITS: Final = 9
 """Numbers of up to so many digits fit an Integer."""
 _TRIMMED: Final = "".join(map(chr, range(33)))
+
+
+class Long(int):
+    """A Java Long. A plain int is an Integer, a float a Double: the broker compares them differently with text."""
+
+
+Value = str | bool | int | float | None
+"""What a term evaluates to. None is unknown: a property that the message does not have."""
 
 
 class ValueClashError(Exception):

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.rows.tag_filter import Properties, properties_bytes
-from fetcher.sql92.evaluation import compile_expression
 from fetcher.sql92.java_values import ValueClashError
 from fetcher.sql92.parser import parse
 
@@ -20,7 +19,7 @@ class Sql92Filter:
     def __init__(self, expression: str, *, ignore_rest: bool = False) -> None:
         """Raises Sql92Error. ``ignore_rest``: like a broker, say nothing of what follows a complete expression."""
         self.expression = expression
-        self._evaluate = compile_expression(parse(expression, ignore_rest=ignore_rest))
+        self._evaluate = parse(expression, ignore_rest=ignore_rest).compiled()
 
     def __repr__(self) -> str:
         return f"Sql92Filter({self.expression!r})"

@@ -7,8 +7,8 @@
     unary: (+ | - | NOT) unary | string | number | TRUE | FALSE | NULL | property | ( or )
 
 Reads only the tokens requested: a broker ignores what follows a complete expression. Owns tokens, grammar and checks.
-Does not own evaluation. Sources: org.apache.rocketmq.filter.parser.SelectorParser, ComparisonExpression,
-ConstantExpression.
+Does not own evaluation (expression.py). Sources: org.apache.rocketmq.filter.parser.SelectorParser,
+ComparisonExpression, ConstantExpression.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from fetcher.sql92.expression import (
     ComparisonSign,
     Constant,
     Expression,
-    Long,
     Match,
     MatchKind,
     Negate,
@@ -35,7 +34,7 @@ from fetcher.sql92.expression import (
     Truth,
     is_condition,
 )  # fmt: skip
-from fetcher.sql92.java_values import INT_MAX, LONG_MAX, compare
+from fetcher.sql92.java_values import INT_MAX, LONG_MAX, Long, compare
 from tiered.errors import UsageError
 
 KEYWORDS: Final = frozenset(

@@ -9,7 +9,8 @@ import time
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
-from fetcher.queries.found import ALWAYS_MS, FoundMessage, newest_ms
+from fetcher.queries.found import ALWAYS_MS, newest_ms
+from fetcher.rows.message import Message
 from rocketmq_tiered.cli.arguments import add_archive, add_json, instant, settings_of
 from rocketmq_tiered.cli.rendering import warn_of_body
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
@@ -96,7 +97,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--since is not before --until", hint="--until is exclusive")
 
 
-def _by_id(queries: ArchiveQueries, options: argparse.Namespace) -> list[FoundMessage]:
+def _by_id(queries: ArchiveQueries, options: argparse.Namespace) -> list[Message]:
     found = queries.by_id(OffsetMsgId.parse(options.id))
     if found is None or options.topic not in (None, found.queue.topic):
         return []
@@ -105,7 +106,7 @@ def _by_id(queries: ArchiveQueries, options: argparse.Namespace) -> list[FoundMe
 
 def _by_key(
     archive: LoadedArchive, queries: ArchiveQueries, options: argparse.Namespace
-) -> tuple[list[FoundMessage], int]:
+) -> tuple[list[Message], int]:
     """The messages, and how many more have expired, as far as that is known."""
     topics = [options.topic] if options.topic is not None else _topics(archive.state, options.hidden)
     begin_ms, end_ms = _range(archive.state, options)
@@ -193,7 +194,7 @@ def _shown(time_ms: int) -> str:
     return time_text(time_ms) if time_ms > 0 else f"{time_ms} ms"
 
 
-def _print(found: list[FoundMessage], *, as_document: bool) -> None:
+def _print(found: list[Message], *, as_document: bool) -> None:
     documents = [message.to_json() for message in found]
     for document in documents:
         warn_of_body(document)

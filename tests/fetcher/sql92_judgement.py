@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fetcher.sql92.evaluation import compile_expression
 from fetcher.sql92.java_values import ValueClashError
 from fetcher.sql92.parser import Sql92Error, parse
 
@@ -16,6 +15,6 @@ def judged(text: str, message: dict[str, str]) -> str:
     except Sql92Error:
         return "invalid"
     try:
-        return WORDS[compile_expression(tree)(message.get)]  # type: ignore[index]
+        return WORDS[tree.compiled()(message.get)]  # type: ignore[index]
     except ValueClashError:
         return "error"

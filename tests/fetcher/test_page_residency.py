@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.policy.page_residency import PageResidency, ResidencyCall, cached_pages
+from fetcher.policy.page_residency import PageResidency, cached_pages
 from fetcher.policy.read_policy import Residency
 from tests.broker_store.page_cache import resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged
@@ -60,15 +60,12 @@ RANGES = [
 ]
 
 
-@pytest.mark.parametrize("call", [ResidencyCall.CACHESTAT, ResidencyCall.MINCORE])
-def test_whole_ranges_are_resident_or_not(file: Path, call: ResidencyCall) -> None:
-    if call is ResidencyCall.CACHESTAT and not has_cachestat(file):
-        pytest.skip("this kernel has no cachestat")
-    residency = PageResidency() if call is ResidencyCall.CACHESTAT else PageResidency(no_cachestat)
+@pytest.mark.parametrize("is_old_kernel", [False, True])
+def test_whole_ranges_are_resident_or_not(file: Path, is_old_kernel: bool) -> None:
+    residency = PageResidency(no_cachestat) if is_old_kernel else PageResidency()
     for pages, expected in RANGES:
         ranges = [(a * PAGE_BYTES + b, c * PAGE_BYTES + d) for a, b, c, d in pages]
         assert residency.of(file, ranges) is expected, pages
-        assert residency.call is call
     assert resident_bytes(file) == 16 * PAGE_BYTES, "asking loads nothing"
 
 
@@ -115,7 +112,6 @@ def test_a_sandbox_that_forbids_the_call_leaves_mincore(file: Path) -> None:
 
     residency = PageResidency(forbidden)
     assert residency.of(file, [(9 * PAGE_BYTES, 10 * PAGE_BYTES)]) is Residency.RESIDENT
-    assert residency.call is ResidencyCall.MINCORE
 
 
 def test_a_file_that_went_is_named(tmp_path: Path) -> None:

@@ -15,23 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.rows.tag_filter import Properties, properties_bytes
-from fetcher.sql92.evaluation import Lookup, compile_expression
 from fetcher.sql92.expression import (
     Among,
     And,
     Comparison,
     Constant,
     Expression,
-    Long,
+    Lookup,
     Match,
     Negate,
     Not,
     Or,
     Property,
     Truth,
-    Value,
 )
-from fetcher.sql92.java_values import ValueClashError, compare, to_double, to_integer
+from fetcher.sql92.java_values import Long, Value, ValueClashError, compare, to_double, to_integer
 from fetcher.sql92.message_filter import Sql92Filter
 from fetcher.sql92.parser import CONTAINS_MAX, NESTING_MAX, TOKENS_MAX, Sql92Error, parse
 from tests.end_to_end.ground_truth import read_jsonl
@@ -186,7 +184,7 @@ def test_compiled_filters_judge_as_a_naive_evaluator(tree: Expression, message: 
     except _ThrownError:
         expected = ValueClashError
     try:
-        found: object = compile_expression(tree)(message.get)
+        found: object = tree.compiled()(message.get)
     except ValueClashError:
         found = ValueClashError
     assert found is expected or (found == expected and type(found) is type(expected))
@@ -201,7 +199,7 @@ def test_any_text_is_a_filter_or_an_error_that_says_where(text: str) -> None:
         return
     lookup: Lookup = {"a": "5"}.get
     with contextlib.suppress(ValueClashError):
-        assert compile_expression(tree)(lookup) in (True, False, None)
+        assert tree.compiled()(lookup) in (True, False, None)
 
 
 # -- what a person reads --------------------------------------------------------------------------------------
@@ -255,8 +253,8 @@ def test_what_follows_a_filter_is_ignored_only_as_the_broker_does() -> None:
 
 def test_long_chains_of_conditions_are_fine() -> None:
     text = " OR ".join(f"a = '{number}'" for number in range(200))
-    assert compile_expression(parse(text))({"a": "199"}.get) is True
-    assert compile_expression(parse(text))({"a": "x"}.get) is False
+    assert parse(text).compiled()({"a": "199"}.get) is True
+    assert parse(text).compiled()({"a": "x"}.get) is False
 
 
 @pytest.mark.parametrize(

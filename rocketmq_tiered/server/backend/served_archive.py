@@ -156,7 +156,6 @@ class ServedArchive:
     # -- tables -----------------------------------------------------------------------------------------------
 
     def topics(self) -> dict[str, TopicConfig]:
-        """See Backend."""
         state = self._catalog.state
         made_of = state.version, self._tables.readings
         if self._topics[0] != made_of:
@@ -185,7 +184,6 @@ class ServedArchive:
         return found
 
     def subscription_groups(self) -> dict[str, dict[str, Any]]:
-        """See Backend."""
         return {
             str(name): config
             for name, config in self._tables.table("subscription_groups").items()
@@ -193,7 +191,6 @@ class ServedArchive:
         }
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """See Backend."""
         found = _offset_in(self._tables.table("consumer_offsets").get(f"{topic}@{group}"), queue_id)
         view = None if found is None else self._view(topic, queue_id)
         if found is None or view is None or found <= view.max_offset:
@@ -202,21 +199,17 @@ class ServedArchive:
         return view.min_offset if found <= earlier_end(view.state, view.queue) else found
 
     def archived_topics(self, group: str) -> Iterable[str]:
-        """See Backend."""
         return self._tables.consumed().topics.get(group, ())
 
     def archived_groups(self, topic: str) -> Iterable[str]:
-        """See Backend."""
         return self._tables.consumed().groups.get(topic, ())
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
-        """See Backend."""
         table = self._tables.table("consumer_offsets")
         offsets = (_offset_in(table[name], queue_id) for name in table if name.startswith(f"{topic}@"))
         return max((offset for offset in offsets if offset is not None), default=0)
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """See Backend."""
         view = self._view(topic, queue_id)
         return None if view is None else Bounds(view.min_offset, view.max_offset)
 
@@ -230,7 +223,6 @@ class ServedArchive:
         return max(0, min(stored_ms, default=0))
 
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
-        """See Backend."""
         queue = self._queue(topic, queue_id)
         row = None if queue is None else self._catalog.state.queue(queue)
         return 0 if row is None else int(row["max_store_timestamp"])
@@ -247,7 +239,6 @@ class ServedArchive:
     # -- messages ---------------------------------------------------------------------------------------------
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """See Backend."""
         view = self._catalog.view(self._catalog.state, (request.topic, request.queue_id, None))
         if view is not None and view.is_hidden:
             return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, request.offset)
@@ -268,11 +259,9 @@ class ServedArchive:
         return result._replace(next_offset=result.min_offset)
 
     def pull_from_memory(self, request: PullRequest) -> PullResult | None:
-        """See Backend."""
         return None if request.expression != ANY_TAG else self._access.fetcher.pull_from_memory(request)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
-        """See Backend."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return 0
@@ -280,13 +269,11 @@ class ServedArchive:
         return await run_async(self._access.offset_by_time(queue, store_ms, boundary))
 
     async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """See Backend."""
         queue = self._queue(topic, queue_id)
         found = None if queue is None else await run_async(self._access.timestamp_of(queue, offset))
         return -1 if found is None else found
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
-        """See Backend."""
         batch = (await self.pull(PullRequest(topic, queue_id, offset, count, UNITS_BYTES_MAX))).batch
         return [
             Unit(phys, size, code)
@@ -296,14 +283,12 @@ class ServedArchive:
         ]
 
     async def message_at_phys(self, phys: int) -> bytes | None:
-        """See Backend."""
         found = await run_async(self._access.find_at_phys(phys))
         return None if found is None else bytes(found.data)
 
     async def messages_by_key(
         self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
     ) -> list[bytes]:
-        """See Backend."""
         kind = KeyKind.UNIQUE if is_unique else KeyKind.ANY
         async with self._queries:
             found = await run_async(

@@ -83,13 +83,11 @@ class Service:
 
     @property
     def audited(self) -> Mapping[str, int]:
-        """See Authorizer."""
         authorizer = None if self._listener is None else self._listener.authorizer
         return {} if authorizer is None else authorizer.audited
 
     @property
     def refused_proxy_headers(self) -> int:
-        """See Listener."""
         return 0 if self._listener is None else self._listener.refused_proxy_headers
 
     @property

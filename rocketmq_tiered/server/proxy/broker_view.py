@@ -260,7 +260,6 @@ class QueueState:
     offset: int
 
     async def local_view(self) -> LocalView:
-        """See BrokerSource."""
         return await self.views.local_view(self.command, self.upstream, self.offset)
 
     async def residency(self) -> Residency:

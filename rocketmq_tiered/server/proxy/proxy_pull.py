@@ -97,18 +97,15 @@ class PullSources:
         """Whether the archive has or may get a part of this queue; else the broker's reply is returned unchanged."""
 
     async def local_view(self) -> LocalView:
-        """See BrokerSource."""
         return await self._context.views.local_view(self._command, self._upstream, self._offset)
 
     async def residency(self) -> Residency:
-        """See BrokerSource."""
         count, max_bytes = (self._pull.count, self._pull.max_bytes) if self._pull is not None else (1, 1)
         return await self._context.views.residency(
             self._topic, self._queue_id, self._offset, count, max_bytes
         )
 
     async def read(self, source: Source, local: OffsetRange | None) -> PullResult:
-        """See Sources."""
         return await (self._archived() if source is Source.TIERED else self._relayed())
 
     async def commit(self) -> None:

@@ -165,7 +165,6 @@ class ArchiveWithRetries:
         return self._archive.last_stored_ms(topic, queue_id) if message is None else message.stored_ms
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """See Backend."""
         holder = self._holder(request.topic, request.queue_id)
         if holder is None:
             return await self._archive.pull(request)

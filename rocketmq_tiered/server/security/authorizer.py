@@ -63,7 +63,6 @@ class RulesAuthorizer:
 
     @property
     def audited(self) -> Mapping[str, int]:
-        """See Authorizer."""
         return self._events.counts
 
     def refusal(self, request: Request) -> Response | None:
@@ -106,7 +105,6 @@ class RulesAuthorizer:
         return why
 
     def refusal_of_record(self, request: Request, data: bytes, phys: int) -> Response | None:
-        """See Authorizer."""
         if self._rules is None:
             return None
         rules, host = self._rules.rules, host_of(request.peer.address)
@@ -134,7 +132,6 @@ class RulesAuthorizer:
         return self.refusal_of_record(request, data, request.number("offset")) or response
 
     def is_outside(self, request: Request) -> bool:
-        """See Authorizer."""
         return self._events.is_outside(request)
 
     def record(self, request: Request, response: Response | None, *, was_outside: bool = True) -> None:

@@ -125,7 +125,6 @@ class SlaveRegistrar(Registrar):
             self.master = address
 
     def refusal(self, listed: Listing) -> str | None:
-        """See Registrar."""
         is_master_available = self.monitor.is_available
         if is_master_available:
             self._note_master(listed.addresses.get(MASTER_ID))
@@ -137,7 +136,6 @@ class SlaveRegistrar(Registrar):
         )
 
     def registration(self, listed: Listing) -> RemotingCommand:
-        """See Registrar."""
         return register_command(self.slave, listed)
 
 
