@@ -23,7 +23,7 @@ from benchmarks.counting_store import CountingStore
 from benchmarks.recording import record
 from benchmarks.report import MIB, Row
 from benchmarks.synthetic_history import CYCLE_MS, START_MS
-from fetcher.io.range_reader import ThreadRangeReader
+from fetcher.io.request_scheduler import ThreadRangeReader
 from fetcher.io.waiting import InlineExecutor, run_sync
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId

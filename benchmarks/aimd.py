@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.machine import note
 from benchmarks.synthetic_store import StoreSpec, topic_name, write_store
 from fetcher.access import ArchiveAccess
-from fetcher.io.range_reader import ThreadRangeReader
+from fetcher.io.request_scheduler import ThreadRangeReader
 from fetcher.io.waiting import run_sync
 from fetcher.prefetch.prefetch_window import PrefetchWindow
 from fetcher.prefetch.readers import ReaderKey

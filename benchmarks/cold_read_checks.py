@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.rows.batch import MessageBatch
+from fetcher.rows.message import MessageBatch
 from tiered.kernels.jit import Int, kernel
 from tiered.kernels.loads import load_be32, load_be64
 

@@ -39,7 +39,7 @@ from benchmarks.report import MIB, Row
 from benchmarks.stores import PROFILES, StoreProfile, ensure_store
 from fetcher.access import ArchiveAccess
 from fetcher.archive import Archive
-from fetcher.io.range_reader import ThreadRangeReader
+from fetcher.io.request_scheduler import ThreadRangeReader
 from fetcher.queries.queue_listing import QueueListing
 from rocketmq_tiered.maintenance.compaction_job import planned_rounds
 from tiered.archive.rewrite.opened import COPIED_RAW_BYTES_MIN

@@ -18,15 +18,13 @@ from fetcher.blocks.block_cache import DroppedUnread
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.disk_cache import DiskCache, directory_of
 from fetcher.blocks.segment_source import SegmentSource
-from fetcher.io.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
-from fetcher.io.request_scheduler import Priority
+from fetcher.io.request_scheduler import LoopRangeReader, Priority, RangeReader, ThreadRangeReader
 from fetcher.io.waiting import Threads, ThreadTimer
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import NO_LIMIT, KeyKind, KeyQuery, find_by_key
-from fetcher.queries.found import ALWAYS_MS
 from fetcher.queries.queue_listing import QueueListing, list_queues
-from fetcher.queries.source import PartCache, QuerySource
+from fetcher.queries.source import ALWAYS_MS, PartCache, QuerySource
 from fetcher.queries.time_search import Boundary, TimeReader
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.message import Message

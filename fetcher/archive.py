@@ -20,8 +20,7 @@ from fetcher.key_table import KEYS, KeyTable
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
-from fetcher.rows.batch import MessageBatch
-from fetcher.rows.message import Message
+from fetcher.rows.message import Message, MessageBatch
 from fetcher.rows.tag_filter import MessageFilter
 from fetcher.walk import Batches, Messages, Span, Walk, messages_of, span_of
 from tiered.errors import NotFoundError
@@ -72,6 +71,9 @@ class QueueHandle:
     def has_expired(self) -> bool:
         """Whether messages before ``min_offset`` have expired."""
         return self._access.has_expired(self.key)
+
+    def _begin(self, span: Span, message_filter: MessageFilter | None) -> Coroutine[Any, Any, Walk]:
+        return self._access.while_open(self._access.walk(self.key, span, message_filter))
 
     def _messages_of(self, batch: MessageBatch) -> Iterator[Message]:
         return messages_of(batch, self.key, is_batch=self._access.is_batch(self.key))
@@ -239,7 +241,9 @@ class Queue(QueueHandle):
     ) -> Batches:
         """Messages as arrays over stored bytes, from ``start`` or ``since`` (default: the first) to ``until`` or the
         end."""
-        return Batches(lambda: self.walk(span_of(start, since, until, limit, batch_messages), message_filter))
+        return Batches(
+            lambda: self._begin(span_of(start, since, until, limit, batch_messages), message_filter)
+        )
 
     def messages(
         self,
@@ -257,4 +261,4 @@ class Queue(QueueHandle):
 
     def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that continues when the archive has grown: see Walk.next_batch."""
-        return _answer(self._access, self._access.walk(self.key, span, message_filter))
+        return run_sync(self._begin(span, message_filter))

@@ -223,11 +223,9 @@ class AsyncQueue(QueueHandle):
         message_filter: MessageFilter | None = None,
     ) -> AsyncBatches:
         """See Queue.batches."""
-
-        async def begin() -> Walk:
-            return await self.walk(span_of(start, since, until, limit, batch_messages), message_filter)
-
-        return AsyncBatches(begin)
+        return AsyncBatches(
+            lambda: self._begin(span_of(start, since, until, limit, batch_messages), message_filter)
+        )
 
     def messages(
         self,
@@ -244,4 +242,4 @@ class AsyncQueue(QueueHandle):
 
     async def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that continues when the archive has grown: see Walk.next_batch."""
-        return await _answer(self._access, self._access.walk(self.key, span, message_filter))
+        return await run_async(self._begin(span, message_filter))

@@ -5,36 +5,22 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fetcher.rows.batch import MessageBatch
-from fetcher.rows.message import Message
+from fetcher.rows.message import Message, MessageBatch
 from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.offset_map import OffsetMap, entries_of
 from tiered.formats.record import decode_record
 from tiered.model.tables import picked
 
+if TYPE_CHECKING:
+    from fetcher.archive import Queue
+
 MAP_BYTES = 64 << 20
 """Memory for keys; more go to a file in the temporary directory."""
 KEYS = "KEYS"
-
-
-class TableQueue(Protocol):
-    """A queue of an open archive."""
-
-    @property
-    def min_offset(self) -> int: ...
-    @property
-    def max_offset(self) -> int: ...
-    def batches(self, start: int | None = None) -> Iterable[MessageBatch]:
-        """All messages from ``start`` on."""
-        ...
-
-    def messages(self, start: int | None = None, *, limit: int | None = None) -> Iterable[Message]:
-        """The same one by one."""
-        ...
 
 
 def latest_offsets(batches: Iterable[MessageBatch], begin: int, end: int) -> KeptOffsets:
@@ -57,8 +43,8 @@ class KeyTable(Mapping[str, Message]):
     """Key to its latest message, as of when it was made. It reads the queues twice, and holds the place of each key;
     access reads the message. A key of several queues has the message that was stored last."""
 
-    def __init__(self, queues: Sequence[TableQueue]) -> None:
-        self._places: dict[str, tuple[TableQueue, int, int]] = {}
+    def __init__(self, queues: Sequence[Queue]) -> None:
+        self._places: dict[str, tuple[Queue, int, int]] = {}
         for queue in queues:
             begin, end = queue.min_offset, queue.max_offset
             kept = latest_offsets(queue.batches(), begin, end)
@@ -66,7 +52,7 @@ class KeyTable(Mapping[str, Message]):
                 offsets = batch.queue_offsets
                 self._add(queue, batch.select(kept.mask(offsets) & (offsets < end)))
 
-    def _add(self, queue: TableQueue, batch: MessageBatch) -> None:
+    def _add(self, queue: Queue, batch: MessageBatch) -> None:
         for offset, stored_ms, data in zip(
             batch.queue_offsets.tolist(), batch.store_timestamp.tolist(), batch.records(), strict=True
         ):

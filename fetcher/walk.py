@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,9 +19,8 @@ import numpy as np
 
 from fetcher.blocks.budget import MemoryShortError
 from fetcher.io.waiting import run_async, run_sync
-from fetcher.queries.found import ALWAYS_MS
-from fetcher.rows.batch import MessageBatch
-from fetcher.rows.message import Message
+from fetcher.queries.source import ALWAYS_MS
+from fetcher.rows.message import Message, MessageBatch
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.run_rows import NO_END
 from fetcher.rows.tag_filter import MessageFilter
@@ -262,26 +261,33 @@ class _Turn:
         self._lock.release()
 
 
-class Batches(Iterator[MessageBatch]):
-    """Batches of a walk, which starts with the first."""
+class _Batches:
+    """Batches of a walk, which ``begin`` starts with the first."""
 
-    def __init__(self, begin: Callable[[], Walk]) -> None:
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Walk]]) -> None:
         self._begin = begin
         self._walk: Walk | None = None
         self._is_over = False
         self._turn = _Turn()
 
+    async def _next(self) -> MessageBatch | None:
+        if not self._is_over:
+            self._walk = self._walk or await self._begin()
+            batch = await self._walk.next_batch()
+            self._is_over = batch is None
+            return batch
+        return None
+
+
+class Batches(_Batches, Iterator[MessageBatch]):
+    """Batches of a walk, for threads."""
+
     def __next__(self) -> MessageBatch:
         with self._turn:
-            if self._is_over:
-                raise StopIteration
-            if self._walk is None:
-                self._walk = self._begin()
-            batch = run_sync(self._walk.next_batch())
-            if batch is None:
-                self._is_over = True
-                raise StopIteration
-            return batch
+            batch = run_sync(self._next())
+        if batch is None:
+            raise StopIteration
+        return batch
 
     def close(self) -> None:
         """End the iteration."""
@@ -313,26 +319,15 @@ class Messages(Iterator[Message]):
         self._rest = iter(())
 
 
-class AsyncBatches(AsyncIterator[MessageBatch]):
-    """See Batches."""
-
-    def __init__(self, begin: Callable[[], Awaitable[Walk]]) -> None:
-        self._begin = begin
-        self._walk: Walk | None = None
-        self._is_over = False
-        self._turn = _Turn()
+class AsyncBatches(_Batches, AsyncIterator[MessageBatch]):
+    """Batches of a walk, for an event loop."""
 
     async def __anext__(self) -> MessageBatch:
         with self._turn:
-            if self._is_over:
-                raise StopAsyncIteration
-            if self._walk is None:
-                self._walk = await self._begin()
-            batch = await run_async(self._walk.next_batch())
-            if batch is None:
-                self._is_over = True
-                raise StopAsyncIteration
-            return batch
+            batch = await run_async(self._next())
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
 
     async def aclose(self) -> None:
         """End the iteration."""

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from fetcher.queries.by_key import KeyKind
     from fetcher.queries.queue_listing import QueueListing
     from fetcher.queries.time_search import Boundary
-    from fetcher.rows.batch import MessageBatch
-    from fetcher.rows.message import Message
+    from fetcher.rows.message import Message, MessageBatch
     from fetcher.rows.tag_filter import MessageFilter, TagFilter, tag_filter
     from fetcher.sql92.message_filter import Sql92Filter
     from rocketmq_tiered.sql.archive import Archive
@@ -56,8 +55,7 @@ _HOMES = {
     "fetcher.queries.by_key": ("KeyKind",),
     "fetcher.queries.queue_listing": ("QueueListing",),
     "fetcher.queries.time_search": ("Boundary",),
-    "fetcher.rows.batch": ("MessageBatch",),
-    "fetcher.rows.message": ("Message",),
+    "fetcher.rows.message": ("Message", "MessageBatch"),
     "fetcher.rows.tag_filter": ("MessageFilter", "TagFilter", "tag_filter"),
     "fetcher.sql92.message_filter": ("Sql92Filter",),
     "rocketmq_tiered.sql.archive": ("Archive",),

@@ -23,8 +23,13 @@ from fetcher.blocks.coalescing import CoalescingLimits
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.index_cache import IndexCache, tail_cost_bytes
-from fetcher.io.range_reader import RangeReader
-from fetcher.io.request_scheduler import Priority, PriorityLimits, RequestScheduler, ScheduledReader
+from fetcher.io.request_scheduler import (
+    Priority,
+    PriorityLimits,
+    RangeReader,
+    RequestScheduler,
+    ScheduledReader,
+)
 from fetcher.io.waiting import Executor, Timer, Wait
 from tiered.errors import CorruptionError, ObjectTooLargeError, UsageError
 from tiered.formats.segment_index import SegmentIndex

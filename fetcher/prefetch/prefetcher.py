@@ -10,7 +10,8 @@ and LMQs need columns, and are read as by a pull.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -218,12 +219,9 @@ class Prefetcher:
 
     def announced(self, reader: Reader, offset: int, until: int, bytes_per_offset: float) -> None:
         """A new reader announces that it reads [offset, until) completely."""
-        window = reader.window
-        with self._lock:
-            before = window.unread_bytes
+        with self._changing(reader) as window:
             window.bytes_per_offset = bytes_per_offset
             window.announced(offset, until, self._clock_s())
-            self._account(reader, before)
 
     def ready(self, reader: Reader, offset: int) -> PrefetchRange | None:
         """The prefetched range that holds ``offset``: needed after a wait."""
@@ -232,10 +230,8 @@ class Prefetcher:
 
     def waited(self, reader: Reader, ready: PrefetchRange, next_offset: int) -> None:
         """A pull waited although ``ready`` had been prefetched."""
-        with self._lock:
-            before = reader.window.unread_bytes
-            is_lost = reader.window.waited(ready, next_offset, self._clock_s())
-            self._account(reader, before)
+        with self._changing(reader) as window:
+            is_lost = window.waited(ready, next_offset, self._clock_s())
         if is_lost:
             self.counters.evicted += 1
 
@@ -278,19 +274,15 @@ class Prefetcher:
         except BaseException:
             self._failed(reader, part)
             raise
-        with self._lock:
-            before = reader.window.unread_bytes
+        with self._changing(reader) as window:
             part.blocks = frozenset(read.blocks)
-            reader.window.finished(part, read.covered, read.block_bytes, self._clock_s())
-            self._account(reader, before)
+            window.finished(part, read.covered, read.block_bytes, self._clock_s())
             self.counters.fetches += 1
             self.counters.fetched_bytes += read.block_bytes
 
     def _failed(self, reader: Reader, part: PrefetchRange) -> None:
-        with self._lock:
-            before = reader.window.unread_bytes
-            reader.window.failed(part, self._clock_s())
-            self._account(reader, before)
+        with self._changing(reader) as window:
+            window.failed(part, self._clock_s())
             self.counters.failures += 1
 
     def dropped(self, gone: Sequence[DroppedUnread]) -> None:
@@ -324,6 +316,14 @@ class Prefetcher:
                 self.counters.expired_bytes += reader.window.expire(time_s)
                 self._account(reader, before)
         return True
+
+    @contextmanager
+    def _changing(self, reader: Reader) -> Iterator[PrefetchWindow]:
+        """The reader's window, to be changed with the lock held."""
+        with self._lock:
+            before_bytes = reader.window.unread_bytes
+            yield reader.window
+            self._account(reader, before_bytes)
 
     def _account(self, reader: Reader, before_bytes: int) -> None:
         """Called with the lock held, after any change of a window."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from fetcher.io.range_reader import ThreadRangeReader
+from fetcher.io.request_scheduler import ThreadRangeReader
 from fetcher.io.waiting import InlineExecutor, run_sync
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find_by_key, find_by_keys

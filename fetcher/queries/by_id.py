@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fetcher.queries.found import Entry, is_shown
-from fetcher.queries.source import Place, QuerySource
+from fetcher.queries.source import Entry, Place, QuerySource, is_shown
 from fetcher.rows.message import Message
 from tiered.archive.index.footer import Covered, decode_tail
 from tiered.archive.index.places import Places, decode_page, pages_with

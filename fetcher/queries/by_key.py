@@ -19,15 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.io.waiting import gather
-from fetcher.queries.found import (
+from fetcher.queries.source import (
     ALWAYS_MS,
     Entry,
+    Place,
+    QuerySource,
     count_within,
     has_expired,
     is_shown,
     read_entry,
 )
-from fetcher.queries.source import Place, QuerySource
 from fetcher.rows.message import Message
 from tiered.archive.index.collect import rows_with_hash
 from tiered.archive.index.items import ITEM_DTYPE

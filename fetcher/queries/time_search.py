@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.io.request_scheduler import Priority
+from fetcher.rows.block_fetch import BlockSource
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.run_list import QueueView, RunList
 from tiered.catalog.broker_facts import recorded_facts
@@ -369,21 +370,11 @@ async def earliest_time(times: QueueTimes, columns_of: ColumnsOf) -> int | None:
 T = TypeVar("T")
 
 
-class IndexSource(Protocol):
-    """Reads tails of objects: segment_source.SegmentSource."""
-
-    def index(
-        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority
-    ) -> Awaitable[SegmentIndex]:
-        """The decoded tail of an object."""
-        ...
-
-
 class TimeReader:
     """Searches by time. Coroutines of the core (waiting.py). Raise NotFoundError for an unknown queue, CorruptionError,
     or what the store raises."""
 
-    def __init__(self, catalog: CatalogView, source: IndexSource) -> None:
+    def __init__(self, catalog: CatalogView, source: BlockSource) -> None:
         self._catalog = catalog
         self._source = source
 

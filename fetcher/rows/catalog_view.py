@@ -220,22 +220,22 @@ class CatalogView:
         """The runs that decide which is the first offset of the view's queue stored at or after ``timestamp_ms``, or
         the last one at or before it; without all others that take a request."""
         read = self._index.runs_from if is_lower else self._index.runs_until
-        if any(ref.first <= view.queue <= ref.last for ref in view.state.pages):
-            return await Wait(self._submitted(read, view.state, view.queue, timestamp_ms))
-        return read(view.state, view.queue, timestamp_ms)
+        return await self._read_runs(view, read, timestamp_ms)
 
     async def runs_across(self, view: QueueView, timestamp_ms: int) -> RunChunk:
         """The runs of the view's queue that show which of its offsets were stored before ``timestamp_ms``, and which
         after it; see RunIndex.runs_across."""
-        if any(ref.first <= view.queue <= ref.last for ref in view.state.pages):
-            return await Wait(self._submitted(self._index.runs_across, view.state, view.queue, timestamp_ms))
-        return self._index.runs_across(view.state, view.queue, timestamp_ms)
+        return await self._read_runs(view, self._index.runs_across, timestamp_ms)
 
     async def all_runs_of(self, view: QueueView) -> RunChunk:
         """All runs of the view's queue, at its version."""
+        return await self._read_runs(view, self._index.runs_of)
+
+    async def _read_runs(self, view: QueueView, read: Callable[..., RunChunk], *times: int) -> RunChunk:
+        """The result of ``read``: in the executor if the queue has pages, which may take requests."""
         if any(ref.first <= view.queue <= ref.last for ref in view.state.pages):
-            return await Wait(self._submitted(self._index.runs_of, view.state, view.queue))
-        return self._index.runs_of(view.state, view.queue)
+            return await Wait(self._submitted(read, view.state, view.queue, *times))
+        return read(view.state, view.queue, *times)
 
 
 async def _ended(future: Future[CatalogState]) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.io.waiting import gather
-from fetcher.rows.batch import EMPTY_BATCH, MessageBatch
 from fetcher.rows.block_fetch import Block, BlockFetch, BufferedRows, Needed
 from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.message import EMPTY_BATCH, MessageBatch
 from fetcher.rows.run_list import QueueView, RunPlace
 from fetcher.rows.run_rows import NO_END, Limits, ReadStep, TakenRows, blocks_of_rows, rows_of, take
 from fetcher.rows.tag_filter import MessageFilter

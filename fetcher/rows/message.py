@@ -1,13 +1,154 @@
-"""One message read from an archive: the broker's bytes, decoded on access."""
+"""Messages read from an archive: batches, which are records as bytes with their columns, without an object per message;
+and one message, the broker's bytes, decoded on access.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tiered.formats.record import InnerMessage, Record, decode_record, inner_messages, record_to_json
 from tiered.model.queue import QueueKey
+
+
+class MessageBatch:
+    """Rows in ascending order. Record i is ``pieces[piece[i]][starts[i] : starts[i] + sizes[i]]``, verbatim.
+
+    Arrays of one element per row; read-only, they share memory with caches. ``pieces``: uint8 arrays or memoryviews
+    (decoded blocks, mapped files). ``inner_num``: queue offsets the row spans. ``store_timestamp``: ms since the epoch.
+    ``phys``: offset in the broker's commitlog.
+    """
+
+    __slots__ = (
+        "inner_num", "is_dense", "phys", "piece", "pieces", "queue_offsets", "sizes", "starts", "store_timestamp",
+        "tags_code",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pieces: Sequence[NDArray[np.uint8] | memoryview],
+        piece: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int32],
+        queue_offsets: NDArray[np.int64],
+        inner_num: NDArray[np.int32],
+        phys: NDArray[np.int64],
+        tags_code: NDArray[np.int64],
+        store_timestamp: NDArray[np.int64],
+        *,
+        is_dense: bool = False,
+    ) -> None:
+        self.pieces = pieces
+        self.piece = piece
+        self.starts = starts
+        self.sizes = sizes
+        self.queue_offsets = queue_offsets
+        self.inner_num = inner_num
+        self.phys = phys
+        self.tags_code = tags_code
+        self.store_timestamp = store_timestamp
+        self.is_dense = is_dense
+        """Records lie back to back from one in the first piece to one in the last, and fill all pieces between."""
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.starts)
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "MessageBatch(empty)"
+        return f"MessageBatch({len(self)} rows from {int(self.queue_offsets[0])}, {self.record_bytes} bytes)"
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of all records."""
+        if self.is_dense:
+            return sum(map(len, self.buffers()))
+        return int(self.sizes.sum(dtype=np.int64))
+
+    def record(self, row: int) -> memoryview:
+        """The record of ``row``, verbatim. Keeps its whole piece in memory."""
+        start = int(self.starts[row])
+        return _view(self.pieces[int(self.piece[row])])[start : start + int(self.sizes[row])]
+
+    def records(self) -> Iterator[memoryview]:
+        """All records, in order."""
+        views = [_view(piece) for piece in self.pieces]
+        for piece, start, size in zip(
+            self.piece.tolist(), self.starts.tolist(), self.sizes.tolist(), strict=True
+        ):
+            yield views[piece][start : start + size]
+
+    def joined(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The pieces as one array, and where each record begins in it. Copies if there are several pieces."""
+        pieces = [np.asarray(piece) for piece in self.pieces]
+        begins = np.cumsum([0, *map(len, pieces[:-1])])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces), self.starts + begins[self.piece]
+
+    def buffers(self) -> list[memoryview]:
+        """All records back to back, adjacent ones in one view, without a copy: the body of a reply."""
+        if not len(self):
+            return []
+        if self.is_dense:
+            begin, end = int(self.starts[0]), int(self.starts[-1]) + int(self.sizes[-1])
+            views = list(map(_view, self.pieces))
+            views[-1] = views[-1][:end]
+            views[0] = views[0][begin:]
+            return views
+        ends = self.starts + self.sizes
+        is_new = (self.piece[1:] != self.piece[:-1]) | (self.starts[1:] != ends[:-1])
+        first = np.flatnonzero(np.concatenate(([True], is_new)))
+        last = np.append(first[1:], len(self)) - 1
+        return [
+            _view(self.pieces[piece])[start:end]
+            for piece, start, end in zip(
+                self.piece[first].tolist(), self.starts[first].tolist(), ends[last].tolist(), strict=True
+            )
+        ]
+
+    def select(self, rows: NDArray[Any]) -> MessageBatch:
+        """Only ``rows``: ascending indexes, or a mask. Copies columns, never records."""
+        return MessageBatch(
+            self.pieces, self.piece[rows], self.starts[rows], self.sizes[rows], self.queue_offsets[rows],
+            self.inner_num[rows], self.phys[rows], self.tags_code[rows], self.store_timestamp[rows],
+        )  # fmt: skip
+
+
+def _view(piece: NDArray[np.uint8] | memoryview) -> memoryview:
+    return piece if isinstance(piece, memoryview) else piece.data
+
+
+def _no(kind: type) -> NDArray[Any]:
+    return np.zeros(0, kind)
+
+
+EMPTY_BATCH = MessageBatch(
+    (), _no(np.int32), _no(np.int64), _no(np.int32), _no(np.int64), _no(np.int32), _no(np.int64), _no(np.int64),
+    _no(np.int64),
+)  # fmt: skip
+
+
+def joined_batch(batches: Sequence[MessageBatch]) -> MessageBatch:
+    """Several batches as one, in order. Copies columns, never records."""
+    batches = [batch for batch in batches if len(batch)]
+    if len(batches) <= 1:
+        return batches[0] if batches else EMPTY_BATCH
+    pieces = [piece for batch in batches for piece in batch.pieces]
+    shifted = []
+    done = 0
+    for batch in batches:
+        shifted.append(batch.piece + np.int32(done))
+        done += len(batch.pieces)
+    columns = ("starts", "sizes", "queue_offsets", "inner_num", "phys", "tags_code", "store_timestamp")
+    return MessageBatch(
+        pieces,
+        np.concatenate(shifted),
+        *(np.concatenate([getattr(batch, name) for batch in batches]) for name in columns),
+    )
 
 
 class Message:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fetcher.io.waiting import Pace
-from fetcher.rows.batch import EMPTY_BATCH, MessageBatch
+from fetcher.rows.message import EMPTY_BATCH, MessageBatch
 from fetcher.rows.tag_filter import ANY_TAG, MessageFilter
 from tiered.object_store.interface import Buffer
 from tiered.remoting.command import RemotingCommand

@@ -14,10 +14,10 @@ import numpy as np
 
 from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Pace
-from fetcher.rows.batch import EMPTY_BATCH, MessageBatch, joined_batch
 from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, BufferedRows, Needed
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.lmq_rows import LmqReader
+from fetcher.rows.message import EMPTY_BATCH, MessageBatch, joined_batch
 from fetcher.rows.pull import PullRequest
 from fetcher.rows.run_list import QueueView, RunList, RunPlace
 from fetcher.rows.run_rows import NO_END, Limits, ReadStep, RunRows, TakenRows, rows_of_run, take

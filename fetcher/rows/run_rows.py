@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.rows.batch import MessageBatch
+from fetcher.rows.message import MessageBatch
 from fetcher.rows.run_list import RunPlace
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable, row_at

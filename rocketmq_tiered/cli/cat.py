@@ -13,7 +13,7 @@ from fetcher.archive import Archive, open_archive
 from fetcher.io.waiting import run_sync
 from fetcher.key_table import latest_offsets
 from fetcher.queries.queue_listing import QueueListing
-from fetcher.rows.batch import MessageBatch
+from fetcher.rows.message import MessageBatch
 from fetcher.rows.tag_filter import MessageFilter, tag_filter
 from fetcher.sql92.message_filter import Sql92Filter
 from fetcher.walk import Span, Walk

@@ -25,7 +25,7 @@ from rocketmq_tiered.process.admin import AdminServer
 from rocketmq_tiered.process.broker_side import tls_of
 from rocketmq_tiered.process.logs import log_service
 from rocketmq_tiered.process.mount_report import HEADER, MountAdminSource, mount_rows
-from rocketmq_tiered.server.listen.own_address import advertised_host
+from rocketmq_tiered.server.listen.options import advertised_host
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.mount_node import TAKES_MAX, MountNode
 from rocketmq_tiered.server.mount.mounted_archive import MountPlace

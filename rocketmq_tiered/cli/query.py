@@ -9,7 +9,7 @@ import time
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
-from fetcher.queries.found import ALWAYS_MS, newest_ms
+from fetcher.queries.source import ALWAYS_MS, newest_ms
 from fetcher.rows.message import Message
 from rocketmq_tiered.cli.arguments import add_archive, add_json, instant, settings_of
 from rocketmq_tiered.cli.rendering import warn_of_body

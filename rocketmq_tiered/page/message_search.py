@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fetcher.access import ArchiveAccess
 from fetcher.io.waiting import gather, run_sync
 from fetcher.queries.by_key import KeyKind
-from fetcher.queries.found import newest_ms
+from fetcher.queries.source import newest_ms
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.message import Message
 from fetcher.rows.pull import PullRequest, PullStatus

@@ -46,7 +46,7 @@ from rocketmq_tiered.process.admin import TEXT, PageAnswer
 from rocketmq_tiered.process.findings import of_catalog, of_report
 from rocketmq_tiered.process.report import QueueReport, StatusReport
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
-from rocketmq_tiered.server.listen.own_address import is_loopback
+from rocketmq_tiered.server.listen.options import is_loopback
 from rocketmq_tiered.server.proxy.relay_status import RelayStatus
 from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageError
 

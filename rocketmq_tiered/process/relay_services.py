@@ -14,8 +14,7 @@ from rocketmq_tiered.process.broker_side import (
     read_conf,
     tls_of,
 )
-from rocketmq_tiered.server.listen.options import parse_address
-from rocketmq_tiered.server.listen.own_address import check_advertised, is_loopback
+from rocketmq_tiered.server.listen.options import check_advertised, is_loopback, parse_address
 from rocketmq_tiered.server.proxy.proxy_service import ProxyConfig, ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig

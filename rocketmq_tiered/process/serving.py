@@ -29,8 +29,7 @@ from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
 from rocketmq_tiered.server.proxy.group_resets import GroupResets
-from rocketmq_tiered.server.proxy.merged_lookups import MergedLookups
-from rocketmq_tiered.server.proxy.merged_offsets import MergedOffsets
+from rocketmq_tiered.server.proxy.merged_lookups import MergedLookups, MergedOffsets
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers
 from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
 from rocketmq_tiered.server.proxy.relay_service import RelayService

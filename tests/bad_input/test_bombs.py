@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fetcher.io.range_reader import ThreadRangeReader
+from fetcher.io.request_scheduler import ThreadRangeReader
 from fetcher.queries.source import Place, QuerySource
 from rocketmq_tiered.export.export_progress import DIRECTORY, ExportProgress
 from rocketmq_tiered.server.groups.group_state import KIND as GROUPS_KIND

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cold_read_checks import WrongAnswerError, check_body, check_offsets
-from fetcher.rows.batch import MessageBatch
+from fetcher.rows.message import MessageBatch
 
 
 def records(first: int, sizes: list[int]) -> bytes:

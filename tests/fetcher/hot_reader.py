@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fetcher.policy.broker_files import BrokerFiles, end_of, list_until
 from fetcher.policy.read_policy import OffsetRange
-from fetcher.rows.batch import EMPTY_BATCH, MessageBatch, joined_batch
+from fetcher.rows.message import EMPTY_BATCH, MessageBatch, joined_batch
 from fetcher.rows.pull import PullResult, PullStatus
 from fetcher.rows.tag_filter import MessageFilter
 from tests.fetcher.local_records import checked_timestamp

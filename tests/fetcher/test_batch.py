@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.rows.batch import EMPTY_BATCH, MessageBatch, joined_batch
+from fetcher.rows.message import EMPTY_BATCH, MessageBatch, joined_batch
 
 
 def batch_of(rows: list[tuple[int, int, int]], pieces: list[bytes], first: int = 0) -> MessageBatch:

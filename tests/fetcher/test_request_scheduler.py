@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.io.range_reader import ThreadRangeReader
 from fetcher.io.request_scheduler import (
     Priority,
     PriorityLimits,
     RangeRequest,
     RequestScheduler,
     ScheduledReader,
+    ThreadRangeReader,
 )
 from fetcher.io.waiting import ThreadTimer
 from tests.fetcher.virtual import VirtualClock, VirtualReader

@@ -17,8 +17,7 @@ import pytest
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.segment_source import SegmentSource
-from fetcher.io.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
-from fetcher.io.request_scheduler import Priority
+from fetcher.io.request_scheduler import LoopRangeReader, Priority, RangeReader, ThreadRangeReader
 from fetcher.io.waiting import ThreadTimer, gather, run_async, run_sync
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tiered.archive.segment_reader import SegmentReader

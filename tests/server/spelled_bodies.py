@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rocketmq_tiered.server.security.bodies import BODIES
+from rocketmq_tiered.server.security.permissions import BODIES
 
 SECRET, VICTIM = "12345678-secret", "victim"
 ACL_1 = {"accounts": [{

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
-from rocketmq_tiered.server.security.bodies import BODIES, OPAQUE
+from rocketmq_tiered.server.security.permissions import BODIES, OPAQUE
 from rocketmq_tiered.server.security.rules_file import RulesFile
 from rocketmq_tiered.server.wire.codes import RequestCode as Code
 from rocketmq_tiered.server.wire.request import BadRequestError, Request

@@ -11,7 +11,7 @@ import socket
 import pytest
 
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
-from rocketmq_tiered.server.listen.own_address import advertised_host, is_wildcard, outgoing_address
+from rocketmq_tiered.server.listen.options import advertised_host, is_wildcard, outgoing_address
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.server.serving_peer import request
 from tests.server.small_archive import small_service

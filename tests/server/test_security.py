@@ -21,8 +21,7 @@ from rocketmq_tiered.server.security.authorizer import RulesAuthorizer, is_signe
 from rocketmq_tiered.server.security.rules import RulesError
 from rocketmq_tiered.server.security.rules_file import RulesFile, read_rules
 from rocketmq_tiered.server.wire.codes import RequestCode as Code
-from rocketmq_tiered.server.wire.dispatch import Dispatcher
-from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Request, Response
+from rocketmq_tiered.server.wire.request import BadRequestError, Dispatcher, HandlerTable, Request, Response
 from tests.server.original_record import original
 from tests.server.serving_peer import RecordingPeer
 from tiered.remoting.command import RemotingCommand

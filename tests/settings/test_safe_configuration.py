@@ -14,9 +14,8 @@ from rocketmq_tiered.server.listen.options import server_options
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.security.rules_file import read_rules
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
-from rocketmq_tiered.server.wire.dispatch import Authorizer
 from rocketmq_tiered.server.wire.listener import Listener
-from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
+from rocketmq_tiered.server.wire.request import Authorizer, HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer
 from tiered.errors import TieredError
 from tiered.remoting.client import BrokerClient

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fetcher.rows.batch import MessageBatch
+from fetcher.rows.message import MessageBatch
 from fetcher.rows.scan_reader import ScanReader
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.plan.partitions import OffsetRange, Slices

@@ -17,8 +17,12 @@ from rocketmq_tiered.server.backend.route_handlers import RouteHandlers, RouteTa
 from rocketmq_tiered.server.groups.client_table import register_client_handlers
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.queue_locks import LockTable, register_lock_handlers
-from rocketmq_tiered.server.listen.options import server_options
-from rocketmq_tiered.server.listen.own_address import advertised_host, check_advertised, is_wildcard
+from rocketmq_tiered.server.listen.options import (
+    advertised_host,
+    check_advertised,
+    is_wildcard,
+    server_options,
+)
 from rocketmq_tiered.server.listen.service import Service
 from rocketmq_tiered.server.pop.pop_assignment import AssignmentHandlers
 from rocketmq_tiered.server.pop.pop_handlers import PopHandlers

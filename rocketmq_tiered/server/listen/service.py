@@ -9,12 +9,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from rocketmq_tiered.server.groups.client_table import ClientTable
-from rocketmq_tiered.server.listen.options import MemoryShares
-from rocketmq_tiered.server.listen.own_address import is_loopback
+from rocketmq_tiered.server.listen.options import MemoryShares, is_loopback
 from rocketmq_tiered.server.wire.connection import Connection
-from rocketmq_tiered.server.wire.dispatch import Authorizer
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
-from rocketmq_tiered.server.wire.request import HandlerTable
+from rocketmq_tiered.server.wire.request import Authorizer, HandlerTable
 from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)

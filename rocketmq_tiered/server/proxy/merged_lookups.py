@@ -1,7 +1,16 @@
-"""Messages by id and by key from broker and archive, each once, newest first.
+"""Answers merged from broker and archive: offsets and times of a queue, messages by id and by key.
 
-While one side is unavailable, the other's messages are returned; "not found" needs both sides. Sources:
-QueryMessageProcessor, MQAdminImpl.queryMessage.
+    12 by key, 33 by id  of both, each message once, newest first; while one side is unavailable, the other's
+    29 offset by time    the archive's for times before the broker's first message, else the broker's
+    30 maximum           the broker's; the archive's if the broker's log was truncated below it
+    31 minimum           the smaller one
+    32 earliest time     the earlier one
+    202 topic statistics with the smaller minima
+    208 group statistics with store times of messages that only the archive has
+
+14 and 15 (group offsets) are relayed: on the broker's "not found" a client applies its ConsumeFromWhere, whose requests
+come here. While the broker is unavailable, only offsets that cannot change are returned: an archive that begins at 0;
+"not found" needs both sides. Sources: QueryMessageProcessor, MQAdminImpl.queryMessage.
 """
 
 from __future__ import annotations
@@ -9,26 +18,238 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from fetcher.policy.read_policy import ReadPolicy
+from fetcher.policy.read_policy import OffsetRange, ReadPolicy, Situation
 from fetcher.policy.read_router import ReadRouter
-from fetcher.queries.found import count_within
+from fetcher.queries.source import count_within
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.lookup_handlers import key_count, records_by_key
+from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
 from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts, is_refusal
+from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState, document_of
+from rocketmq_tiered.server.proxy.offset_merge import joined_min, lower_by_time
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Buffer, Request, Response
-from tiered.errors import TieredError, UnavailableError
+from rocketmq_tiered.server.wire.turns import bounded_gather
+from tiered.errors import CorruptionError, TieredError, UnavailableError
+from tiered.formats import fastjson
 from tiered.formats.record import SYS_BORN_HOST_V6, decode_record
 from tiered.remoting.command import RemotingCommand
 
+ANSWER_S: Final = 10.0
+SEARCHES_MAX = 3
+TIMES_MAX = 64
+"""Store times read for one group's statistics: each may cost a request to the object store."""
+
+
+class _First(NamedTuple):
+    """Store time of the broker's first message of a queue; -1 if it has none or does not return it."""
+
+    stored_ms: int = -1
+    is_away: bool = False
+    is_refused: bool = False
+
+
+class MergedOffsets:
+    """Handlers. Belongs to one event loop."""
+
+    def __init__(self, router: ReadRouter, archive: Backend, views: BrokerViews) -> None:
+        self._router, self._archive, self._views = router, archive, views
+
+    def handlers(self) -> ProxyHandlers:
+        return {
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
+            RequestCode.GET_MAX_OFFSET: self.maximum,
+            RequestCode.GET_MIN_OFFSET: self.minimum,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest,
+            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
+            RequestCode.GET_CONSUME_STATS: self.consume_stats,
+        }
+
+    async def minimum(self, request: Request, upstream: Upstream) -> Response:
+        archived = (await self._situation(request.command, upstream)).archived
+        answer = await self._call(request.command, upstream, archived)
+        if answer is None:
+            return Response(ext={"offset": "0"})
+        value = number_in(answer, "offset")
+        if archived is None or value is None:
+            return relayed(answer)
+        return Response(ext={"offset": str(joined_min(archived, value))})
+
+    async def maximum(self, request: Request, upstream: Upstream) -> Response:
+        archived = (await self._situation(request.command, upstream)).archived
+        answer = await upstream.call(request.command, ANSWER_S)
+        value = number_in(answer, "offset")
+        if archived is None or value is None or value >= archived.max_offset:
+            return relayed(answer)
+        return Response(ext={"offset": str(archived.max_offset)})
+
+    async def earliest(self, request: Request, upstream: Upstream) -> Response:
+        archived = (await self._situation(request.command, upstream)).archived
+        answer = await self._call(request.command, upstream, archived)
+        value = -1 if answer is None else number_in(answer, "timestamp")
+        if answer is not None and (archived is None or value is None):
+            return relayed(answer)
+        assert archived is not None and value is not None
+        topic, queue_id = request.text("topic"), request.number("queueId")
+        first_ms = await self._archive.stored_ms(topic, queue_id, archived.min_offset)
+        known_ms = [time_ms for time_ms in (value, first_ms) if time_ms >= 0]
+        return Response(ext={"timestamp": str(min(known_ms, default=-1))})
+
+    async def search(self, request: Request, upstream: Upstream) -> Response:
+        for _ in range(SEARCHES_MAX):
+            situation = await self._situation(request.command, upstream)
+            archived = situation.archived
+            if archived is None or _has_earlier(situation.local, archived):
+                return relayed(await upstream.call(request.command, ANSWER_S))
+            before = await self._broker_first(request.command, upstream)
+            found = await self._searched(request, upstream, situation, before)
+            if found is not None:
+                return found
+            answer = relayed(await upstream.call(request.command, ANSWER_S))
+            if before == await self._broker_first(request.command, upstream):
+                return answer
+            # The broker deleted in between: its reply may be the first message that was left.
+        raise UnavailableError("the broker is deleting messages; repeat the request")
+
+    async def _searched(
+        self, request: Request, upstream: Upstream, situation: Situation, first: _First
+    ) -> Response | None:
+        """The reply, if the archive decides it; None: relay to the broker."""
+        archived, time_ms = situation.archived, request.number("timestamp")
+        is_upper = request.text("boundaryType", "LOWER").upper() == "UPPER"
+        if is_upper and first.is_refused:
+            return None
+        if is_upper and first.is_away:
+            raise UnavailableError("broker not available: it may have a later message")
+        # Messages stored in the same millisecond as the broker's first one may be archived.
+        is_older = time_ms < first.stored_ms if is_upper else time_ms <= first.stored_ms
+        if archived is None or (first.stored_ms >= 0 and not is_older):
+            return None
+        if first.is_refused:
+            refusal = await upstream.call(request.command, ANSWER_S)
+            if number_in(refusal, "offset") is None:
+                return relayed(refusal)
+        found = await self._archive.offset_by_time(
+            request.text("topic"), request.number("queueId"), time_ms, upper=is_upper
+        )
+        if first.is_away and found <= archived.min_offset > 0:
+            raise UnavailableError("broker not available: it may have earlier messages than the archive")
+        if not is_upper and found >= archived.max_offset:
+            answer = await upstream.call(request.command, ANSWER_S)
+            value = number_in(answer, "offset")
+            if value is None:
+                return relayed(answer)
+            found = lower_by_time(found, archived, value, situation.local)
+        return Response(ext={"offset": str(found)})
+
+    async def _broker_first(self, command: RemotingCommand, upstream: Upstream) -> _First:
+        query = replace(command, code=int(RequestCode.GET_EARLIEST_MSG_STORETIME))
+        try:
+            stored_ms = number_in(await upstream.call(query, ANSWER_S), "timestamp")
+        except UnavailableError:
+            return _First(is_away=True)
+        return _First(is_refused=True) if stored_ms is None else _First(stored_ms)
+
+    async def topic_stats(self, request: Request, upstream: Upstream) -> Response:
+        answer = await upstream.call(request.command, ANSWER_S)
+        table, others = offset_table(answer)
+
+        async def join(queue: MessageQueue) -> None:
+            archived = (await self._situation(_for_queue(request.command, queue), upstream)).archived
+            low = table[queue].get("minOffset")
+            if archived is not None and isinstance(low, int):
+                table[queue]["minOffset"] = joined_min(archived, low)
+
+        await bounded_gather(join, table)
+        return _with_table(answer, table, others)
+
+    async def consume_stats(self, request: Request, upstream: Upstream) -> Response:
+        answer = await upstream.call(request.command, ANSWER_S)
+        table, others = offset_table(answer)
+        looked_up = 0
+
+        async def look_up(queue: MessageQueue) -> None:
+            nonlocal looked_up
+            row = table[queue]
+            offset, time_ms = row.get("consumerOffset"), row.get("lastTimestamp")
+            if not isinstance(offset, int) or not isinstance(time_ms, int) or time_ms > 0 or offset <= 0:
+                return
+            archived = (await self._situation(_for_queue(request.command, queue), upstream)).archived
+            if archived is not None and offset - 1 in archived and looked_up < TIMES_MAX:
+                looked_up += 1
+                stored_ms = await self._archive.stored_ms(queue.topic, queue.queue_id, offset - 1)
+                row["lastTimestamp"] = max(stored_ms, time_ms)
+
+        await bounded_gather(look_up, table)
+        return _with_table(answer, table, others)
+
+    async def _situation(self, command: RemotingCommand, upstream: Upstream) -> Situation:
+        look = QueueState(self._views, command, upstream, 0)
+        topic, queue_id = command.ext_fields.get("topic", ""), command.ext_fields.get("queueId", "")
+        if not topic or not queue_id.isdecimal():
+            return Situation(0)  # the broker replies with the error
+        return await self._router.situation(look, topic, int(queue_id), 0)
+
+    async def _call(
+        self, command: RemotingCommand, upstream: Upstream, archived: OffsetRange | None
+    ) -> RemotingCommand | None:
+        """The broker's reply; None if it is unavailable and the archive begins at 0."""
+        try:
+            return await upstream.call(command, ANSWER_S)
+        except UnavailableError:
+            if archived is not None and archived.min_offset == 0 < archived.max_offset:
+                return None
+            raise
+
+
+def _has_earlier(local: OffsetRange | None, archived: OffsetRange) -> bool:
+    has_messages = local is not None and local.max_offset > local.min_offset
+    return has_messages and local is not None and local.min_offset < archived.min_offset
+
+
+def number_in(answer: RemotingCommand, name: str) -> int | None:
+    """A numeric field of a SUCCESS reply, or None."""
+    text = answer.ext_fields.get(name, "")
+    is_number = answer.code == ResponseCode.SUCCESS and text.removeprefix("-").isdecimal()
+    return int(text) if is_number else None
+
+
+def _for_queue(command: RemotingCommand, queue: MessageQueue) -> RemotingCommand:
+    fields = {**command.ext_fields, "topic": queue.topic, "queueId": str(queue.queue_id)}
+    return replace(command, ext_fields=fields, body=b"")
+
+
+Table = dict[MessageQueue, dict[str, Any]]
+
+
+def offset_table(answer: RemotingCommand) -> tuple[Table, dict[str, Any]]:
+    """The map by queue in a statistics body (202, 208), and its other members; both empty for any other reply."""
+    document = dict(document_of(answer))
+    try:
+        rows: Any = document.pop("offsetTable")
+        table = {_queue_of(fastjson.loads(key)): dict(row) for key, row in rows.items()}
+    except (CorruptionError, AttributeError, KeyError, TypeError, ValueError):
+        return {}, {}
+    return table, document
+
+
+def _queue_of(document: Mapping[str, Any]) -> MessageQueue:
+    return MessageQueue(str(document["brokerName"]), str(document["topic"]), int(document["queueId"]))
+
+
+def _with_table(answer: RemotingCommand, table: Table, others: Mapping[str, Any]) -> Response:
+    if not table:
+        return relayed(answer)
+    return replace(relayed(answer), body=(queue_map(table, others),))
+
+
 logger = logging.getLogger(__name__)
 
-ANSWER_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 15 * 1024 * 1024
 """The merged messages of both sides must fit into a frame."""
 _SIZE = struct.Struct(">i")

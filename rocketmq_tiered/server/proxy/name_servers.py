@@ -1,19 +1,121 @@
-"""The real name servers, over one connection each for all clients.
+"""The real name servers, over one connection each for all clients, and their routes rewritten for clients of the proxy.
 
-Reads go to the first that answers, changes to all of them, as from mqadmin.
+Reads go to the first that answers, changes to all of them, as from mqadmin. In a rewritten route our address is at id
+0, the real master at id 1. Clients prefer id 0 and keep one address table per broker name, from the last route. So all
+routes with our broker are rewritten alike, or none.
+
+Sources: TopicRouteData, BrokerData, ClusterInfo (org.apache.rocketmq.remoting.protocol);
+MQClientInstance.findBrokerAddressInSubscribe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
+import orjson
+
+from rocketmq_tiered.server.listen.options import is_loopback
+from rocketmq_tiered.server.proxy.proxy_handlers import REAL_BROKER_ID, SIDECAR_ID
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
+from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import UnavailableError
+from tiered.formats import fastjson
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
+
+_NUMBERED_KEYS = frozenset({"brokerAddrs", "currIdMap"})
+"""Java maps with numeric keys, which older name servers write without quotes."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """The broker name in routes, and the ``host:port`` that clients dial."""
+
+    broker: str
+    address: str
+
+
+def may_dial(advertised: str, client_address: str) -> bool:
+    """Whether a client at ``client_address`` can reach ``advertised``: a loopback address only from this machine."""
+    return not is_loopback(host_of(advertised)) or is_loopback(host_of(client_address))
+
+
+def published_addresses(addresses: dict[str, Any], sidecar: str) -> dict[str, Any]:
+    """Our broker's address table with id 0 ours and every real id one higher; unchanged without real addresses. Our
+    address under another id (slave mode) is removed."""
+    real = {int(number): address for number, address in addresses.items() if address != sidecar}
+    if not real:
+        return dict(addresses)
+    shifted = {str(number + REAL_BROKER_ID): address for number, address in sorted(real.items())}
+    return {str(SIDECAR_ID): sidecar, **shifted}
+
+
+def published_broker(data: Any, published: Published) -> Any:
+    """BrokerData of our broker with our address in it; another broker's stays."""
+    if not isinstance(data, dict) or data.get("brokerName") != published.broker:
+        return data
+    addresses = data.get("brokerAddrs")
+    if not isinstance(addresses, dict):
+        return data
+    return {**data, "brokerAddrs": published_addresses(addresses, published.address)}
+
+
+def published_route(route: dict[str, Any], published: Published) -> dict[str, Any]:
+    """TopicRouteData (105) with our address for our broker."""
+    brokers = route.get("brokerDatas")
+    if not isinstance(brokers, list):
+        return route
+    return {**route, "brokerDatas": [published_broker(data, published) for data in brokers]}
+
+
+def published_cluster(info: dict[str, Any], published: Published) -> dict[str, Any]:
+    """ClusterInfo (106) with our address for our broker."""
+    table = info.get("brokerAddrTable")
+    if not isinstance(table, dict):
+        return info
+    return {
+        **info,
+        "brokerAddrTable": {name: published_broker(data, published) for name, data in table.items()},
+    }
+
+
+def rewritten(body: bytes, published: Published) -> bytes:
+    """The body of a 105 or 106 reply, in its own JSON dialect. Raises CorruptionError if it does not parse."""
+    document = fastjson.loads(body)
+    if not isinstance(document, dict):
+        return body
+    document = published_cluster(published_route(document, published), published)
+    return dialect_text(document, is_strict=_is_strict(body)).encode()
+
+
+def _is_strict(body: bytes) -> bool:
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def dialect_text(value: Any, *, is_strict: bool, parent: str = "") -> str:
+    """JSON; unless ``is_strict``, keys of Java's Map<Long, …> have no quotes, as fastjson writes them."""
+    if isinstance(value, dict):
+        bare = not is_strict and parent in _NUMBERED_KEYS
+        members = (
+            f"{key if bare else json.dumps(key, ensure_ascii=False)}:"
+            f"{dialect_text(member, is_strict=is_strict, parent=key)}"
+            for key, member in value.items()
+        )
+        return f"{{{','.join(members)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(dialect_text(item, is_strict=is_strict) for item in value)}]"
+    return json.dumps(value, ensure_ascii=False)
+
 
 WATCH_S = 10.0
 TOTAL_S = 2.4

@@ -36,8 +36,7 @@ from rocketmq_tiered.server.backend.pull_handlers import (
     unknown_subscription,
 )
 from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
-from rocketmq_tiered.server.proxy.broker_requests import SIGNATURE
-from rocketmq_tiered.server.proxy.broker_view import BrokerViews
+from rocketmq_tiered.server.proxy.broker_view import SIGNATURE, BrokerViews
 from rocketmq_tiered.server.proxy.offset_merge import OFFSET_RESET, BrokerReply, interpret, reply_code
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode

@@ -1,6 +1,6 @@
 """Proxy mode: the sidecar stands in front of a live broker. Decides who answers which request.
 
-    105, 106                  the name server's reply with this process in it (proxy_routes.py)
+    105, 106                  the name server's reply with this process in it (name_servers.py)
     name-server codes         relayed to a name server
     34, 35 of consumers       recorded; the client sends them to the broker too, as to every broker of a route
     sends of far timers       sent to the gateway topic instead, recalls of these too (timer_gateway.py)
@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.listen.options import parse_address
 from rocketmq_tiered.server.proxy.accepted_accounts import JUDGED, is_refusal
-from rocketmq_tiered.server.proxy.broker_requests import query_record
-from rocketmq_tiered.server.proxy.name_servers import NameServers
+from rocketmq_tiered.server.proxy.broker_view import query_record
+from rocketmq_tiered.server.proxy.name_servers import NameServers, Published, may_dial, rewritten
 from rocketmq_tiered.server.proxy.proxy_handlers import relayed
-from rocketmq_tiered.server.proxy.proxy_routes import Published, may_dial, rewritten
 from rocketmq_tiered.server.proxy.relay import (
     SERVICE_NOT_AVAILABLE,
     Destination,

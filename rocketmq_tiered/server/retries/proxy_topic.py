@@ -15,11 +15,11 @@ from typing import Final
 from rocketmq_tiered.server.backend.backend import TopicConfig
 from rocketmq_tiered.server.backend.route_handlers import PROXY_TOPIC, READ_ONLY
 from rocketmq_tiered.server.retries.retry_log import RetryMessage, RetryObject, assign_offsets
-from rocketmq_tiered.server.retries.retry_record import PHYS_BASE
+from rocketmq_tiered.server.retries.retry_record import encode_record
 from rocketmq_tiered.server.retries.retry_topics import DeliveredQueues
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
-from tiered.formats.record import MAGIC_V1, decode_record
+from tiered.formats.record import decode_record
 
 NUMBER_BASE: Final = 1 << 60
 """Above the number of every retry message."""
@@ -27,7 +27,6 @@ MESSAGES_KEPT: Final = 1_000
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Limit of these messages; a proxy's message has some hundred bytes."""
 BODY_BYTES_MAX: Final = 256 * 1024
-_HEAD = struct.Struct(">iIIiiqqiq")
 _SHORT_NAMES = {
     "topic": "b",
     "queueId": "e",
@@ -63,9 +62,10 @@ class ProxyTopic(DeliveredQueues):
         if len(body) > BODY_BYTES_MAX or len(properties) >= 1 << 15:
             return Response(ResponseCode.SYSTEM_ERROR, remark="message too large")
         flag, sys_flag = request.number(names["flag"], 0), request.number(names["sysFlag"], 0)
-        data = _record(
-            body, properties, flag & 0x7FFF_FFFF, sys_flag & 0x7FFF_FFCF,
-            (request.number(names["bornTimestamp"], 0), _host(request.peer.address), _host("")),
+        data = encode_record(
+            PROXY_TOPIC, properties, body, (_host(request.peer.address), _host("")), flag=flag & 0x7FFF_FFFF,
+            sys_flag=sys_flag & 0x7FFF_FFCF, born_ms=request.number(names["bornTimestamp"], 0),
+            body_crc=zlib.crc32(body) & 0x7FFF_FFFF,
         )  # fmt: skip
         message = self._keep(data)
         ext = {
@@ -95,16 +95,3 @@ def _host(address: str) -> bytes:
         return ipaddress.IPv4Address(host).packed + struct.pack(">i", int(port))
     except ValueError:
         return bytes([127, 0, 0, 1]) + struct.pack(">i", 0)
-
-
-def _record(
-    body: bytes, properties: bytes, flag: int, sys_flag: int, born: tuple[int, bytes, bytes]
-) -> bytes:
-    born_ms, born_host, store_host = born
-    topic = PROXY_TOPIC.encode()
-    tail = b"".join((
-        born_host, bytes(8), store_host, struct.pack(">iqi", 0, 0, len(body)), body,
-        struct.pack(">b", len(topic)), topic, struct.pack(">h", len(properties)), properties,
-    ))  # fmt: skip
-    size, crc = _HEAD.size + len(tail), zlib.crc32(body) & 0x7FFF_FFFF
-    return _HEAD.pack(size, MAGIC_V1, crc, 0, flag, 0, PHYS_BASE, sys_flag, born_ms) + tail

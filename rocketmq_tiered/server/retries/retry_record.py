@@ -82,7 +82,7 @@ def _host(address: str | None) -> bytes | None:
 
 def _encode(source: Record, topic: str, properties: dict[str, str], host: bytes | None) -> bytes:
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    encoded, name = text.encode("utf-8", "replace"), topic.encode()
+    encoded = text.encode("utf-8", "replace")
     if len(encoded) > _PROPERTIES_BYTES_MAX:
         raise UsageError(f"properties of {len(encoded)} bytes are too large for a retry message")
     born_end = _HEAD.size + (20 if source.sys_flag & SYS_BORN_HOST_V6 else 8)
@@ -93,25 +93,34 @@ def _encode(source: Record, topic: str, properties: dict[str, str], host: bytes 
     if host is not None:
         store_host = host
         sys_flag = sys_flag & ~SYS_STORE_HOST_V6 | (SYS_STORE_HOST_V6 if len(host) == 20 else 0)
+    return encode_record(
+        topic, encoded, source.stored_body, (born_host, store_host), flag=source.flag, sys_flag=sys_flag,
+        born_ms=source.born_timestamp, body_crc=source.body_crc, times=source.reconsume_times + 1,
+    )  # fmt: skip
+
+
+def encode_record(
+    topic: str,
+    properties: bytes,
+    body: bytes,
+    hosts: tuple[bytes | memoryview, bytes | memoryview],
+    *,
+    flag: int,
+    sys_flag: int,
+    born_ms: int,
+    body_crc: int,
+    times: int = 0,
+) -> bytes:
+    """A record without its place, as a broker stores it. ``hosts``: born and store host; ``times``: reconsumed."""
+    name = topic.encode()
     magic = MAGIC_V1 if len(name) <= _V1_TOPIC_BYTES_MAX else MAGIC_V2
     tail = b"".join((
-        born_host, bytes(8), store_host,
-        struct.pack(">iqi", source.reconsume_times + 1, 0, len(source.stored_body)), source.stored_body,
+        hosts[0], bytes(8), hosts[1], struct.pack(">iqi", times, 0, len(body)), body,
         struct.pack(">b" if magic == MAGIC_V1 else ">h", len(name)), name,
-        struct.pack(">h", len(encoded)), encoded,
+        struct.pack(">h", len(properties)), properties,
     ))  # fmt: skip
-    head = _HEAD.pack(
-        _HEAD.size + len(tail),
-        magic,
-        source.body_crc,
-        0,
-        source.flag,
-        0,
-        PHYS_BASE,
-        sys_flag,
-        source.born_timestamp,
-    )
-    return head + tail
+    size = _HEAD.size + len(tail)
+    return _HEAD.pack(size, magic, body_crc, 0, flag, 0, PHYS_BASE, sys_flag, born_ms) + tail
 
 
 def delivered(data: bytes, *, number: int, queue_offset: int, stored_ms: int) -> bytes:

@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from rocketmq_tiered.server.security.addresses import host_of, matches
 from rocketmq_tiered.server.security.audit import Audit, AuditEvents
-from rocketmq_tiered.server.security.bodies import encoded_body
-from rocketmq_tiered.server.security.permissions import NEEDS
+from rocketmq_tiered.server.security.permissions import NEEDS, encoded_body
 from rocketmq_tiered.server.security.rules_file import RulesFile
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
@@ -60,10 +59,9 @@ class RulesAuthorizer:
         self._rules, self._now_s, self._keeps_bodies = rules, now_s, keeps_bodies
         self._audit = Audit(audit_interval_s, now_s())
         self._events = events or AuditEvents(now_s=now_s)
-
-    @property
-    def audited(self) -> Mapping[str, int]:
-        return self._events.counts
+        self.audited, self.is_outside, self.record = (
+            self._events.counts, self._events.is_outside, self._events.record,
+        )  # fmt: skip
 
     def refusal(self, request: Request) -> Response | None:
         """See Authorizer. Raises BadRequestError."""
@@ -130,12 +128,6 @@ class RulesAuthorizer:
             return response
         data = b"".join(response.body)
         return self.refusal_of_record(request, data, request.number("offset")) or response
-
-    def is_outside(self, request: Request) -> bool:
-        return self._events.is_outside(request)
-
-    def record(self, request: Request, response: Response | None, *, was_outside: bool = True) -> None:
-        self._events.record(request, response, was_outside=was_outside)
 
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
         account = request.command.ext_fields.get(ACCESS_KEY, "") if self._rules is not None else ""

@@ -1,11 +1,37 @@
-"""Accounts and access rules, as read from a file."""
+"""Accounts and access rules, as read from a file: ACL 1.0, and ACL 2.0 of RocketMQ 5.3. Pure.
+
+ACL 1.0 (``plain_acl.yml``): DENY, PUB and SUB on topics and groups. Order: globally trusted addresses, known key, the
+account's trusted addresses, signature, permissions. A resource that is not named has the account's default, DENY if
+there is none. Named resources also bind an administrator. Sources:
+org.apache.rocketmq.acl.plain.PlainPermissionManager, PlainAccessConfig, Permission.
+
+ACL 2.0: users with passwords, and policies per resource,
+
+    users: [{username, password, userType: Super|Normal, userStatus: enable|disable}]
+    acls:  [{subject: "User:name", policies: [{policyType: Custom|Default, entries: [{resource: "Topic:a*",
+             actions: [Sub, Get], sourceIps: [10.0.0.0/8], decision: Allow|Deny}]}]}]
+
+as AUTH_LIST_USER and AUTH_LIST_ACL reply. The most specific matching entry decides: a name before a prefix, a longer
+prefix before a shorter one, both before ``*``; Deny before Allow. Without a match the request is refused. Sources:
+org.apache.rocketmq.auth.authorization.chain.AclAuthorizationHandler, UserInfo, AclInfo.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rocketmq_tiered.server.security import addresses
+from rocketmq_tiered.server.security.permissions import (
+    Action,
+    Kind,
+    Permission,
+    acl_1_permissions,
+    permissions_for,
+    record_permissions,
+)
 from rocketmq_tiered.server.wire.request import Request
 from tiered.errors import UsageError
 from tiered.formats.record import Record
@@ -28,7 +54,7 @@ class Account:
 
 
 class Rules(ABC):
-    """The rules of one file. Decisions are pure."""
+    """The rules of one file."""
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
@@ -47,9 +73,13 @@ class Rules(ABC):
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
         """Why ``account`` may not send ``request``, or None. Raises BadRequestError."""
 
-    @abstractmethod
     def record_refusal(self, account: Account, request: Request, record: Record, host: str) -> str | None:
         """Why ``account`` may not send ``request``, which names ``record`` by its physical offset, or None."""
+        return self._missing(account, record_permissions(request, record), host)
+
+    @abstractmethod
+    def _missing(self, account: Account, required: Sequence[Permission], host: str) -> str | None:
+        """The first of ``required`` that ``account`` lacks, as a reason."""
 
 
 def text_of(value: object) -> str:
@@ -63,3 +93,229 @@ def pattern_of(value: object) -> str:
     if text and not addresses.is_valid(text):
         raise RulesError(f"address {text} does not parse")
     return text
+
+
+def _mappings(document: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = _list(document, name)
+    if not all(isinstance(one, dict) for one in found):
+        raise RulesError(f"{name}: an entry is not a mapping")
+    return found
+
+
+def _list(document: Mapping[str, Any], name: str) -> list[Any]:
+    found = document.get(name)
+    if found is not None and not isinstance(found, list):
+        raise RulesError(f"{name} is not a list")
+    return found or []
+
+
+# -- ACL 1.0 ------------------------------------------------------------------------------------------------------
+
+_WORDS = {"PUB": frozenset({Action.PUB}), "SUB": frozenset({Action.SUB}), "DENY": frozenset[Action](),
+            "ANY": frozenset({Action.PUB, Action.SUB})}  # fmt: skip
+
+_YES = frozenset({"true", "1", "y", "t"})
+"""As fastjson casts to boolean, also from strings."""
+
+
+@dataclass(frozen=True)
+class Grants:
+    """The permissions of one account."""
+
+    topic_default: frozenset[Action] = frozenset()
+    group_default: frozenset[Action] = frozenset()
+    topics: Mapping[str, frozenset[Action]] = field(default_factory=dict)
+    groups: Mapping[str, frozenset[Action]] = field(default_factory=dict)
+
+    @property
+    def names_resources(self) -> bool:
+        """Whether any topic or group is named."""
+        return bool(self.topics or self.groups)
+
+    def allow(self, required: Permission) -> bool:
+        """Whether any of its actions is granted."""
+        if required.kind is Kind.TOPIC:
+            granted = self.topics.get(required.name, self.topic_default)
+        else:
+            granted = self.groups.get(required.name, self.group_default)
+        return bool(granted & required.actions)
+
+
+class PlainAcl(Rules):
+    """See Rules."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        """Raises RulesError."""
+        super().__init__()
+        self._trusted = [pattern_of(one) for one in _list(document, "globalWhiteRemoteAddresses")]
+        self._grants: dict[str, Grants] = {}
+        for entry in _mappings(document, "accounts"):
+            account = _plain_account(entry)
+            self._add(account, "access key")
+            self._grants[account.name] = Grants(
+                _granted(entry.get("defaultTopicPerm") or "DENY"), _granted(entry.get("defaultGroupPerm") or "DENY"),
+                _named(_list(entry, "topicPerms")), _named(_list(entry, "groupPerms")),
+            )  # fmt: skip
+
+    def is_trusted(self, host: str) -> bool:
+        return any(addresses.matches(pattern, host) for pattern in self._trusted)
+
+    def refusal(self, account: Account, request: Request, host: str) -> str | None:
+        required = acl_1_permissions(request)
+        if required is not None:
+            return self._missing(account, required, host)
+        return None if account.is_super else f"account {account.name} is not an administrator"
+
+    def _missing(self, account: Account, required: Sequence[Permission], host: str) -> str | None:
+        grants = self._grants[account.name]
+        if account.is_super and not grants.names_resources:
+            return None
+        for one in required:
+            if not grants.allow(one):
+                return f"account {account.name} has no permission for {one.kind.value.lower()} {one.name}"
+        return None
+
+
+def _plain_account(entry: Mapping[str, Any]) -> Account:
+    name, secret = text_of(entry.get("accessKey")), text_of(entry.get("secretKey"))
+    if len(name) <= 6 or len(secret) <= 6:
+        raise RulesError("accessKey and secretKey must have more than 6 characters")
+    pattern = pattern_of(entry.get("whiteRemoteAddress"))
+    is_administrator = text_of(entry.get("admin")).lower() in _YES
+    return Account(name, secret, is_super=is_administrator, trusted_from=pattern)
+
+
+def _granted(value: object) -> frozenset[Action]:
+    granted: frozenset[Action] = frozenset()
+    for word in text_of(value).split("|"):
+        if word.strip() not in _WORDS:
+            raise RulesError(
+                f"permission {word.strip()} is unknown", hint="use DENY, ANY, PUB, SUB or PUB|SUB"
+            )
+        granted |= _WORDS[word.strip()]
+    return granted
+
+
+def _named(entries: list[Any]) -> dict[str, frozenset[Action]]:
+    found = {}
+    for entry in entries:
+        name, _, permission = text_of(entry).partition("=")
+        if not name.strip() or not permission:
+            raise RulesError("a permission is not NAME=PERMISSION")
+        found[name.strip()] = _granted(permission)
+    return found
+
+
+# -- ACL 2.0 ------------------------------------------------------------------------------------------------------
+
+_ACTIONS = {action.value.lower(): frozenset({action}) for action in Action} | {
+    "all": frozenset(Action), "any": frozenset(Action),
+}  # fmt: skip
+_KINDS = {kind.value.lower(): kind for kind in Kind}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """``kind`` None: every kind. ``prefix``: the whole name if ``is_literal``."""
+
+    kind: Kind | None
+    prefix: str
+    is_literal: bool
+    actions: frozenset[Action]
+    sources: tuple[str, ...]
+    allows: bool
+
+    def matches(self, required: Permission, host: str) -> bool:
+        """Whether the entry applies: to the resource, the host and any of the actions."""
+        if self.kind not in (None, required.kind) or not self.actions & required.actions:
+            return False
+        name = required.name
+        if name != self.prefix if self.is_literal else not name.startswith(self.prefix):
+            return False
+        return not self.sources or any(addresses.matches(source, host) for source in self.sources)
+
+    @property
+    def rank(self) -> tuple[bool, bool, int, bool]:
+        """Sort key: the smallest decides."""
+        return self.kind is None, not self.is_literal, -len(self.prefix), self.allows
+
+
+class UserAcl(Rules):
+    """See Rules."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        """Raises RulesError."""
+        super().__init__()
+        for entry in _mappings(document, "users"):
+            self._add(_user(entry), "user")
+        self._custom: dict[str, list[Entry]] = {}
+        self._default: dict[str, list[Entry]] = {}
+        for acl in _mappings(document, "acls"):
+            name = text_of(acl.get("subject")).removeprefix("User:")
+            for policy in _mappings(acl, "policies"):
+                is_default = text_of(policy.get("policyType")).lower() == "default"
+                target = self._default if is_default else self._custom
+                found = [_entry(entry) for entry in _mappings(policy, "entries")]
+                target[name] = sorted(target.get(name, []) + found, key=lambda entry: entry.rank)
+
+    def refusal(self, account: Account, request: Request, host: str) -> str | None:
+        if account.is_super:
+            return None
+        required = permissions_for(request)
+        if required is None:
+            return f"account {account.name} is no super user, as request code {request.code} requires"
+        return self._missing(account, required, host)
+
+    def _missing(self, account: Account, required: Sequence[Permission], host: str) -> str | None:
+        if account.is_super:
+            return None
+        for one in required:
+            if not self._allows(account.name, one, host):
+                resource = f"{one.kind.value.lower()} {one.name}"
+                return f"account {account.name} has no permission for {resource} from {host}"
+        return None
+
+    def _allows(self, name: str, required: Permission, host: str) -> bool:
+        for entries in (self._custom, self._default):
+            for entry in entries.get(name, ()):
+                if entry.matches(required, host):
+                    return entry.allows
+        return False
+
+
+def _user(entry: Mapping[str, Any]) -> Account:
+    name, password = text_of(entry.get("username")), text_of(entry.get("password"))
+    if not name or not password:
+        raise RulesError("users: an entry has no username or no password")
+    kind, status = text_of(entry.get("userType")).lower(), text_of(entry.get("userStatus")).lower()
+    if kind not in ("", "super", "normal") or status not in ("", "enable", "disable"):
+        raise RulesError(f"user {name}: userType must be Super or Normal, userStatus enable or disable")
+    return Account(name, password, is_super=kind == "super", is_enabled=status != "disable")
+
+
+def _entry(entry: Mapping[str, Any]) -> Entry:
+    resource = text_of(entry.get("resource"))
+    kind_name, _, name = resource.partition(":")
+    if resource == "*":
+        kind, name = None, "*"
+    elif kind_name.lower() in _KINDS and name:
+        kind = _KINDS[kind_name.lower()]
+    else:
+        raise RulesError(
+            f"resource {resource} does not parse", hint="use Topic:name, Group:prefix*, Cluster:* or *"
+        )
+    decision = text_of(entry.get("decision")).lower()
+    if decision not in ("allow", "deny"):
+        raise RulesError(f"resource {resource}: decision must be Allow or Deny")
+    sources = tuple(pattern_of(source) for source in _list(entry, "sourceIps"))
+    if "" in sources:
+        raise RulesError("sourceIps: an address is empty")
+    actions = frozenset[Action]().union(*(_action(one) for one in _list(entry, "actions")))
+    return Entry(kind, name.removesuffix("*"), not name.endswith("*"), actions, sources, decision == "allow")
+
+
+def _action(value: object) -> frozenset[Action]:
+    found = _ACTIONS.get(text_of(value).lower())
+    if found is None:
+        raise RulesError(f"action {text_of(value)} is unknown")
+    return found

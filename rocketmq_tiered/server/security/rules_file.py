@@ -10,9 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from rocketmq_tiered.server.security.plain_acl import PlainAcl
-from rocketmq_tiered.server.security.rules import Rules, RulesError
-from rocketmq_tiered.server.security.user_acl import UserAcl
+from rocketmq_tiered.server.security.rules import PlainAcl, Rules, RulesError, UserAcl
 from tiered.errors import UsageError
 from tiered.private_directory import check_trusted_file
 

@@ -6,7 +6,7 @@ starts while a reply waits for the client to read. Above the limit the connectio
 frame that breaks the protocol closes the connection and logs why. A connection starts requests for TURN_S, at most
 TURN_REQUESTS, before other connections get their turn; connections take turns at requests with a body, too.
 
-Owns the asyncio protocol, received bytes and when requests start; reply_writer.py owns the bytes sent, dispatch.py
+Owns the asyncio protocol, received bytes and when requests start; reply_writer.py owns the bytes sent, request.py
 the handler, listener.py the accept loop.
 """
 
@@ -24,9 +24,8 @@ from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.connection_limits import BufferAccounts, ConnectionLimits, Holder
 from rocketmq_tiered.server.wire.connection_preamble import known_address
 from rocketmq_tiered.server.wire.counted_log import CountedLog
-from rocketmq_tiered.server.wire.dispatch import Authorizer, Dispatcher
 from rocketmq_tiered.server.wire.reply_writer import ReplyWriter
-from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
+from rocketmq_tiered.server.wire.request import Authorizer, Dispatcher, HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import Turns, begin
 from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode, encode_answer
 

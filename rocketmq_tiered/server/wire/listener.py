@@ -26,8 +26,7 @@ from rocketmq_tiered.server.wire.connection_preamble import (
     take_proxy_header,
 )
 from rocketmq_tiered.server.wire.counted_log import CountedLog
-from rocketmq_tiered.server.wire.dispatch import Authorizer
-from rocketmq_tiered.server.wire.request import HandlerTable
+from rocketmq_tiered.server.wire.request import Authorizer, HandlerTable
 from tiered.remoting.command import ProtocolError
 
 logger = logging.getLogger(__name__)

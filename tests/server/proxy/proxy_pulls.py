@@ -17,8 +17,7 @@ from rocketmq_tiered.server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIP
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
 from rocketmq_tiered.server.groups.client_table import Subscription
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
-from rocketmq_tiered.server.proxy.merged_lookups import MergedLookups
-from rocketmq_tiered.server.proxy.merged_offsets import MergedOffsets
+from rocketmq_tiered.server.proxy.merged_lookups import MergedLookups, MergedOffsets
 from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from rocketmq_tiered.server.wire.codes import RequestCode

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
-from rocketmq_tiered.server.proxy.proxy_handlers import REAL_BROKER_ID
-from rocketmq_tiered.server.proxy.proxy_routes import (
+from rocketmq_tiered.server.proxy.name_servers import (
     Published,
     may_dial,
     published_addresses,
     rewritten,
 )
+from rocketmq_tiered.server.proxy.proxy_handlers import REAL_BROKER_ID
 from tiered.errors import CorruptionError
 from tiered.formats import fastjson
 
