@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.archive import DEFAULT_LIMIT, Archive, QueueHandle
+from fetcher.archive import DEFAULT_LIMIT, Archive, KeyTable, QueueHandle
 from fetcher.io.waiting import run_async
-from fetcher.key_table import KeyTable
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary

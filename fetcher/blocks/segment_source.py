@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from fetcher.blocks.adjacent_prefetch import AdjacentPrefetch
 from fetcher.blocks.block_cache import Block, BlockCache, BlockCacheLimits, BlockKey, DroppedUnread
-from fetcher.blocks.block_loader import BlockLoad, BlockLoader, LoadPlan
+from fetcher.blocks.block_loader import BlockLoad, BlockLoader, CoalescingLimits, LoadPlan
 from fetcher.blocks.budget import ByteBudget, MemoryAdmission
-from fetcher.blocks.coalescing import CoalescingLimits
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.index_cache import IndexCache, tail_cost_bytes

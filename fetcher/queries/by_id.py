@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -98,12 +99,11 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
             for key, row in covered.at(wanted.phys):
                 if key not in seen and key not in state.pending_deletions:
                     seen.add(key)
-                    has_places = len(covered.pages) > 0
-                    found = await _look_again(
-                        source, state, Place.of(key, row), wanted, has_places=has_places
-                    )
-                    if found is not None:
-                        return found
+                    # It may have been replaced or expired since: the record's queue is read from the catalog next.
+                    with suppress(NotFoundError):
+                        found = await _look(source, state, _Candidate(Place.of(key, row), None), wanted)
+                        if found is not None:
+                            return found
             named = await _named_queues(source, index, covered, wanted.phys)
             if named is None:
                 damaged.append(index)
@@ -145,10 +145,7 @@ async def _covered(source: QuerySource, index: IndexRef) -> Covered:
 async def _named_queues(
     source: QuerySource, index: IndexRef, covered: Covered, phys: int
 ) -> list[QueueKey] | None:
-    """The queues with a record at ``phys``, an LMQ last; None if the file is damaged, or of a version that does not
-    name them."""
-    if not len(covered.pages):
-        return None
+    """The queues with a record at ``phys``, an LMQ last; None if the file is damaged."""
     named: set[QueueKey] = set()
     try:
         for page in pages_with(covered.pages, phys).tolist():
@@ -179,22 +176,6 @@ def _candidates_at(chunk: RunChunk, phys: int, after_version: int) -> list[_Cand
         )
         for number in numbers.tolist()
     ]
-
-
-async def _look_again(
-    source: QuerySource, state: CatalogState, place: Place, wanted: OffsetMsgId, *, has_places: bool
-) -> Message | None:
-    """An object named by an index file may have been replaced or expired since: then it does not count. With
-    ``has_places`` the record's queue is read from the catalog next, which notices a missing object itself."""
-    try:
-        return await _look(source, state, _Candidate(place, None), wanted)
-    except NotFoundError:
-        if has_places:
-            return None
-        for ref in state.pages:
-            if place.key in (await source.page(state, ref)).chunk.object_keys:
-                raise
-        return None
 
 
 async def _look(

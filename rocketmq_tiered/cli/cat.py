@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fetcher.archive import Archive, open_archive
+from fetcher.archive import Archive, latest_offsets, open_archive
 from fetcher.io.waiting import run_sync
-from fetcher.key_table import latest_offsets
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.rows.message import MessageBatch
 from fetcher.rows.tag_filter import MessageFilter, tag_filter

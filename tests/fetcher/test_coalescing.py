@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.blocks.coalescing import CoalescingLimits, Range, plan_gets
+from fetcher.blocks.block_loader import CoalescingLimits, Range, plan_gets
 
 MIB = 1024 * 1024
 LIMITS = CoalescingLimits(gap_ratio=0.125, piece_bytes=4 * MIB, get_bytes_max=16 * MIB)

@@ -20,7 +20,7 @@ from fetcher.rows.pull import PullRequest
 from rocketmq_tiered.server.groups.client_table import SQL92
 from rocketmq_tiered.server.groups.queue_locks import LockTable, MessageQueue
 from rocketmq_tiered.server.groups.subscription_filter import CompiledFilters
-from rocketmq_tiered.server.pop.pop_queues import QUEUE_BYTES, UNACKED_BYTES, GroupQueue, PopQueue
+from rocketmq_tiered.server.pop.pop_delivery import QUEUE_BYTES, UNACKED_BYTES, GroupQueue, PopQueue
 from rocketmq_tiered.server.proxy.relay_status import GroupReadStats
 from rocketmq_tiered.server.retries.retry_log import RetryMessage, RetryObject, RetryState
 from rocketmq_tiered.server.slave.pull_redirect import EmptyReplyPacer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.policy.page_residency import PageResidency, cached_pages
+from fetcher.policy.broker_files import PageResidency, cached_pages
 from fetcher.policy.read_policy import Residency
 from tests.broker_store.page_cache import resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged

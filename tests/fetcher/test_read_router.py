@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fetcher.io.waiting import run_sync
-from fetcher.policy.page_residency import PageResidency
+from fetcher.policy.broker_files import PageResidency
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy, Residency
 from fetcher.rows.pull import PullResult, PullStatus
 from tests.broker_store.page_cache import resident_bytes

@@ -10,7 +10,7 @@ import yaml
 
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.security.permissions import BODIES, OPAQUE
-from rocketmq_tiered.server.security.rules_file import RulesFile
+from rocketmq_tiered.server.security.rules import RulesFile
 from rocketmq_tiered.server.wire.codes import RequestCode as Code
 from rocketmq_tiered.server.wire.request import BadRequestError, Request
 from tests.integration.access_attempts import codes

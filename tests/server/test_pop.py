@@ -20,10 +20,24 @@ from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
-from rocketmq_tiered.server.pop.pop_assignment import AssignmentHandlers, averagely, by_circle
-from rocketmq_tiered.server.pop.pop_delivery import UNACKED_MAX, handle_of, offset_fields, records
-from rocketmq_tiered.server.pop.pop_handlers import COUNT_MAX, PopHandlers
-from rocketmq_tiered.server.pop.pop_queues import BYTES_MAX, QUEUE_BYTES, UNACKED_BYTES, PopQueue, Unacked
+from rocketmq_tiered.server.pop.pop_delivery import (
+    BYTES_MAX,
+    QUEUE_BYTES,
+    UNACKED_BYTES,
+    UNACKED_MAX,
+    PopQueue,
+    Unacked,
+    handle_of,
+    offset_fields,
+    records,
+)
+from rocketmq_tiered.server.pop.pop_handlers import (
+    COUNT_MAX,
+    AssignmentHandlers,
+    PopHandlers,
+    averagely,
+    by_circle,
+)
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Response
 from tests.server.serving_peer import request

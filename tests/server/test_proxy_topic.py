@@ -15,13 +15,13 @@ from rocketmq_tiered.server.backend.route_handlers import (
     RouteHandlers,
     RouteTable,
 )
-from rocketmq_tiered.server.retries.proxy_topic import (
+from rocketmq_tiered.server.retries.retry_topics import (
     BODY_BYTES_MAX,
     HELD_BYTES_MAX,
     MESSAGES_KEPT,
+    ArchiveWithRetries,
     ProxyTopic,
 )
-from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer, request

@@ -20,26 +20,24 @@ from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
 from rocketmq_tiered.server.retries.retry_log import (
     MESSAGE_BYTES,
+    PHYS_BASE,
     RETRY_KEYS,
     Delivery,
+    EncodedRetry,
     RetryLog,
     RetryMessage,
     RetryObject,
     RetryState,
     assign_offsets,
     decode_object,
+    delivered,
     encode_object,
+    encode_retry,
     load_objects,
     object_key,
     queue_bytes,
 )
 from rocketmq_tiered.server.retries.retry_queue import OBJECTS_MAX, RetryHandlers, RetryLimits, RetryQueues
-from rocketmq_tiered.server.retries.retry_record import (
-    PHYS_BASE,
-    EncodedRetry,
-    delivered,
-    encode_retry,
-)
 from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from rocketmq_tiered.server.security import addresses
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer, is_signed
-from rocketmq_tiered.server.security.rules import RulesError
-from rocketmq_tiered.server.security.rules_file import RulesFile, read_rules
+from rocketmq_tiered.server.security.rules import RulesError, RulesFile, read_rules
 from rocketmq_tiered.server.wire.codes import RequestCode as Code
 from rocketmq_tiered.server.wire.request import BadRequestError, Dispatcher, HandlerTable, Request, Response
 from tests.server.original_record import original

@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_tiered.server.listen.options import server_options
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
-from rocketmq_tiered.server.security.rules_file import read_rules
+from rocketmq_tiered.server.security.rules import read_rules
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.listener import Listener
 from rocketmq_tiered.server.wire.request import Authorizer, HandlerTable, Request, Response

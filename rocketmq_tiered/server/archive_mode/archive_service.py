@@ -24,11 +24,9 @@ from rocketmq_tiered.server.listen.options import (
     server_options,
 )
 from rocketmq_tiered.server.listen.service import Service
-from rocketmq_tiered.server.pop.pop_assignment import AssignmentHandlers
-from rocketmq_tiered.server.pop.pop_handlers import PopHandlers
-from rocketmq_tiered.server.retries.proxy_topic import ProxyTopic
+from rocketmq_tiered.server.pop.pop_handlers import AssignmentHandlers, PopHandlers
 from rocketmq_tiered.server.retries.retry_queue import RetryHandlers, RetryQueues
-from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
+from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries, ProxyTopic
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.wire.request import HandlerTable
 from tiered.errors import TieredError

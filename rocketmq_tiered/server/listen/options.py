@@ -18,7 +18,7 @@ from typing import Final
 
 from rocketmq_tiered.server.security.audit import AuditEvents
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
-from rocketmq_tiered.server.security.rules_file import RulesFile
+from rocketmq_tiered.server.security.rules import RulesFile
 from rocketmq_tiered.server.wire.connection_limits import ConnectionLimits
 from rocketmq_tiered.server.wire.listener import ServerOptions
 from rocketmq_tiered.server.wire.request import Peer

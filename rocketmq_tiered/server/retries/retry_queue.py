@@ -17,14 +17,17 @@ from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.retries.retry_log import (
+    DEAD_PREFIX,
     MESSAGE_BYTES,
+    RETRY_PREFIX,
+    EncodedRetry,
     RetryLog,
     RetryMessage,
     RetryObject,
     assign_offsets,
+    encode_retry,
     queue_bytes,
 )
-from rocketmq_tiered.server.retries.retry_record import DEAD_PREFIX, RETRY_PREFIX, EncodedRetry, encode_retry
 from rocketmq_tiered.server.retries.retry_topics import DeliveredQueues
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response

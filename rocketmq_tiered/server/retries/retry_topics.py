@@ -1,21 +1,39 @@
-"""A backend that adds the retry and dead-letter topics growing here: they continue archived queues, so that consumers
-and tools see one queue. Owns reading what was delivered into them.
+"""A backend that adds the topics growing here: retry and dead-letter topics, which continue archived queues, so that
+consumers and tools see one queue; and the only writable topic, through which RocketMQ 5 proxies share their clients.
+They do not start without it. Of that only the last messages are kept, in memory: proxies repeat theirs every ten
+seconds.
+
+Owns reading what was delivered into them. Sources: org.apache.rocketmq.proxy.service.sysmessage.HeartbeatSyncer,
+SendMessageRequestHeaderV2.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import struct
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from fetcher.io.waiting import SLICE_S
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.tag_filter import tags_code
 from rocketmq_tiered.server.backend.backend import Backend, Bounds, TopicConfig, Unit
+from rocketmq_tiered.server.backend.route_handlers import PROXY_TOPIC, READ_ONLY
 from rocketmq_tiered.server.groups.subscription_filter import CompiledFilters
-from rocketmq_tiered.server.retries.retry_log import RetryMessage, RetryQueue, RetryState
-from rocketmq_tiered.server.retries.retry_record import PHYS_BASE
+from rocketmq_tiered.server.retries.retry_log import (
+    PHYS_BASE,
+    RetryMessage,
+    RetryObject,
+    RetryQueue,
+    RetryState,
+    assign_offsets,
+    encode_record,
+)
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
+from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import Turns, first_of
 from tiered.formats.record import decode_record
 
@@ -223,3 +241,79 @@ class ArchiveWithRetries:
         """See Backend; also ends at a delivery here. Not ``async``: events between the call and its first step
         count."""
         return first_of(*(queues.delivered() for queues in self._grown), self._archive.changed(timeout_s))
+
+
+NUMBER_BASE: Final = 1 << 60
+"""Above the number of every retry message."""
+MESSAGES_KEPT: Final = 1_000
+HELD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Limit of these messages; a proxy's message has some hundred bytes."""
+BODY_BYTES_MAX: Final = 256 * 1024
+_SHORT_NAMES = {
+    "topic": "b",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+}
+
+
+class ProxyTopic(DeliveredQueues):
+    """The topic's messages, and the send handler."""
+
+    def __init__(self, made: Mapping[str, TopicConfig], clock_ms: Callable[[], int]) -> None:
+        """``made``: topics created here."""
+        super().__init__()
+        self._made, self._clock_ms = made, clock_ms
+        self.state.next_number = NUMBER_BASE
+
+    def register(self, table: HandlerTable) -> None:
+        table.register(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)(self.send)
+
+    async def send(self, request: Request) -> Response:
+        """SEND_MESSAGE: refused except for the proxies' topic, once a proxy created it."""
+        names = (
+            _SHORT_NAMES
+            if request.code == RequestCode.SEND_MESSAGE_V2
+            else {name: name for name in _SHORT_NAMES}
+        )
+        if request.text(names["topic"]) != PROXY_TOPIC or PROXY_TOPIC not in self._made:
+            return Response(ResponseCode.NO_PERMISSION, remark=READ_ONLY)
+        body, properties = request.command.body, request.text(names["properties"], "").encode()
+        if len(body) > BODY_BYTES_MAX or len(properties) >= 1 << 15:
+            return Response(ResponseCode.SYSTEM_ERROR, remark="message too large")
+        flag, sys_flag = request.number(names["flag"], 0), request.number(names["sysFlag"], 0)
+        data = encode_record(
+            PROXY_TOPIC, properties, body, (_host(request.peer.address), _host("")), flag=flag & 0x7FFF_FFFF,
+            sys_flag=sys_flag & 0x7FFF_FFCF, born_ms=request.number(names["bornTimestamp"], 0),
+            body_crc=zlib.crc32(body) & 0x7FFF_FFFF,
+        )  # fmt: skip
+        message = self._keep(data)
+        ext = {
+            "msgId": decode_record(message.data).offset_msg_id, "queueId": "0",
+            "queueOffset": str(message.queue_offset),
+        }  # fmt: skip
+        return Response(ext=ext)
+
+    def _keep(self, data: bytes) -> RetryMessage:
+        state, now_ms = self.state, self._clock_ms()
+        message = RetryMessage(state.next_number, PROXY_TOPIC, now_ms, data)
+        queue = state.queues.get(PROXY_TOPIC)
+        nexts = {PROXY_TOPIC: 0 if queue is None else queue.next_offset}
+        deliveries = tuple(assign_offsets([message], nexts, now_ms))
+        state.apply(RetryObject(0, "", "", state.next_number + 1, (message,), deliveries))
+        state.release(PROXY_TOPIC, nexts[PROXY_TOPIC] - MESSAGES_KEPT)
+        while state.held_bytes > HELD_BYTES_MAX:
+            state.release(PROXY_TOPIC, state.queues[PROXY_TOPIC].offsets[0] + 1)
+        self.announce()
+        return message
+
+
+def _host(address: str) -> bytes:
+    """As stored in a record; 127.0.0.1 for a name or an IPv6 address."""
+    host, _, port = address.rpartition(":")
+    try:
+        return ipaddress.IPv4Address(host).packed + struct.pack(">i", int(port))
+    except ValueError:
+        return bytes([127, 0, 0, 1]) + struct.pack(">i", 0)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from rocketmq_tiered.server.security.addresses import host_of, matches
 from rocketmq_tiered.server.security.audit import Audit, AuditEvents
 from rocketmq_tiered.server.security.permissions import NEEDS, encoded_body
-from rocketmq_tiered.server.security.rules_file import RulesFile
+from rocketmq_tiered.server.security.rules import RulesFile
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import CorruptionError
