@@ -33,10 +33,8 @@ from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_ch
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.reporter import Reporter
 from rocketmq_tiered.process.standby_watch import StandbyWatch
-from rocketmq_tiered.sending.sender import Sender
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_messages import TimerMessages
-from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
@@ -70,7 +68,7 @@ from uploader.offload import (
 logger = logging.getLogger(__name__)
 
 LOSSES = frozenset({"gap recorded", "commitlog missing: its messages are lost to the archive"})
-TIMER_GROUP, TIMER_TIMEOUT_S = "tiered_timers", 10.0
+TIMER_TIMEOUT_S = 10.0
 BROKER_HINT = "check the broker, its listenPort, and broker.address or --broker-conf"
 
 
@@ -211,7 +209,6 @@ class UploaderJob:
         self, own: ObjectStore, settings: Settings, tls: ClientTls | None, opened: ExitStack
     ) -> None:
         credentials, offsets = credentials_of(settings), self._broker_offsets
-        limit, rate = InflightLimit(), settings.timers.rate_per_s
         messages = TimerMessages(partial(
             open_access, settings.archive.url, cluster=self.names.cluster, broker=self.names.broker, settings=settings
         ))  # fmt: skip
@@ -220,12 +217,9 @@ class UploaderJob:
             made = RemoteTimerBroker(
                 lambda: offsets.address,
                 lambda address: BrokerClient(address, TIMER_TIMEOUT_S, credentials, tls),
-                lambda: Sender(
-                    lambda address: RemotingUpstream(address, limit, tls=tls), credentials,
-                    group=TIMER_GROUP, rate=rate, is_exact=True,
-                ),
                 is_stopped,
-            )  # fmt: skip
+                rate=settings.timers.rate_per_s,
+            )
             opened.callback(made.close)
             return made
 

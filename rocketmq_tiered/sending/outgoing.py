@@ -42,7 +42,7 @@ class OutgoingMessage:
 
     topic: str
     body: bytes = field(repr=False)
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
     sys_flag: int = 0
     flag: int = 0
     born_timestamp: int = 0

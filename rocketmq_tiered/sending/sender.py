@@ -24,7 +24,7 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.remoting.client import is_refusal
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import FRAME_BYTES_MAX, HEADER_BYTES_MAX, RemotingCommand
 from tiered.remoting.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class Connection(Protocol):
 
 class Sender:
     """Sends for a producer ``group``. Belongs to one event loop. ``connect``: a connection to an address;
-    ``rate``: messages a second, 0 for any. ``is_exact``: a send that has no answer, or fails at the broker, is not
-    repeated but raised."""
+    ``rate``: messages a second, 0 for any."""
 
     def __init__(
         self,
@@ -78,11 +77,9 @@ class Sender:
         *,
         group: str,
         rate: float = 0,
-        is_exact: bool = False,
     ) -> None:
         self._connect, self._credentials, self._group = connect, credentials, group
         self._interval_s = 1 / rate if rate else 0.0
-        self._is_exact = is_exact
         self._next_s = 0.0
         self._connections: dict[str, Connection] = {}
         self._problem_s: float | None = None
@@ -99,32 +96,19 @@ class Sender:
         """Returns once the broker has stored it: waits for its turn, and for a broker that is away or busy.
 
         Raises RefusedMessageError for a message, NotFoundError and UsageError for a topic, that the broker does not
-        take, and BrokerFailedError; with ``is_exact`` UnansweredError."""
-        request = self._request(queue, message)
+        take, and BrokerFailedError."""
+        request = send_request(queue, message, self._group)
+        if self._credentials is not None:
+            request = replace(request, ext_fields=self._credentials.signed(request.ext_fields, request.body))
         if self._interval_s:
             await self._turn()
         try:
             await self._attempt(queue.broker, request)
-        except UnavailableError as error:
-            if not self._is_repeated(error):
-                raise
+        except UnavailableError:
             await self._again(queue.broker, request)
         if self._problem_s is not None:
             logger.info("sending continues after %.0f s", time.monotonic() - self._problem_s)
             self._problem_s, self._logged_s = None, -LOG_EVERY_S
-
-    def _request(self, queue: TargetQueue, message: OutgoingMessage) -> RemotingCommand:
-        request, broker = message.request(self._group, queue.queue_id), queue.broker
-        if len(message.body) > broker.max_body_bytes:
-            raise RefusedMessageError(
-                f"its body has {len(message.body):,} bytes, and broker {broker.name} takes {broker.max_body_bytes:,}",
-                hint="raise maxMessageSize in its broker.conf",
-            )
-        if len(request.ext_fields["i"]) > PROPERTIES_MAX:
-            raise RefusedMessageError(f"its properties have more than {PROPERTIES_MAX:,} characters")
-        if self._credentials is not None:
-            return replace(request, ext_fields=self._credentials.signed(request.ext_fields, request.body))
-        return request
 
     async def _turn(self) -> None:
         now_s = time.monotonic()
@@ -141,25 +125,20 @@ class Sender:
         except UnansweredError:
             self.unanswered += 1
             raise
-        except ValueError as error:  # it does not fit a frame
-            raise RefusedMessageError(str(error)) from error
-        if answer.code not in _STORED:
-            raise _error(answer, broker, request.ext_fields["b"])
+        if (failure := send_failure(answer, broker, request.ext_fields["b"])) is not None:
+            raise failure
 
     async def _again(self, broker: TargetBroker, request: RemotingCommand) -> None:
-        from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
+        from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
         retrying = AsyncRetrying(
             wait=wait_random_exponential(multiplier=BACKOFF_FIRST_S, max=BACKOFF_MAX_S),
-            retry=retry_if_exception(self._is_repeated),
+            retry=retry_if_exception_type(UnavailableError),
             stop=_FailedTooLong(),
             before_sleep=self._waiting,
             reraise=True,
         )
         await retrying(self._attempt, broker, request)
-
-    def _is_repeated(self, error: BaseException) -> bool:
-        return isinstance(error, ThrottledError if self._is_exact else UnavailableError)
 
     def _waiting(self, state: RetryCallState) -> None:
         now_s = time.monotonic()
@@ -183,8 +162,26 @@ class _FailedTooLong:
         return time.monotonic() - self._since_s >= FAILED_S
 
 
-def _error(answer: RemotingCommand, broker: TargetBroker, topic: str) -> Exception:
-    """The error of a response that is not success."""
+def send_request(queue: TargetQueue, message: OutgoingMessage, group: str) -> RemotingCommand:
+    """The request that stores ``message``. Raises RefusedMessageError: no request holds it."""
+    request, broker = message.request(group, queue.queue_id), queue.broker
+    body_bytes_max = min(broker.max_body_bytes, FRAME_BYTES_MAX - HEADER_BYTES_MAX)
+    if len(message.body) > body_bytes_max:
+        raise RefusedMessageError(
+            f"its body has {len(message.body):,} bytes, and broker {broker.name} takes {body_bytes_max:,}",
+            hint="raise maxMessageSize in its broker.conf",
+        )
+    if len(request.ext_fields["i"]) > PROPERTIES_MAX:
+        raise RefusedMessageError(f"its properties have more than {PROPERTIES_MAX:,} characters")
+    return request
+
+
+def send_failure(
+    answer: RemotingCommand, broker: TargetBroker, topic: str
+) -> UnavailableError | NotFoundError | UsageError | None:
+    """Why a message was not stored; None: it was."""
+    if answer.code in _STORED:
+        return None
     said = f"broker {broker.name} ({broker.address}): {answer.remark or f'code {answer.code}'}"
     if answer.code in (ResponseCode.SYSTEM_BUSY, _SERVICE_NOT_AVAILABLE):
         return ThrottledError(said)

@@ -5,53 +5,46 @@ Sources: HookUtils.handleScheduleMessage, TimerMessageStore, QueryMessageProcess
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from rocketmq_tiered.sending.sender import BrokerFailedError, Sender
+from rocketmq_tiered.sending.sender import BACKOFF_FIRST_S, BACKOFF_MAX_S, send_failure, send_request
 from rocketmq_tiered.sending.target import Connect, TargetBroker, TargetQueue, find_target
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from rocketmq_tiered.sending.timer_send import TimerSend
-from tiered.archive.index.key_hash import xxh64
 from tiered.archive.task import StoppedError
-from tiered.errors import NotFoundError, UnavailableError, UsageError
+from tiered.errors import NotFoundError, ThrottledError, UnavailableError, UsageError
 from tiered.formats.record import decode_record
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.command import RemotingCommand
 
 WHEEL_TOPIC = "rmq_sys_wheel_timer"
 QUERY_MESSAGE = 12
 FACTS_S = 30.0
 """What the broker can do, and its topics, are requested again after this."""
-IN_FLIGHT = 64
+GROUP = "tiered_timers"
+PART, PART_S = 512, 0.05
+"""Messages that are sent before the next look at the rate, and their time at a low rate."""
 ANSWERS_MAX = 32
 
 
 class RemoteTimerBroker:
-    """The broker at ``address()``, empty: unknown. ``connect``: a client; ``make_sender``: called on the loop."""
+    """The broker at ``address()``, empty: unknown. ``rate``: messages a second, 0 for any."""
 
     def __init__(
-        self,
-        address: Callable[[], str],
-        connect: Connect,
-        make_sender: Callable[[], Sender],
-        is_stopped: Callable[[], bool],
+        self, address: Callable[[], str], connect: Connect, is_stopped: Callable[[], bool], *, rate: int = 0
     ) -> None:
-        self._address, self._connect, self._make_sender = address, connect, make_sender
-        self._is_stopped = is_stopped
-        self._runner = asyncio.Runner()
-        self._sender: Sender | None = None
+        self._address, self._connect, self._is_stopped, self._rate = address, connect, is_stopped, rate
+        self._next_s = 0.0
+        """When the rate allows the next message."""
         self._client: BrokerClient | None = None
         self._known: tuple[float, TargetBroker, BrokerTimers] | None = None
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connection."""
         if self._client is not None:
             self._client.close()
-        if self._sender is not None:
-            self._sender.close()
-        self._runner.close()
 
     def timers(self) -> BrokerTimers:
         """See TimerBroker."""
@@ -110,52 +103,66 @@ class RemoteTimerBroker:
         self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
     ) -> Mapping[int, str]:
         """See TimerBroker."""
-        if not sends:
-            return {}
-        return self._runner.run(self._send_all(sends, sent, until_s))
-
-    async def _send_all(
-        self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
-    ) -> dict[int, str]:
-        if self._sender is None:
-            self._sender = self._make_sender()
         refused: dict[int, str] = {}
-        queue = iter(enumerate(sends))
-        try:
-            async with asyncio.timeout(max(0.0, until_s - time.monotonic())), asyncio.TaskGroup() as group:
-                for _ in range(min(IN_FLIGHT, len(sends))):
-                    group.create_task(self._work(queue, sent, refused))
-        except TimeoutError:
-            raise UnavailableError("the broker has not taken all timers in time") from None
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return refused
-
-    async def _work(
-        self,
-        queue: Iterator[tuple[int, TimerSend]],
-        sent: Callable[[TimerSend], None],
-        refused: dict[int, str],
-    ) -> None:
-        assert self._sender is not None
-        for number, send in queue:
+        left, pause_s = list(enumerate(sends)), BACKOFF_FIRST_S
+        size = min(PART, int(self._rate * PART_S) + 1) if self._rate else PART
+        while left:
             if self._is_stopped():
                 raise StoppedError
-            try:
-                await self._sender.send(self._queue_of(send), send.message)
-            except (NotFoundError, UsageError, BrokerFailedError) as error:
-                refused[number] = error.message
-                self._known = None if isinstance(error, NotFoundError) else self._known
-            else:
-                sent(send)
+            part, left = left[:size], left[size:]
+            self._wait_for_turn(len(part))
+            if busy := self._send_part(part, sent, refused, until_s):
+                left = sorted(busy) + left
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+        return refused
 
-    def _queue_of(self, send: TimerSend) -> TargetQueue:
-        broker, topic = self._facts()[0], send.message.topic
-        count = broker.queue_count(topic)
-        if not count:
-            raise UsageError(f"topic {topic} does not exist at {broker.name}, or is not writable")
-        wanted = send.queue if send.queue >= 0 else xxh64(send.key.encode())
-        return TargetQueue(broker, wanted % count)
+    def _wait_for_turn(self, count: int) -> None:
+        if self._rate:
+            now_s = time.monotonic()
+            time.sleep(max(0.0, self._next_s - now_s))
+            self._next_s = max(self._next_s, now_s) + count / self._rate
+
+    def _send_part(
+        self,
+        part: Sequence[tuple[int, TimerSend]],
+        sent: Callable[[TimerSend], None],
+        refused: dict[int, str],
+        until_s: float,
+    ) -> list[tuple[int, TimerSend]]:
+        """What the broker was too busy for."""
+        requests: list[RemotingCommand] = []
+        numbered: list[tuple[int, TimerSend]] = []
+        busy: list[tuple[int, TimerSend]] = []
+        broker = self._facts()[0]
+        for number, send in part:
+            try:
+                requests.append(send_request(_queue_of(broker, send), send.message, GROUP))
+                numbered.append((number, send))
+            except UsageError as error:
+                refused[number] = error.message
+
+        def answered(place: int, answer: RemotingCommand) -> None:
+            number, send = numbered[place]
+            failure = send_failure(answer, broker, send.message.topic)
+            if failure is None:
+                sent(send)
+            elif isinstance(failure, ThrottledError):
+                busy.append((number, send))
+            else:
+                refused[number] = failure.message
+                self._known = None if isinstance(failure, NotFoundError) else self._known
+
+        self._asked().call_many(requests, answered, until_s)
+        return busy
+
+
+def _queue_of(broker: TargetBroker, send: TimerSend) -> TargetQueue:
+    topic = send.message.topic
+    count = broker.queue_count(topic)
+    if not count:
+        raise UsageError(f"topic {topic} does not exist at {broker.name}, or is not writable")
+    return TargetQueue(broker, (send.queue if send.queue >= 0 else send.key_hash) % count)
 
 
 def _unique_keys(body: bytes) -> Iterator[str]:

@@ -16,15 +16,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import numpy as np
 
 from fetcher.rows.message import Message
-from rocketmq_tiered.sending.timer_plan import RETRY_S, horizon_ms, to_merge
+from rocketmq_tiered.sending.timer_plan import RETRY_S, STEP_MS, horizon_ms, to_merge
 from rocketmq_tiered.sending.timer_send import TimerBroker, TimerSend, timer_send
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.task import TIMER_DELIVERY, Due
-from tiered.archive.timers import NEVER_MS, Entries, Slice, TimerFiles, hash_of, sort_out
+from tiered.archive.timers import NEVER_MS, Entries, Slice, TimerFiles, sort_out
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Requirements
@@ -49,9 +50,11 @@ REFUSED_LOGGED = 100
 LATE_MS = 60_000
 """Timers that are later are said."""
 LATE_SAMPLES = 10_000
-CHUNK_BYTES, CHUNK_S = 64 << 20, 1.0
-CHUNK_MAX, DOUBT_CHUNK = 1024, 256
-"""Messages in memory; those that are queried by key before are sent while the claim is good."""
+AHEAD_BYTES, AHEAD_FIRST, MESSAGE_BYTES = 64 << 20, 64, 512
+"""Of messages in memory, which are read for several claims: others lie between them. How many at first, and what one
+takes beside its record."""
+CHUNK_S, CHUNK_MAX, DOUBT_CHUNK = 1.0, 1024, 256
+"""Messages that are sent before the claim is renewed; those in doubt are queried by key, one after the other."""
 Place = tuple[QueueKey, int]
 Postponed = tuple[Table, Sequence[QueueKey]]
 """An entry, and what its ``queue`` indexes."""
@@ -121,6 +124,9 @@ class TimerDelivery:
         self._retry_s = 0.0
         self._settled_s: float | None = None
         """When the broker can be queried about rows in doubt."""
+        self._ahead: dict[Place, Message | None] = {}
+        """Messages of this claim and the next ones; None: it is not in the archive."""
+        self._ahead_max = AHEAD_FIRST
         self._claim_s = 0.0
         """When the present claim was begun."""
         self._sent: set[tuple[int, str]] = set()
@@ -271,33 +277,32 @@ class TimerDelivery:
     def _hand_over(self, entries: Entries, claims: Sequence[TimerRef], *, is_doubt: bool) -> list[Postponed]:
         """Send what is to be sent; what the broker refuses. Raises UnavailableError."""
         found, postponed, counts, size, at = sort_out(entries.table), list[Postponed](), self.counts, 64, 0
+        every = _places(entries, found.timers)
         counts.refused += len(found.refused)
         for row in found.refused[:REFUSED_LOGGED]:
-            reason = Refusal(int(row["key_hash"])).text
-            counts.problem = f"{_name(_place(entries, row))} is not delivered: {reason}"
+            (place,), reason = _places(entries, row), Refusal(int(row["key_hash"])).text
+            counts.problem = f"{_name(place)} is not delivered: {reason}"
             logger.error("timer refused: %s", counts.problem)
         if len(found.refused) > REFUSED_LOGGED:
             logger.error("%d more timers refused", len(found.refused) - REFUSED_LOGGED)
         while at < len(found.timers):
             self._renew(claims)
             begun_s = self._monotonic_s()
-            rows = found.timers[at : at + size]
-            messages = self._read([_place(entries, row) for row in rows])
-            sends, chosen = self._sends(entries, rows, messages, is_doubt=is_doubt)
+            size = min(size, self._ahead_max)
+            rows, places = found.timers[at : at + size], every[at : at + size]
+            if not self._ahead.keys() >= set(places):
+                self._read_next(every[at:], 0 if is_doubt else int(entries.table["deliver_ms"][-1]) + STEP_MS)
+            sends, chosen = self._sends(rows, places, is_doubt=is_doubt)
             refused = self._broker.send(sends, self._note, self._claim_s + CLAIM_S)
             for number, why in refused.items():
-                postponed.append((np.array([chosen[number]], ENTRY_DTYPE), entries.queues))
+                row = chosen[number]
+                postponed.append((rows[row : row + 1], entries.queues))
                 counts.postponed += 1
-                counts.problem = (
-                    f"{_name(_place(entries, chosen[number]))} waits, the broker refuses it: {why}"
-                )
+                counts.problem = f"{_name(places[row])} waits, the broker refuses it: {why}"
                 logger.error("timer postponed: %s", counts.problem)
             at += len(rows)
-            byte_count = sum(len(message.data) for message in messages.values())
-            most = DOUBT_CHUNK if is_doubt else CHUNK_MAX
             seconds = max(self._monotonic_s() - begun_s, 0.001)
-            in_time = int(len(rows) * CHUNK_S / seconds)
-            size = max(16, min(most, in_time, len(rows) * CHUNK_BYTES // max(byte_count, 1)))
+            size = max(16, min(DOUBT_CHUNK if is_doubt else CHUNK_MAX, int(len(rows) * CHUNK_S / seconds)))
         postponed += [(table, entries.queues) for table in map(self._holding, found.late) if len(table)]
         counts.cancelled += len(found.cancelled)
         counts.repeated += len(found.repeated)
@@ -305,18 +310,30 @@ class TimerDelivery:
             logger.warning("%d timers handed over, the first %d s late", len(found.timers), late_ms // 1000)
         return postponed
 
+    def _read_next(self, places: Sequence[Place], before_ms: int) -> None:
+        """The messages of ``places``, and of what comes before a time after the claims, as memory allows."""
+        self._ahead = {}  # not beside the new ones
+        refs = [ref for ref in self._commits.state.timers if ref.key not in self._held and before_ms]
+        later = self.files.merged([Slice(ref, ref.claimed, ref.entries) for ref in refs], before_ms)
+        every = chain(places, chain.from_iterable(_places(some, some.table) for some in later))
+        wanted = list(islice(every, self._ahead_max))
+        found = self._read(wanted)
+        self._ahead = {**dict.fromkeys(wanted), **found}
+        byte_count = sum(len(message.data) + MESSAGE_BYTES for message in found.values())
+        self._ahead_max = max(16, len(found) * AHEAD_BYTES // byte_count) if found else AHEAD_FIRST
+
     def _sends(
-        self, entries: Entries, timers: Table, messages: Mapping[Place, Message], *, is_doubt: bool
-    ) -> tuple[list[TimerSend], list[np.void]]:
-        """What to send, without what the broker has, and the entry of each."""
+        self, timers: Table, places: Sequence[Place], *, is_doubt: bool
+    ) -> tuple[list[TimerSend], list[int]]:
+        """What to send, without what the broker has, and the row of each."""
         sends: list[TimerSend] = []
-        rows: list[np.void] = []
+        rows: list[int] = []
         has_timers = self._broker.timers().max_delay_ms > 0
-        for row in timers:
-            place, deliver_ms = _place(entries, row), int(row["deliver_ms"])
-            message = messages.get(place)
+        times, hashes = timers["deliver_ms"].tolist(), timers["key_hash"].tolist()
+        for row, (place, deliver_ms) in enumerate(zip(places, times, strict=True)):
+            message = self._ahead[place]
             send = None if message is None else timer_send(message, deliver_ms, has_timers=has_timers)
-            if send is None or hash_of(send.key) != int(row["key_hash"]):
+            if send is None or send.key_hash != hashes[row]:
                 self.counts.dropped += 1
                 self.counts.problem = f"{_name(place)} is not in the archive any more"
                 logger.error("timer dropped: %s", self.counts.problem)
@@ -388,8 +405,10 @@ def _put(commits: MaintenanceCommit, encoded: EncodedTimers, epoch: int) -> Time
     return ref
 
 
-def _place(entries: Entries, row: np.void) -> Place:
-    return entries.queues[int(row["queue"])], int(row["queue_offset"])
+def _places(entries: Entries, table: Table) -> list[Place]:
+    """Where the messages of ``table``, or of one row, are."""
+    queues, offsets = np.atleast_1d(table["queue"]).tolist(), np.atleast_1d(table["queue_offset"]).tolist()
+    return [(entries.queues[queue], offset) for queue, offset in zip(queues, offsets, strict=True)]
 
 
 def _name(place: Place) -> str:

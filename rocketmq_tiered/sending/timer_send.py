@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from fetcher.rows.message import Message
 from rocketmq_tiered.sending.outgoing import OutgoingMessage, outgoing_messages
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
-from tiered.model.timer import PROPERTIES, QUEUE, TOPIC
+from tiered.archive.timers import hash_of
+from tiered.model.timer import PROPERTIES, QUEUE, TOPIC, UNIQUE_KEY
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TimerSend:
     """A message to hand over. ``queue``: -1 for any."""
 
     message: OutgoingMessage
     key: str
+    key_hash: int
     queue: int
     deliver_ms: int
 
@@ -49,9 +51,11 @@ def timer_send(message: Message, deliver_ms: int, *, has_timers: bool) -> TimerS
     """What a message of the gateway topic becomes at ``deliver_ms``. Raises CorruptionError."""
     properties = message.properties
     topic, wanted = properties.get(TOPIC, ""), properties.get(QUEUE, "")
-    outgoing = next(found for _, found in outgoing_messages(message, topic))
-    kept = {name: value for name, value in outgoing.properties.items() if name not in PROPERTIES}
+    _, outgoing = next(outgoing_messages(message, topic))
+    kept, key = outgoing.properties, properties.get(UNIQUE_KEY, "")
+    for name in PROPERTIES:
+        kept.pop(name, None)
     if has_timers:
         kept["TIMER_DELIVER_MS"] = str(deliver_ms)
     queue = int(wanted) if wanted.isdecimal() and len(wanted) < 6 else -1
-    return TimerSend(replace(outgoing, properties=kept), properties.get("UNIQ_KEY", ""), queue, deliver_ms)
+    return TimerSend(outgoing, key, hash_of(key), queue, deliver_ms)

@@ -20,7 +20,8 @@ from tiered.model.tables import Table, concatenated, picked
 from tiered.model.timer import EntryKind
 from tiered.object_store.interface import ObjectStore
 
-FOOTERS_KEPT = 256
+FOOTERS_KEPT, PAGES_KEPT = 256, 32
+"""Of pages, those of the objects that are read side by side: the next claim reads on in them."""
 NEVER_MS = 1 << 62
 
 
@@ -96,6 +97,7 @@ class TimerFiles:
         self._store = store
         self._footer = lru_cache(FOOTERS_KEPT)(self._read_footer)
         self._next_ms = lru_cache(FOOTERS_KEPT)(self._read_next_ms)
+        self._page = lru_cache(PAGES_KEPT)(self._read_page)
 
     def footer(self, ref: TimerRef) -> TimerFooter:
         """What ``ref`` has. Raises CorruptionError, NotFoundError, or what the store raises."""
@@ -108,6 +110,9 @@ class TimerFiles:
 
     def page(self, ref: TimerRef, number: int) -> Table:
         """Entries of one page."""
+        return self._page(ref.moved(0, 0), number)
+
+    def _read_page(self, ref: TimerRef, number: int) -> Table:
         footer = self.footer(ref)
         begin, end = footer.page_at[number : number + 2].tolist()
         data = self._store.get_range(ref.key, begin, end - begin)

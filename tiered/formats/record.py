@@ -8,12 +8,11 @@ MessageDecoder.string2messageProperties, CompressorFactory.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import lz4.frame
@@ -44,6 +43,7 @@ _ZSTD_PIECE_BYTES = 1024
 _ZSTD_MAGIC_BYTES = 4
 _HEAD = struct.Struct(">iIIiiqqiq")
 _INNER_HEAD = struct.Struct(">iIIii")
+_MAPPED = bytes(10) + b"\xff\xff"
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 
 
@@ -60,10 +60,10 @@ class Record:
     physical_offset: int
     sys_flag: int
     born_timestamp: int
-    born_host: str
+    born_address: bytes = field(repr=False)
+    """As stored: 4 or 16 bytes and a port."""
     store_timestamp: int
-    store_host: str
-    offset_msg_id: str
+    store_address: bytes = field(repr=False)
     reconsume_times: int
     prepared_transaction_offset: int
     stored_body: bytes
@@ -77,6 +77,21 @@ class Record:
             return self.stored_body
         source = f"body of {self.topic} at physical offset {self.physical_offset}"
         return decompress_body(self.stored_body, self.sys_flag, max_bytes, source=source)
+
+    @property
+    def born_host(self) -> str:
+        """``address:port`` of the producer."""
+        return host_text(self.born_address)
+
+    @property
+    def store_host(self) -> str:
+        """``address:port`` of the broker."""
+        return host_text(self.store_address)
+
+    @property
+    def offset_msg_id(self) -> str:
+        """The id the broker gave it: its address and physical offset."""
+        return (self.store_address + struct.pack(">q", self.physical_offset)).hex().upper()
 
     @property
     def tags(self) -> str | None:
@@ -121,9 +136,9 @@ def _decode(data: bytes) -> Record:
     )
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise ValueError(f"magic {magic:08x}")
-    born_host, _, at = _host(data, _HEAD.size, bool(sys_flag & SYS_BORN_HOST_V6))
+    born_address, at = _take(data, _HEAD.size, 20 if sys_flag & SYS_BORN_HOST_V6 else 8)
     (stored,) = struct.unpack_from(">q", data, at)
-    store_host, store_address, at = _host(data, at + 8, bool(sys_flag & SYS_STORE_HOST_V6))
+    store_address, at = _take(data, at + 8, 20 if sys_flag & SYS_STORE_HOST_V6 else 8)
     reconsumed, prepared, length = struct.unpack_from(">iqi", data, at)
     body, at = _take(data, at + 16, length)
     if magic == MAGIC_V2:
@@ -145,10 +160,9 @@ def _decode(data: bytes) -> Record:
         physical_offset=physical_offset,
         sys_flag=sys_flag,
         born_timestamp=born,
-        born_host=born_host,
+        born_address=born_address,
         store_timestamp=stored,
-        store_host=store_host,
-        offset_msg_id=(store_address + struct.pack(">q", physical_offset)).hex().upper(),
+        store_address=store_address,
         reconsume_times=reconsumed,
         prepared_transaction_offset=prepared,
         stored_body=body,
@@ -163,46 +177,38 @@ def _take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
     return data[at : at + length], at + length
 
 
-def _host(data: bytes, at: int, is_v6: bool) -> tuple[str, bytes, int]:
-    """(``address:port`` as Java prints it, the stored bytes, where they end)."""
-    end = at + (20 if is_v6 else 8)
-    stored = data[at:end]
-    if len(stored) != end - at:
-        raise ValueError("cut short inside a host")
-    (port,) = struct.unpack(">i", stored[-4:])
-    address = ipaddress.ip_address(stored[:-4])
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is None:  # Java turns a mapped address into an IPv4 one
-            groups = struct.unpack(">8H", stored[:-4])
-            return f"{':'.join(format(group, 'x') for group in groups)}:{port}", stored, end
-        address = address.ipv4_mapped
-    return f"{address}:{port}", stored, end
-
-
 def host_of(data: bytes) -> str:
     """``address:port`` of the store host of the record ``data``, which is valid."""
     sys_flag = _HEAD.unpack_from(data)[7]
-    _, _, at = _host(data, _HEAD.size, bool(sys_flag & SYS_BORN_HOST_V6))
-    return _host(data, at + 8, bool(sys_flag & SYS_STORE_HOST_V6))[0]
+    at = _HEAD.size + (20 if sys_flag & SYS_BORN_HOST_V6 else 8) + 8
+    return host_text(data[at : at + (20 if sys_flag & SYS_STORE_HOST_V6 else 8)])
 
 
 def host_text(stored: bytes) -> str:
     """``address:port`` as Java prints it, of the 8 or 20 bytes in a record."""
-    return _host(stored, 0, len(stored) == 20)[0]
+    (port,) = struct.unpack(">i", stored[-4:])
+    if len(stored) == 20 and not stored.startswith(_MAPPED):  # Java turns a mapped address into an IPv4 one
+        groups = struct.unpack_from(">8H", stored)
+        return f"{':'.join(format(group, 'x') for group in groups)}:{port}"
+    one, two, three, four = stored[-8:-4]
+    return f"{one}.{two}.{three}.{four}:{port}"
 
 
 def decode_text(encoded: bytes) -> str:
     """UTF-8 as Java decodes it: U+FFFD for each maximal invalid part, one for an encoded surrogate."""
-    return _ENCODED_SURROGATE.sub(b"\xef\xbf\xbd", encoded).decode("utf-8", "replace")
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        return _ENCODED_SURROGATE.sub(b"\xef\xbf\xbd", encoded).decode("utf-8", "replace")
 
 
 def parse_properties(encoded: bytes) -> dict[str, str]:
     """``name 0x01 value 0x02 …``: a pair without name or value is ignored, the last of equal names wins."""
     properties: dict[str, str] = {}
-    for pair in encoded.split(b"\x02"):
-        name, separator, value = pair.partition(b"\x01")
-        if name and separator and value:
-            properties[decode_text(name)] = decode_text(value)
+    for pair in decode_text(encoded).split("\x02"):
+        name, _, value = pair.partition("\x01")
+        if name and value:
+            properties[name] = value
     return properties
 
 

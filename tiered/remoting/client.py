@@ -1,7 +1,7 @@
-"""Blocking client that queries one broker: log offsets, replicas, tables.
+"""Blocking client of one broker: its log offsets, replicas and tables, and any other request.
 
 Every call ends within its timeout or raises UnavailableError, after which the next call connects again. A code that
-the broker does not support returns None. Sends nothing that changes the broker.
+the broker does not support returns None. Its own questions change nothing at the broker.
 
 Sources: RequestCode, AdminBrokerProcessor, HARuntimeInfo.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -25,6 +26,8 @@ SUCCESS = 0
 SYSTEM_BUSY = 2
 NO_PERMISSION = 16
 _RECEIVE_BYTES = 256 * 1024
+IN_FLIGHT, WRITE_BYTES = 256, 1 << 20
+"""Of many requests: unanswered ones, and bytes that are written at once, except for a single larger request."""
 
 
 class RequestCode(IntEnum):
@@ -73,23 +76,60 @@ class BrokerClient:
     ) -> RemotingCommand:
         """One request and its response, of any code. Raises UnavailableError, and UsageError where either side refuses
         TLS for good."""
-        deadline_s = time.monotonic() + self._timeout_s
-        opaque = next(self._opaques) & 0x7FFFFFFF
-        fields = ext_fields or {}
-        if self._credentials is not None:
-            fields = self._credentials.signed(fields, body)
+        answers: list[RemotingCommand] = []
+        request = RemotingCommand(code, 0, ext_fields=ext_fields or {}, body=body)
+        self.call_many(
+            [request], lambda _, answer: answers.append(answer), time.monotonic() + self._timeout_s
+        )
+        return answers[0]
+
+    def call_many(
+        self,
+        requests: Sequence[RemotingCommand],
+        answered: Callable[[int, RemotingCommand], None],
+        deadline_s: float,
+    ) -> None:
+        """Send ``requests`` in order, many before the first is answered; ``answered`` gets the place and the response
+        of each. Raises as ``call``, by ``deadline_s`` (monotonic)."""
+        waiting: dict[int, int] = {}
+        sent = 0
         try:
             connection = self._connected(deadline_s)
-            self._send(
-                connection, encode(RemotingCommand(code, opaque, ext_fields=fields, body=body)), deadline_s
-            )
-            return self._answer(connection, opaque, deadline_s)
+            while waiting or sent < len(requests):
+                if sent < len(requests) and len(waiting) <= IN_FLIGHT // 2:
+                    frames = self._frames(requests, sent, waiting)
+                    sent += len(frames)
+                    self._send(connection, b"".join(frames), deadline_s)
+                else:
+                    for answer in self._received(connection, deadline_s):
+                        place = waiting.pop(answer.opaque, None)
+                        if place is not None:
+                            self._has_answered = True
+                            answered(place, answer)
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             self.close()
             raise self._failed(error) from error
-        except UnavailableError:
+        except BaseException:
             self.close()
             raise
+
+    def _frames(
+        self, requests: Sequence[RemotingCommand], first: int, waiting: dict[int, int]
+    ) -> list[bytes]:
+        """The requests from ``first`` on that are sent together; they are added to ``waiting``."""
+        frames: list[bytes] = []
+        byte_count = 0
+        for place in range(first, min(len(requests), first + IN_FLIGHT - len(waiting))):
+            request, opaque = requests[place], next(self._opaques) & 0x7FFFFFFF
+            fields = request.ext_fields
+            if self._credentials is not None:
+                fields = self._credentials.signed(fields, request.body)
+            frames.append(encode(replace(request, opaque=opaque, ext_fields=fields)))
+            waiting[opaque] = place
+            byte_count += len(frames[-1])
+            if byte_count >= WRITE_BYTES:
+                break
+        return frames
 
     def _connected(self, deadline_s: float) -> socket.socket:
         if self._socket is None:
@@ -132,18 +172,13 @@ class BrokerClient:
         kind = UsageError if failure.is_lasting else UnavailableError
         return kind(f"broker {self._address} is unreachable: {failure.words}", hint=failure.hint)
 
-    def _answer(self, connection: socket.socket, opaque: int, deadline_s: float) -> RemotingCommand:
-        while True:
-            connection.settimeout(_left(deadline_s))
-            data = connection.recv(_RECEIVE_BYTES)
-            if not data:
-                raise UnavailableError(
-                    f"broker {self._address} closed the connection", hint=self._why_closed()
-                )
-            for command in self._decoder.feed(data):
-                if command.is_response and command.opaque == opaque:
-                    self._has_answered = True
-                    return command
+    def _received(self, connection: socket.socket, deadline_s: float) -> Iterator[RemotingCommand]:
+        """The responses of one read."""
+        connection.settimeout(_left(deadline_s))
+        data = connection.recv(_RECEIVE_BYTES)
+        if not data:
+            raise UnavailableError(f"broker {self._address} closed the connection", hint=self._why_closed())
+        return (command for command in self._decoder.feed(data) if command.is_response)
 
     def _why_closed(self) -> str:
         if self._has_answered:
