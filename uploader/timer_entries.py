@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
-from tiered.kernels.timers import find_timers
+from tiered.kernels.timers import find_timers, time_order
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
 from tiered.model.timer import EntryKind
@@ -21,7 +21,7 @@ def timer_entries(rows: TimerRows, arena: NDArray[np.uint8], max_delay_ms: int) 
     found = find_timers(
         arena, rows.position.astype(np.int64), rows.size.astype(np.int64), max_delay_ms=max_delay_ms
     )
-    deliver_ms, key_hash, refusal, cancelled_ms, cancelled_hash, has_cancel = found.T
+    deliver_ms, key_hash, refusal, cancelled_ms, cancelled_hash, has_cancel = found
     is_refused = refusal != 0
     is_timer, is_cancel = ~is_refused & (deliver_ms > 0), ~is_refused & (has_cancel == 1)
     parts = []
@@ -33,7 +33,7 @@ def timer_entries(rows: TimerRows, arena: NDArray[np.uint8], max_delay_ms: int) 
     ):
         if not (count := int(chosen.sum())):
             continue
-        which = everything if count == len(found) else chosen  # copies less
+        which = everything if count == len(refusal) else chosen  # copies less
         part = np.zeros(count, ENTRY_DTYPE)
         part["deliver_ms"], part["key_hash"] = ms[which], hashes[which].view(np.uint64)
         part["order"], part["queue_offset"] = rows.phys[which], rows.queue_offset[which]
@@ -44,5 +44,5 @@ def timer_entries(rows: TimerRows, arena: NDArray[np.uint8], max_delay_ms: int) 
 
 def encoded_body(entries: Table, queues: Sequence[QueueKey], encoded: list[EncodedTimers]) -> Body:
     """The object of ``entries``, which is added to ``encoded``: a thread's work, beside the next cycle."""
-    encoded.append(encode_timers(iter([sorted_entries(entries)]), queues))
+    encoded.append(encode_timers(iter([sorted_entries(entries, time_order)]), queues))
     return encoded[-1].body

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.kernels.record_builder import Message, encode
 from tiered.archive.index.key_hash import xxh64
 from tiered.formats.record import decode_record
-from tiered.kernels.timers import find_timers
+from tiered.kernels.timers import find_timers, time_order
 from tiered.model.timer import Refusal, timer_of
 
 NOW = 1_700_000_000_000
@@ -58,7 +58,7 @@ def test_the_kernel_finds_what_the_model_finds(
     sizes = np.array([len(record) for record in records])
     arena = np.frombuffer(b"".join(records), np.uint8).copy()
     found = find_timers(arena, np.cumsum(sizes) - sizes, sizes, max_delay_ms=YEAR)
-    for record, row in zip(records, found.tolist(), strict=True):
+    for record, row in zip(records, found.T.tolist(), strict=True):
         decoded = decode_record(record)
         wanted = timer_of(
             decoded.properties,
@@ -75,3 +75,9 @@ def test_the_kernel_finds_what_the_model_finds(
             assert key_hash % 2**64 == xxh64(wanted.unique_key.encode())
         if wanted.cancel:
             assert (cancel_ms, cancel_hash % 2**64) == (wanted.cancel[0], xxh64(wanted.cancel[1].encode()))
+
+
+@given(st.lists(st.integers(0, 3) | st.integers(0, 1 << 60)))
+def test_times_are_sorted_and_equal_ones_keep_their_order(times: list[int]) -> None:
+    given_times = np.array(times, np.int64)
+    assert time_order(given_times).tolist() == np.argsort(given_times, kind="stable").tolist()

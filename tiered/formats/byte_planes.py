@@ -29,13 +29,14 @@ def _is_of_integers(dtype: np.dtype[Any]) -> bool:
 def encode(table: Table) -> bytes:
     """The planes of ``table``, whose columns are integers."""
     names = table.dtype.names or ()
-    values = np.zeros((len(names), len(table) + 1), np.int64)
+    numbers = np.empty((len(names), len(table)), np.int64)
     for index, name in enumerate(names):
-        assert table.dtype[name].kind in "iu"
-        values[index, 1:] = table[name].astype(np.int64)
-    differences = np.diff(values, axis=1).reshape(-1)
-    zigzag = (differences << 1) ^ (differences >> 63)
-    return zigzag.astype("<i8").view(np.uint8).reshape(-1, _PLANES).T.tobytes()
+        column, row = table[name], numbers[index]
+        assert column.dtype.kind in "iu"
+        row[:1] = column[:1].astype(np.int64)
+        np.subtract(column[1:], column[:-1], out=row[1:], dtype=np.int64, casting="unsafe")
+    zigzag = (numbers << 1) ^ (numbers >> 63)
+    return zigzag.astype("<i8", copy=False).view(np.uint8).reshape(-1, _PLANES).T.tobytes()
 
 
 def decode(data: bytes, position: int, rows: int, dtype: np.dtype[Any]) -> Table:

@@ -8,7 +8,7 @@ containers. The catalog has the footer's length, so one ranged GET opens an obje
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,10 +63,10 @@ class TimerFooter:
     page_at: Table
 
 
-def sorted_entries(entries: Table) -> Table:
-    """In the order of an object."""
+def sorted_entries(entries: Table, sort: Callable[[Table], Table] = np.argsort) -> Table:
+    """In the order of an object. ``sort``: indexes that sort times."""
     deliver_ms = np.ascontiguousarray(entries["deliver_ms"])
-    order = np.argsort(deliver_ms)
+    order = sort(deliver_ms)
     is_equal = deliver_ms[order[1:]] == deliver_ms[order[:-1]]
     if is_equal.any():  # few, as a rule: three keys take three times as long
         among = np.append(is_equal, False) | np.append(False, is_equal)
@@ -81,31 +81,39 @@ def encode_timers(entries: Iterator[Table], queues: Sequence[QueueKey]) -> Encod
     """An object of ``entries``, at least one, which come in order; their ``queue`` indexes ``queues``."""
     body: list[bytes] = []
     pages: list[tuple[int, int, int, int]] = []
-    hours: dict[int, int] = {}
+    hours: list[Table] = []
     least = np.full(len(queues), 1 << 62, np.int64)
     for page in _pages(entries):
-        data = encode_container(PAGE_KIND, {}, {"entries": page}, is_packed=True, level=1)
+        data = encode_container(PAGE_KIND, {}, {"entries": page}, is_packed=True, level=-1)
         body.append(data)
         pages.append((len(page), len(data), int(page["deliver_ms"][0]), int(page["deliver_ms"][-1])))
-        found, counts = np.unique(page["deliver_ms"] // HOUR_MS, return_counts=True)
-        for hour, count in zip(found.tolist(), counts.tolist(), strict=True):
-            hours[hour] = hours.get(hour, 0) + count
+        hours.append(_runs(page["deliver_ms"] // HOUR_MS, np.ones(len(page), np.int64)))
         np.minimum.at(least, page["queue"], page["queue_offset"])
     topics, table = queue_table(queues)
     offsets = np.zeros(len(queues), OFFSET_DTYPE)
     offsets["min_queue_offset"] = least
+    every = np.concatenate(hours)
     footer = encode_container(
         FOOTER_KIND,
         {"topics": topics},
         {
             "queues": table, "offsets": offsets, "pages": np.array(pages, PAGE_DTYPE),
-            "hours": np.array(list(hours.items()), HOUR_DTYPE),
+            "hours": _runs(every["hour"], every["rows"]),
         },
         is_packed=True,
+        level=1,
     )  # fmt: skip
     body.append(footer)
     size = sum(map(len, body))
-    return EncodedTimers(body, size, len(footer), pages[0][2], pages[-1][3], sum(hours.values()))
+    return EncodedTimers(body, size, len(footer), pages[0][2], pages[-1][3], int(every["rows"].sum()))
+
+
+def _runs(hours: Table, rows: Table) -> Table:
+    """Sorted ``hours``, each once, with the sum of their ``rows``."""
+    first = np.flatnonzero(np.diff(hours, prepend=-1))
+    found = np.empty(len(first), HOUR_DTYPE)
+    found["hour"], found["rows"] = hours[first], np.add.reduceat(rows, first)
+    return found
 
 
 def _pages(entries: Iterator[Table]) -> Iterator[Table]:
