@@ -26,4 +26,4 @@ class TimerSettings:
         "gets each at its time",
         minimum=0,
     )
-    rate_per_s: int = setting(5000, "timers handed over in a second, at most; 0: any number", minimum=0)
+    rate_per_s: int = setting(10_000, "timers handed over in a second, at most; 0: any number", minimum=0)
