@@ -19,7 +19,8 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
-from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import Settings
 from tiered.settings.timer_section import TimerSettings
@@ -35,6 +36,7 @@ class Target:
         self.scene, self.max_delay_ms = scene, max_delay_ms
         self.stored: list[tuple[str, str, int, int]] = []
         """(topic, key, when it was sent, when it was to be delivered)."""
+        self._known: set[tuple[str, str]] = set()
         self.is_away = False
         self.fault: Callable[[int], str] = lambda _number: ""
         self.refusal: Callable[[TimerSend], str] = lambda _send: ""
@@ -57,7 +59,7 @@ class Target:
     def has(self, topic: str, unique_key: str) -> bool:
         self._answer()
         self.queries += 1
-        return any(found[:2] == (topic, unique_key) for found in self.stored)
+        return (topic, unique_key) in self._known
 
     def send(
         self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
@@ -72,6 +74,7 @@ class Target:
             if fault == "before":
                 raise UnavailableError("no answer")
             self.stored.append((send.message.topic, send.key, self.scene.now_ms, send.deliver_ms))
+            self._known.add((send.message.topic, send.key))
             self.bodies[send.key], self.properties[send.key] = send.message.body, send.message.properties
             if fault == "after":
                 raise UnavailableError("no answer")
@@ -86,14 +89,15 @@ class Target:
 
 
 class Scene:
-    """``archive``: what the store has; ``task``: the delivery of a process."""
+    """``archive``: what the store has; ``task``: the delivery of a process. ``skew_ms``: of the host's clock."""
 
-    def __init__(self, path: Path, *, max_delay_ms: int = 72 * HOUR, ahead_ms: int = HOUR) -> None:
-        self.path, self.now_ms = path, NOW
+    def __init__(
+        self, path: Path, *, max_delay_ms: int = 72 * HOUR, ahead_ms: int = HOUR, url: str = ""
+    ) -> None:
+        self.path, self.now_ms, self.skew_ms = path, NOW, 0
         self.broker = StoreOfBroker(path / "store")
-        self.url = f"file://{path / 'archive'}"
-        self.root = FileStore(path / "archive")
-        self.store = PrefixedStore(self.root, archive_prefix(CLUSTER, BROKER))
+        self.url = url or f"file://{path / 'archive'}"
+        self.root: ObjectStore = open_store(self.url)
         self.target = Target(self, max_delay_ms)
         self.settings = TimerSettings(ahead_ms=ahead_ms)
         self.task: TimerDelivery
@@ -103,13 +107,18 @@ class Scene:
         """All messages."""
         backfill(self.broker.path, self.root)
 
-    def start(self) -> None:
-        """A new process."""
+    @property
+    def store(self) -> PrefixedStore:
+        """The archive."""
+        return PrefixedStore(self.root, archive_prefix(CLUSTER, BROKER))
+
+    def start(self, store: ObjectStore | None = None) -> None:
+        """A new process, which commits to ``store``."""
         self.close()
-        self._messages = TimerMessages(self._access)
-        self.commits = MaintenanceCommit.opened(self.store, load(self.store), "timers", lambda: self.now_ms)
+        self._messages, store = TimerMessages(self._access), store or self.store
+        self.commits = MaintenanceCommit.opened(store, load(store), "timers", lambda: self.now_ms)
         self.task = TimerDelivery(
-            self.commits, self.settings, self.target, self._read, clock_ms=lambda: self.now_ms,
+            self.commits, self.settings, self.target, self._read, clock_ms=lambda: self.now_ms + self.skew_ms,
             monotonic_s=lambda: self.now_ms / 1000,
         )  # fmt: skip
 
