@@ -1,4 +1,8 @@
-"""A broker being retired or taken back: its permission, the end of its log, groups' offsets, and what it still holds.
+"""A broker being retired or taken back: its permission, the ends of its queues, groups' offsets, and what it still
+holds.
+
+A broker of 5.x notes pops in a topic of its own, by timers that end when what was popped comes back: unless it was
+acknowledged, to a retry topic that only pops read. How far that topic is settled it does not say.
 
 Sources: RequestCode, AdminBrokerProcessor, ConsumerManageProcessor, ScheduleMessageService, PopReviveService.
 """
@@ -8,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from rocketmq_tiered.server.retries.retry_log import RETRY_PREFIX
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tiered.errors import AccessDeniedError, CorruptionError, UnavailableError
 from tiered.formats import fastjson
-from tiered.model.queue import SCHEDULE_TOPIC
+from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from tiered.remoting.client import SUCCESS, BrokerClient, is_refusal
 from tiered.remoting.command import RemotingCommand
 
@@ -19,11 +24,10 @@ PERM_NONE: Final = 0
 PERM_READ: Final = 4
 PERM_READ_WRITE: Final = 6
 DELAY_LEVELS: Final = 18
-REVIVE_QUEUES: Final = 8
+GET_TIMER_METRICS: Final = 61
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"
 REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_"
-REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 
 GroupOffsets = dict[str, dict[int, int]]
 """topic@group -> queue id -> offset."""
@@ -56,9 +60,18 @@ class BrokerControl:
         """Set brokerPermission; brokers write it to their configuration file."""
         self._done(RequestCode.UPDATE_BROKER_CONFIG, {}, f"brokerPermission={permission}\n".encode())
 
-    def log_end(self) -> int:
-        """commitLogMaxOffset."""
-        return int(self._client.runtime_info().get("commitLogMaxOffset", "0"))
+    def produced(self) -> dict[tuple[str, int], int]:
+        """Ends of the queues that producers write."""
+        system = TopicFilter(cluster=self._cluster)
+        topics = self._topics().items()
+        return {
+            (name, q): self.max_offset(name, q)
+            for name, count in topics if not name.startswith("%") and not system.is_system(name)
+            for q in range(count)
+        }  # fmt: skip
+
+    def _topics(self) -> Mapping[str, int]:
+        return {name: int(found["writeQueueNums"]) for name, found in (self._client.topics() or {}).items()}
 
     def group_offsets(self) -> GroupOffsets:
         """All of them."""
@@ -81,8 +94,8 @@ class BrokerControl:
         self._done(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
 
     def leftovers(self) -> list[Leftover]:
-        """What it holds for later: timers, delayed messages, half messages, popped messages."""
-        timers = max(0, int(self._client.runtime_info().get("timerCongestNum", "0") or 0))
+        """What it holds for later: timers, delayed messages, half messages, messages to be popped again."""
+        timers = int(self._client.runtime_info().get("timerCongestNum", "0") or 0) - self._revive_timers()
         delays = {
             int(level): int(offset) for level, offset in self._table(RequestCode.GET_ALL_DELAY_OFFSET).items()
         }
@@ -91,17 +104,35 @@ class BrokerControl:
             for level in range(1, DELAY_LEVELS + 1)
         )
         offsets = self.group_offsets()
-        half = self._behind(offsets, HALF_TOPIC, HALF_GROUP, 1)
-        popped = self._behind(offsets, f"{REVIVE_TOPIC}{self._cluster}", REVIVE_GROUP, REVIVE_QUEUES)
+        half = max(
+            0, self.max_offset(HALF_TOPIC, 0) - offsets.get(f"{HALF_TOPIC}@{HALF_GROUP}", {}).get(0, 0)
+        )
         found = (
-            Leftover("timers", timers), Leftover("delayed messages", delayed),
-            Leftover("half messages", half), Leftover("popped messages", popped),
+            Leftover("timers", timers), Leftover("delayed messages", delayed), Leftover("half messages", half),
+            Leftover("messages to be popped again", self._to_pop_again(offsets)),
         )  # fmt: skip
-        return [leftover for leftover in found if leftover.messages]
+        return [leftover for leftover in found if leftover.messages > 0]
 
-    def _behind(self, offsets: GroupOffsets, topic: str, group: str, queues: int) -> int:
-        done = offsets.get(f"{topic}@{group}", {})
-        return sum(max(0, self.max_offset(topic, q) - done.get(q, 0)) for q in range(queues))
+    def popped(self) -> list[Leftover]:
+        """What consumers have popped and may still acknowledge. Some while they pop. A broker notes it in memory for
+        10 s, then by a timer."""
+        count = self._revive_timers()
+        return [Leftover("popped messages", count)] if count > 0 else []
+
+    def _revive_timers(self) -> int:
+        answer = self._client.call(GET_TIMER_METRICS, {})
+        table = fastjson.loads(answer.body or b"{}") if answer.code == SUCCESS else {}
+        return int(table.get("timingCount", {}).get(f"{REVIVE_TOPIC}{self._cluster}", {}).get("count", 0))
+
+    def _to_pop_again(self, offsets: GroupOffsets) -> int:
+        """In retry topics that are not those of a group alone: %RETRY%group_topic, %RETRY%group+topic."""
+        groups = {name.rpartition("@")[2] for name in offsets}
+        names = [name for name in self._topics() if name.startswith(RETRY_PREFIX)]
+        count = 0
+        for name in (name for name in names if name.removeprefix(RETRY_PREFIX) not in groups):
+            done = [queues.get(0, 0) for place, queues in offsets.items() if place.startswith(f"{name}@")]
+            count += max(0, self.max_offset(name, 0) - max(done, default=0))
+        return count
 
     def _table(self, code: RequestCode) -> Mapping[str, Any]:
         try:

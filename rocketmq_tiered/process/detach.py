@@ -1,7 +1,7 @@
 """Retires a broker, step by step, and takes it back.
 
-    permission 4 → clients have read the route, log quiet → nothing left → permission 0 → commits settled →
-    broker stopped → archived to the end, retired → announced to the nodes that mount it
+    permission 4 → clients have read the route, nothing produced → nothing left → permission 0 → what was popped is
+    acknowledged, or else 4 again → commits settled → broker stopped → archived to the end, retired → announced
 
 The broker's permission says how far an earlier run came. Nothing is stored beside it: stopped anywhere, the next run
 continues. Reads come before every change.
@@ -75,22 +75,26 @@ class Detachment:
             self._say(Step("read-only", "done: brokerPermission = 4; tiered detach --undo reverts it"))
             self._sleep(self._waits.route_s)
             self._say(Step("routes", "done: clients have read them"))
-            self._quiet()
-            self._emptied(force=force)
+            self._stands(self._broker.produced, self._waits.quiet_s, "producers still send to it")
+            self._say(Step("log", "done: quiet"))
+            self._emptied("left", self._broker.leftovers, force=force)
             self._broker.set_permission(PERM_NONE)
         self._say(Step("closed", "done: brokerPermission = 0"))
         self._stands(self._broker.group_offsets, self._waits.settle_s, "group offsets still change")
+        if self._broker.popped():
+            self._emptied("popped", self._broker.popped, force=force)
+            self._stands(self._broker.group_offsets, self._waits.settle_s, "popped messages still come back")
+        if not force and self._broker.leftovers():  # they did
+            self._broker.set_permission(PERM_READ)
+            return self.close(force=force)
         self._say(Step("commits", "done: settled"))
+        return None
 
-    def _quiet(self) -> None:
-        self._stands(self._broker.log_end, self._waits.quiet_s, "the log still grows")
-        self._say(Step("log", "done: quiet"))
-
-    def _emptied(self, *, force: bool) -> None:
+    def _emptied(self, step: str, read: Callable[[], list[Leftover]], *, force: bool) -> None:
         ends_s, said = self._now_s() + self._waits.wait_s, ""
-        while left := self._broker.leftovers():
+        while left := read():
             if force:
-                self._say(Step("left", f"done: {left_text(left)} stay in the archive as they are"))
+                self._say(Step(step, f"done: {left_text(left)} stay in the archive as they are"))
                 return
             if self._now_s() >= ends_s:
                 raise LeftError(
@@ -98,10 +102,10 @@ class Detachment:
                     hint="run tiered detach again later, wait longer (--wait 1h), or give them up (--force)",
                 )
             if (text := left_text(left)) != said:
-                self._say(Step("left", f"waits for {text}"))
+                self._say(Step(step, f"waits for {text}"))
                 said = text
             self._sleep(LOOK_S)
-        self._say(Step("left", "done: nothing"))
+        self._say(Step(step, "done: nothing"))
 
     def _stands(self, read: Callable[[], object], for_s: float, what: str) -> None:
         """Until ``read`` has returned the same for ``for_s``."""

@@ -132,7 +132,7 @@ class MountScene:
         running = {broker: self.detach(broker) for broker in brokers}
         for broker, child in running.items():
             said = self.directory / f"detach-{broker}.txt"
-            until(lambda: b"stop the broker now" in said.read_bytes(), f"{broker} is not closed", 150)  # noqa: B023
+            until(lambda: b"stop the broker now" in said.read_bytes(), f"{broker} is not closed", 400)  # noqa: B023
             self.brokers[broker].broker.stop(timeout_s=60)
             assert child.wait(120) == 0, said.read_text()
 
@@ -223,7 +223,9 @@ class MountScene:
         self.proxy = RocketMqProxy(self.directory / "proxy", self.name_server, CLUSTER)
         self.proxy.start()
         arguments = group, topic, "100000000", "400", str(output), "20", "*", "0"
-        command = self.proxy.command("GrpcConsume", *arguments, flags=[f"-Dconsume.pause.ms={pause_ms}"])
+        command = self.proxy.command(
+            "GrpcConsume", *arguments, flags=[f"-Dconsume.pause.ms={pause_ms}", "-Dconsume.threads=8"]
+        )
         with output.with_suffix(".out").open("ab") as log:
             self.children.append(subprocess.Popen(command, stdout=log, stderr=log))
         return output

@@ -13,12 +13,13 @@ from tiered.errors import UnavailableError
 
 @dataclass
 class BrokerDouble:
-    """``log_growth``: bytes for each look at its end."""
+    """``growth``: messages for each look at the end of a queue."""
 
     perm: int = 6
     left: list[list[Leftover]] = field(default_factory=list)
-    log_growth: int = 0
+    growth: int = 0
     end: int = 1000
+    unacknowledged: list[int] = field(default_factory=list)
     set_to: list[int] = field(default_factory=list)
 
     def permission(self) -> int:
@@ -28,9 +29,13 @@ class BrokerDouble:
         self.perm = permission
         self.set_to.append(permission)
 
-    def log_end(self) -> int:
-        self.end += self.log_growth
-        return self.end
+    def produced(self) -> dict[tuple[str, int], int]:
+        self.end += self.growth
+        return {("t", 0): self.end}
+
+    def popped(self) -> list[Leftover]:
+        assert self.perm == 0, "while consumers pop it never ends"
+        return [Leftover("popped messages", self.unacknowledged.pop())] if self.unacknowledged else []
 
     def group_offsets(self) -> GroupOffsets:
         return {"t@g": {0: 5}}
@@ -86,9 +91,24 @@ def test_it_waits_for_what_is_left_and_names_it() -> None:
     assert broker.perm == 0
 
 
-def test_a_log_that_grows_is_not_closed() -> None:
-    broker = BrokerDouble(log_growth=10)
-    with pytest.raises(UnavailableError, match="log still grows"):
+def test_what_is_popped_is_waited_for_once_consumers_do_not_pop() -> None:
+    broker = BrokerDouble(unacknowledged=[1, 2, 2])
+    found, said, _ = detachment(broker)
+    found.close(force=False)
+    assert broker.set_to == [4, 0] and Step("popped", "waits for 2 popped messages") in said
+
+
+def test_what_consumers_gave_back_is_popped_again_before_the_broker_is_closed() -> None:
+    again = [Leftover("messages to be popped again", 1)]
+    broker = BrokerDouble(left=[[], again, again, []])
+    found, _, _ = detachment(broker)
+    found.close(force=False)
+    assert broker.set_to == [4, 0, 4, 0]
+
+
+def test_a_broker_that_takes_messages_is_not_closed() -> None:
+    broker = BrokerDouble(growth=10)
+    with pytest.raises(UnavailableError, match="producers still send to it"):
         detachment(broker, wait_s=20)[0].close(force=False)
     assert broker.perm == 4
     found, _, _ = detachment(broker)

@@ -2,6 +2,8 @@ import java.io.PrintWriter;
 import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.*;
+import java.util.concurrent.atomic.*;
+import java.util.concurrent.locks.LockSupport;
 import java.util.zip.CRC32;
 import org.apache.rocketmq.client.apis.*;
 import org.apache.rocketmq.client.apis.consumer.*;
@@ -10,7 +12,8 @@ import org.apache.rocketmq.client.apis.message.MessageView;
 /**
  * A gRPC simple consumer. args: endpoints group topic wanted idleSeconds output invisibleSeconds tag forget
  * Ends when wanted messages were acknowledged, or none came for idleSeconds. The first forget messages are not
- * acknowledged when they come first. With -Dconsume.pause.ms=n it takes n ms for a message.
+ * acknowledged when they come first. With -Dconsume.pause.ms=n it takes n ms for a message, with -Dconsume.threads=n
+ * it receives in n threads.
  * output: a line a message: bodyCrc32 bodyLength messageId tag attempt outcome(ok, forgot, or refused: not acknowledged)
  */
 public class GrpcConsume {
@@ -24,44 +27,56 @@ public class GrpcConsume {
         SimpleConsumer consumer = ClientServiceProvider.loadService().newSimpleConsumerBuilder()
             .setClientConfiguration(configuration).setConsumerGroup(a[1]).setAwaitDuration(Duration.ofSeconds(6))
             .setSubscriptionExpressions(Map.of(a[2], new FilterExpression(a[7], FilterExpressionType.TAG))).build();
-        int done = 0;
-        long last = System.currentTimeMillis();
+        AtomicInteger done = new AtomicInteger(), toForget = new AtomicInteger(forget);
+        AtomicLong last = new AtomicLong(System.currentTimeMillis());
         try (PrintWriter out = new PrintWriter(a[5], "UTF-8")) {
-            while (done < wanted && System.currentTimeMillis() - last < idle) {
-                List<MessageView> found;
-                try {
-                    found = consumer.receive(32, invisible);
-                } catch (ClientException e) {
-                    System.err.println(e);
-                    Thread.sleep(200);
-                    continue;
-                }
-                for (MessageView m : found) {
-                    CRC32 crc = new CRC32();
-                    ByteBuffer body = m.getBody();
-                    int length = body.remaining();
-                    crc.update(body);
-                    String outcome = forget <= 0 || m.getDeliveryAttempt() > 1 ? "ok" : "forgot";
-                    Thread.sleep(pause);
-                    if (outcome.equals("ok")) {
+            Thread[] threads = new Thread[Integer.getInteger("consume.threads", 1)];
+            for (int t = 0; t < threads.length; t++) {
+                threads[t] = new Thread(() -> {
+                    while (done.get() < wanted && System.currentTimeMillis() - last.get() < idle) {
                         try {
-                            consumer.ack(m);
-                            done++;
+                            for (MessageView m : consumer.receive(32, invisible)) {
+                                Thread.sleep(pause);
+                                took(consumer, m, out, done, toForget);
+                                last.set(System.currentTimeMillis());
+                            }
                         } catch (ClientException e) {
                             System.err.println(e);
-                            outcome = "refused";
+                            LockSupport.parkNanos(200_000_000);
+                        } catch (InterruptedException e) {
+                            return;
                         }
-                    } else {
-                        forget--;
                     }
-                    out.println(crc.getValue() + " " + length + " " + m.getMessageId() + " " + m.getTag().orElse("-") + " "
-                        + m.getDeliveryAttempt() + " " + outcome);
-                    last = System.currentTimeMillis();
-                }
-                out.flush();
+                });
+                threads[t].start();
             }
+            for (Thread thread : threads) thread.join();
         }
         System.out.println("acknowledged " + done);
         System.exit(0);
+    }
+
+    static void took(SimpleConsumer consumer, MessageView m, PrintWriter out, AtomicInteger done, AtomicInteger toForget) {
+        CRC32 crc = new CRC32();
+        ByteBuffer body = m.getBody();
+        int length = body.remaining();
+        crc.update(body);
+        String outcome = "ok";
+        if (m.getDeliveryAttempt() == 1 && toForget.getAndDecrement() > 0) {
+            outcome = "forgot";
+        } else {
+            try {
+                consumer.ack(m);
+                done.incrementAndGet();
+            } catch (ClientException e) {
+                System.err.println(e);
+                outcome = "refused";
+            }
+        }
+        synchronized (out) {
+            out.println(crc.getValue() + " " + length + " " + m.getMessageId() + " " + m.getTag().orElse("-") + " "
+                + m.getDeliveryAttempt() + " " + outcome);
+            out.flush();
+        }
     }
 }
