@@ -47,7 +47,7 @@ def parse_instant(text: str) -> int:
     """
     text = text.strip()
     if ago := RELATIVE.fullmatch(text):
-        return time_ns() // 1_000_000 - int(ago["count"]) * _UNIT_MS[ago["unit"]]
+        return wall_ms() - int(ago["count"]) * _UNIT_MS[ago["unit"]]
     if re.fullmatch(r"-?\d+", text, re.ASCII) and len(text) != len("20261121"):
         return _plausible(int(text))
     try:
@@ -72,3 +72,8 @@ def _moment(time_ms: int) -> str:
         return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="seconds").replace("+00:00", "Z")
     except OverflowError:
         return "outside the years 1 to 9999"
+
+
+def wall_ms() -> int:
+    """Now, ms since the epoch."""
+    return time_ns() // 1_000_000

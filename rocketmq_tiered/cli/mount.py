@@ -35,6 +35,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def execute(options: argparse.Namespace) -> int:
         for store in stores:
             opened.callback(store.close)
         node = settings.mount.node or os.uname().nodename
-        members = [Membership(store, node, time.monotonic, _now_ms) for store in stores]
+        members = [Membership(store, node, time.monotonic, wall_ms) for store in stores]
         places = zip(options.url, stores, members, strict=True)
         nodes = [MountNode(_place(settings, *place)) for place in places]
         asyncio.run(_serve(nodes, settings))
@@ -115,7 +116,3 @@ def _list(urls: Sequence[str], settings: Settings, *, as_json: bool) -> int:
     else:
         print_table(HEADER, [row.cells() for row in rows])
     return UnavailableError.exit_code if any(row.is_bad for row in rows) else 0
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -8,7 +8,6 @@ import gc
 import logging
 import signal
 import sys
-import time
 
 from fetcher.access import ArchiveAccess, open_async_access
 from rocketmq_tiered.cli.arguments import SERVE_FLAGS, add_archive, settings_of
@@ -31,6 +30,7 @@ from tiered.console import print_lines
 from tiered.errors import UsageError
 from tiered.settings.load import LoadedSettings
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,12 @@ async def _serve(access: ArchiveAccess, loaded: LoadedSettings, *, take_over: bo
     memory = MemoryShares(settings.serve.memory_bytes)
     archive = ServedArchive(access)
     await archive.load()
-    log = GroupLog(access.store, own_name(), _now_ms, is_gone=is_gone, generation_of=access.generation)
+    log = GroupLog(access.store, own_name(), wall_ms, is_gone=is_gone, generation_of=access.generation)
     offsets = GroupOffsets(
         log, lease_ms=settings.serve.lease_ms, take_over=take_over, bytes_max=memory.offsets
     )
     limits = RetryLimits(memory.retries, settings.serve.dead_letter_keep_ms)
-    retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, _now_ms)
+    retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, wall_ms)
     service = ArchiveService(archive, offsets, retries, settings.serve)
     service.earliest_ms = archive.earliest_stored_ms
     source, admin = ArchiveAdminSource(access, service, lambda: archive.problem), settings.admin
@@ -138,7 +138,3 @@ async def _serve_until_signal(
 
 def _log_sighup() -> None:
     logger.warning("SIGHUP has no effect: tiered serve reads its settings at the start")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

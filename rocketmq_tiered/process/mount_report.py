@@ -24,6 +24,7 @@ from rocketmq_tiered.server.mount.node_lease import (
 )
 from tiered.console import camel_names, size_text, time_text
 from tiered.object_store.interface import ObjectStore
+from tiered.timestamps import wall_ms
 
 PRICES = Prices()
 LATE_MS: Final = 60_000
@@ -82,7 +83,7 @@ def mount_rows(store: ObjectStore) -> list[MountRow]:
 
 def rows_of(leases: Iterable[NodeLease], announced: Mapping[BrokerName, int]) -> list[MountRow]:
     """Rows of what living nodes serve, and of what none serves, by name."""
-    late_ms = time.time_ns() // 1_000_000 - LATE_MS
+    late_ms = wall_ms() - LATE_MS
     rows = [
         MountRow(record, lease.node, LATE if lease.renewed_ms < late_ms else _state_of(record))
         for lease in leases if lease.is_living for record in lease.mounts

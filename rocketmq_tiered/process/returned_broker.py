@@ -27,6 +27,7 @@ from tiered.errors import FencedError, UnavailableError
 from tiered.formats.record import decode_record
 from tiered.object_store.interface import ObjectStore
 from tiered.remoting.client import SUCCESS, BrokerClient
+from tiered.timestamps import wall_ms
 
 RELEASE_S: Final = 60.0
 """How long a node may take to release the groups."""
@@ -56,7 +57,7 @@ def take_back(
     if retired_since(load(archive.store)) is not None:
         _end_retirement(archive)
     say(Step("mount", "done: no longer announced"))
-    log = GroupLog(archive.store, PRODUCER, _now_ms, has_lapsed=lapsed_leases(root))
+    log = GroupLog(archive.store, PRODUCER, wall_ms, has_lapsed=lapsed_leases(root))
     _claim(log, sleep)
     say(Step("groups", "done: released by the node that served them"))
     count = _commit(broker, log.offsets)
@@ -74,7 +75,7 @@ def take_back(
 def _end_retirement(archive: Archive) -> None:
     writer = CatalogWriter(
         archive.store, cluster=archive.cluster, broker=archive.broker, instance=PRODUCER, kind="backfill",
-        clock_ms=_now_ms,
+        clock_ms=wall_ms,
     )  # fmt: skip
     writer.claim()
     writer.release()
@@ -131,7 +132,3 @@ def _send(client: BrokerClient, messages: Iterable[RetryMessage]) -> int:
             raise UnavailableError(f"the broker refuses a retry message: {answer.remark or answer.code}")
         sent += 1
     return sent
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -31,6 +31,7 @@ from tiered.errors import FencedError, TieredError, UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.remoting.tls import ClientTls
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class MountedArchive:
         memory = MemoryShares(max(SERVE_BYTES_MIN, settings.memory_bytes // place.shares()))
         owner = f"node {member.node} of tiered mount"
         log = GroupLog(
-            access.store, owner, _now_ms, generation_of=access.generation, lease=member.lease,
+            access.store, owner, wall_ms, generation_of=access.generation, lease=member.lease,
             has_lapsed=lapsed_leases(place.store),
         )  # fmt: skip
         self._lease = member.lease
@@ -83,7 +84,7 @@ class MountedArchive:
             log, lease_ms=settings.lease_ms, bytes_max=memory.offsets, node_holds=self._node_holds
         )
         limits = RetryLimits(memory.retries, settings.dead_letter_keep_ms)
-        self._retries = RetryQueues(RetryLog(access.store, owner), self._offsets, limits, _now_ms)
+        self._retries = RetryQueues(RetryLog(access.store, owner), self._offsets, limits, wall_ms)
         self._settings = settings
         self.service: ArchiveService | None = None
         self.registrar: MountRegistrar | None = None
@@ -135,7 +136,7 @@ class MountedArchive:
         service.earliest_ms = self._archive.earliest_stored_ms
         service.heard = self._make_retry_topics
         self.service = service
-        self.address, self.since_ms = await service.start(), _now_ms()
+        self.address, self.since_ms = await service.start(), wall_ms()
         self._make_retry_topics()
         config = SlaveConfig(self.name.broker, "", place.name_servers, self.address, MASTER_ID, place.tls)
         self.registrar = MountRegistrar(
@@ -260,7 +261,3 @@ class MountedArchive:
                 "mounted broker not closed in order: %s", error, extra={"broker": self.name.broker}
             )
         await asyncio.to_thread(self._access.close)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
