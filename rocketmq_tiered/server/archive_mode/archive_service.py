@@ -51,8 +51,9 @@ class ArchiveService(Service):
         self, archive: Backend, offsets: GroupOffsets, retries: RetryQueues, settings: ServeSettings
     ) -> None:
         super().__init__(settings, HandlerTable())
-        self._created: dict[str, TopicConfig] = {}
-        self._proxy_topic = ProxyTopic(self._created, lambda: time.time_ns() // 1_000_000)
+        self.created: dict[str, TopicConfig] = {}
+        """Topics created here, in memory."""
+        self._proxy_topic = ProxyTopic(self.created, lambda: time.time_ns() // 1_000_000)
         self._archive = ArchiveWithRetries(archive, retries, self._proxy_topic)
         self._locks = LockTable(time.monotonic)
         self._expiring.append(self._locks.expire)
@@ -65,14 +66,9 @@ class ArchiveService(Service):
         self.locks_from_s = 0.0
         """Locks are granted from then on, by the monotonic clock."""
 
-    @property
-    def created(self) -> dict[str, TopicConfig]:
-        """Topics created here, in memory."""
-        return self._created
-
     def topics(self) -> dict[str, TopicConfig]:
         """All topics of routes."""
-        return self._archive.topics() | self._created
+        return self._archive.topics() | self.created
 
     def grants_locks(self) -> bool:
         """Whether queue locks are granted now."""
@@ -105,7 +101,7 @@ class ArchiveService(Service):
                 extra={"address": address, "bound": bound_host},
             )
         assert isinstance(options.authorizer, RulesAuthorizer)
-        routes = RouteTable(self._archive, address, earliest_ms=self.earliest_ms, made=self._created)
+        routes = RouteTable(self._archive, address, earliest_ms=self.earliest_ms, made=self.created)
         self._register(routes, options.authorizer)
         self._group_tasks = [self._spawn(self.offsets.run()), self._spawn(self.retries.run())]
         return address

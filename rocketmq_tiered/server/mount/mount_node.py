@@ -99,7 +99,7 @@ class MountNode:
                 self.problem = ""
                 wait_s = self.member.wait_s()
             except FencedError as error:
-                await self._lose_all(str(error))
+                logger.error("%s: everything it served is closed", error)
             except TieredError as error:
                 if not self.problem:
                     logger.warning("lease not renewed: %s", error)
@@ -201,12 +201,6 @@ class MountNode:
         if (others or mounted.name not in self.member.announced) and await mounted.moved(MOVED_S):
             await asyncio.sleep(LINGER_S)
         await self._close(mounted)
-
-    async def _lose_all(self, why: str) -> None:
-        logger.error("%s: everything it served is closed", why)
-        for mounted in list(self.mounted.values()):
-            self._spawn(mounted.name, self._close(mounted))
-        self._wake.set()
 
     def _close_lost(self) -> None:
         for mounted in list(self.mounted.values()):

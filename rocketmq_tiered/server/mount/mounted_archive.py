@@ -68,7 +68,6 @@ class MountedArchive:
     def __init__(self, place: MountPlace, access: ArchiveAccess, archive: ServedArchive) -> None:
         self.name = BrokerName(access.cluster, access.broker)
         self._place, self._access, self._archive = place, access, archive
-        self._opened = archive, access
         self.address, self.since_ms = "", 0
         self.is_leaving = self._is_released = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -178,8 +177,9 @@ class MountedArchive:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another server has the groups."""
-        return not self._offsets.is_owner and not self.is_leaving
+        """Whether another server has the groups, or may have ended the lease that keeps them."""
+        is_ended = self._place.membership.lease != self._lease
+        return (is_ended or not self._offsets.is_owner) and not self.is_leaving
 
     @property
     def owns_groups(self) -> bool:
