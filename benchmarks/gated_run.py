@@ -1,8 +1,9 @@
 """`tiered run` that compacts on command and records it: ``python -m benchmarks.gated_run GATE EVENTS run …``.
 
-While the file GATE is absent, compaction waits as it does beside uploads that are behind. EVENTS gets a JSON line for
-each commit of messages, each version that was lost to another writer, each round, and the start and end of work on
-index files. Owns what is added to the process, by replacing methods; the rest is `tiered run` itself.
+While the file GATE is absent, compaction waits as it does beside uploads that are behind; while GATE-scrub is, so do
+scrub and key compaction. EVENTS gets a JSON line for each commit of messages, each version that was lost to another
+writer, each round, and the start and end of work on index files. Owns what is added to the process, by replacing
+methods; the rest is `tiered run` itself.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from rocketmq_tiered.cli import main as tiered
 from rocketmq_tiered.maintenance.compaction_task import CompactionTask
+from rocketmq_tiered.process.archive_tasks import ArchiveTasks
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitKind
 from tiered.catalog.commit_attempt import CommitAttempt
@@ -74,6 +76,16 @@ def gate_compaction(gate: Path, events: Events) -> None:
     CompactionTask._share, CompactionTask._round = gated, running  # type: ignore[method-assign]
 
 
+def gate_scrub(gate: Path) -> None:
+    """Scrub, only while the gate is open."""
+    share = ArchiveTasks._keys_share
+
+    def gated(self: ArchiveTasks) -> float:
+        return share(self) if gate.exists() else 0.0
+
+    ArchiveTasks._keys_share = gated  # type: ignore[method-assign]
+
+
 def report_indexing(events: Events) -> None:
     """Start and end of work on index files."""
 
@@ -96,4 +108,5 @@ if __name__ == "__main__":
     report_commits(events)
     report_indexing(events)
     gate_compaction(Path(sys.argv[1]), events)
+    gate_scrub(Path(f"{sys.argv[1]}-scrub"))
     sys.exit(tiered(sys.argv[3:]))

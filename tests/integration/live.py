@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Sidecar:
     """Environment variables of settings, ``TIERED_OFFLOAD__BATCH_BYTES`` and the like."""
     endpoint: str = ""
     """Where `tiered run` finds the store, when it is not the server itself but a proxy before it."""
+    command: Sequence[str] = tuple(TIERED)
+    """What `run` is a verb of."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -83,7 +85,7 @@ class Sidecar:
         """Start following."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*TIERED, "run", "--store", str(self.broker.store), "--url", self.url, "--state-dir",
+                [*self.command, "run", "--store", str(self.broker.store), "--url", self.url, "--state-dir",
                  str(self.directory / "state"), "--broker-conf", str(self.broker.broker_conf), *self.arguments],
                 env=self._run_environment(), stdout=log, stderr=log,
             )  # fmt: skip

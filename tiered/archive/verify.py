@@ -15,24 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from hashlib import blake2b
+from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tiered.archive.verify_catalog import check_catalog_objects, check_state_objects, pending_of
+from tiered.archive.verify_catalog import check_catalog_objects, check_state_objects
 from tiered.archive.verify_index import check_indexes
+from tiered.archive.verify_listing import NamedObjects, key_digest
 from tiered.archive.verify_progress import VerifyPass, VerifyProgress
-from tiered.archive.verify_queues import check_queues
 from tiered.archive.verify_report import VerifyReport
 from tiered.archive.verify_runs import LivingRuns, WindowObjects
 from tiered.archive.verify_segment import Anomaly, AnomalyKind, SegmentCheck, SegmentResult, check_segment
 from tiered.archive.verify_timers import check_timers
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, refresh
 from tiered.catalog.commit import Commit
-from tiered.catalog.garbage import KeySet
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState
 from tiered.errors import (
@@ -43,18 +39,7 @@ from tiered.errors import (
     UnavailableError,
     UnsupportedFormatError,
 )
-from tiered.formats.keys import (
-    CATALOG_PREFIX,
-    DATA_PREFIX,
-    INDEX_PREFIX,
-    PAGES_PREFIX,
-    SERVE_PREFIX,
-    SETS_PREFIX,
-    STATE_PREFIX,
-    TIMER_PREFIX,
-    catalog_key,
-    parse_catalog_key,
-)
+from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
 from tiered.object_store.interface import ObjectStore
 
 __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
@@ -68,8 +53,6 @@ UNCHECKED_MAX = 16
 
 SegmentChecker = Callable[[CatalogState, Mapping[str, SegmentCheck]], Iterable[tuple[str, SegmentResult]]]
 """Checks objects of one catalog version, given in order of their keys; Spark jobs pass their own."""
-
-_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX, TIMER_PREFIX)
 
 
 def verify_archive(
@@ -122,10 +105,9 @@ def verifying(
     if state is None:
         saved.end("", is_clean=False)
         return report.joined(current.anomalies)
+    named = NamedObjects(store, state, current, report)
     runs = LivingRuns(store, state)
-    report.anomalies += check_queues(state, runs.in_order())
-    pending = pending_of(store, state, report)
-    objects = _Objects(runs, segments or _threaded(store, full=full), pending, share)
+    objects = _Objects(runs, segments or _threaded(store, full=full), share)
     yield from objects.check(current, report, progress, saved)
     try:
         found, items = check_indexes(store, state, runs.between, full=full and share >= 1)
@@ -136,15 +118,16 @@ def verifying(
         report.counts |= {"timers": timers} if timers else {}
     except UnavailableError as error:
         report.unchecked["index"] = error.message
-    report = report.joined(current.anomalies)
+    unlisted = named.listed((lambda keep: None) if report.unchecked else saved.save)
+    report = replace(report.joined(current.anomalies), leftovers=sorted(current.leftovers))
     forgive_what_moved(store, state, report)
-    for key, reason in runs.unreadable.items():
-        report.add(AnomalyKind.PAGE, key, reason)
+    for key in unlisted:
+        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
     check_catalog_objects(store, state, report)
-    _check_named(store, state, objects.referenced(), pending, report)
     check_state_objects(store, state, report)
     report.counts = {
-        "versions": current.version, "queues": state.queue_count, "objects": objects.count, **report.counts,
+        "versions": current.version, "queues": state.queue_count, "objects": len(named), **report.counts,
+        "pending_deletions": current.pending_deletions,
     }  # fmt: skip
     is_clean = not report.anomalies and not report.unchecked
     saved.end(state.put_id, is_clean=is_clean and full and share >= 1)
@@ -220,13 +203,10 @@ def _commits(store: ObjectStore, versions: list[int]) -> Iterator[tuple[int, Fut
 
 
 class _Objects:
-    """All objects, or a ``sample``, a window of versions at a time. A hash of eight bytes of each is kept."""
+    """All objects, or a ``sample``, a window of versions at a time."""
 
-    def __init__(self, runs: LivingRuns, checker: SegmentChecker, pending: KeySet, sample: float) -> None:
-        self._runs, self._checker, self._pending = runs, checker, pending
-        self._sample = sample
-        self._hashes: list[NDArray[np.uint64]] = []
-        self.count = 0
+    def __init__(self, runs: LivingRuns, checker: SegmentChecker, sample: float) -> None:
+        self._runs, self._checker, self._sample = runs, checker, sample
 
     def check(
         self,
@@ -241,7 +221,6 @@ class _Objects:
         done = unchecked = 0
         for number, window in enumerate(windows):
             objects = self._runs.objects(window)
-            self._note(objects, report)
             keys = [key for key in objects if self._is_chosen(key, current.version)]
             left = [key for key in keys if (number, key) > current.checked]
             done += sum(objects.cost(key) for key in keys) - sum(objects.cost(key) for key in left)
@@ -265,31 +244,14 @@ class _Objects:
         report.counts |= counts
 
     def _is_chosen(self, key: str, salt: int) -> bool:
-        return self._sample >= 1 or _hash(f"{salt} {key}") < self._sample * 2**64
-
-    def _note(self, objects: WindowObjects, report: VerifyReport) -> None:
-        for key in sorted(key for key in objects if key in self._pending):
-            report.add(AnomalyKind.PENDING_DELETION, key, "is a pending deletion, but still referenced")
-        self.count += len(objects)
-        self._hashes.append(np.fromiter(map(_hash, objects), np.uint64, len(objects)))
-
-    def referenced(self) -> Callable[[str], bool]:
-        """Whether a key is one of theirs; wrongly true for at most one key in 10¹²."""
-        hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *self._hashes]))
-
-        def is_referenced(key: str) -> bool:
-            wanted = np.uint64(_hash(key))
-            at = int(np.searchsorted(hashes, wanted))
-            return at < len(hashes) and bool(hashes[at] == wanted)
-
-        return is_referenced
+        return self._sample >= 1 or key_digest(f"{salt} {key}") < self._sample * 2**64
 
 
 def check_objects(
     store: ObjectStore, runs: LivingRuns, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[str, SegmentResult]]:
     """Each data object of ``runs`` with what is wrong with it; every byte is read."""
-    objects = _Objects(runs, _threaded(store, full=True), KeySet(()), 1.0)
+    objects = _Objects(runs, _threaded(store, full=True), 1.0)
     current = VerifyPass(runs.state.version)
     yield from objects.check(current, VerifyReport(), progress, VerifyProgress())
 
@@ -308,10 +270,6 @@ class _Chosen(Mapping[str, SegmentCheck]):
 
     def __getitem__(self, key: str) -> SegmentCheck:
         return self._objects[key]
-
-
-def _hash(key: str) -> int:
-    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
 
 
 def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
@@ -357,30 +315,3 @@ def forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyRe
     report.anomalies = [
         anomaly for anomaly in report.anomalies if anomaly.kind != AnomalyKind.MISSING or anomaly.key in named
     ]
-
-
-# -- references -----------------------------------------------------------------------------------------------
-
-
-def _check_named(
-    store: ObjectStore,
-    state: CatalogState,
-    is_referenced: Callable[[str], bool],
-    pending: KeySet,
-    report: VerifyReport,
-) -> None:
-    wanted = state.catalog_keys()
-    missing = set(wanted)
-    pending_deletions = 0
-    for info in (info for prefix in _PREFIXES for info in store.list(prefix)):
-        missing.discard(info.key)
-        if info.key in pending:
-            pending_deletions += 1
-        elif not (info.key in wanted or info.key.startswith(SERVE_PREFIX) or is_referenced(info.key)):
-            report.leftovers.append(info.key)
-    for key in sorted(missing):
-        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
-    for key in sorted(key for key in wanted if key in pending):
-        report.add(AnomalyKind.PENDING_DELETION, key, "is a pending deletion, but still referenced")
-    report.counts["pending_deletions"] = pending_deletions
-    report.leftovers.sort()

@@ -35,11 +35,11 @@ from rocketmq_tiered.maintenance.repair.found_objects import (
     history_ends,
 )
 from rocketmq_tiered.maintenance.repair.lost_entries import lost_entries
-from rocketmq_tiered.maintenance.repair.survey import DAMAGE, VERSION_STEP, Survey, survey
+from rocketmq_tiered.maintenance.repair.survey import VERSION_STEP, Survey, survey
 from tiered.archive.salvage import Lost, salvaged
 from tiered.archive.segment_reader import SegmentCache
 from tiered.archive.verify import check_objects
-from tiered.archive.verify_catalog import check_root, pending_of
+from tiered.archive.verify_catalog import check_catalog_objects, check_state_objects, pending_of
 from tiered.archive.verify_index import check_indexes
 from tiered.archive.verify_queues import check_queues, queue_name
 from tiered.archive.verify_report import VerifyReport
@@ -48,14 +48,20 @@ from tiered.archive.verify_segment import AnomalyKind
 from tiered.archive.verify_timers import check_timers
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.commit import CommitDraft, CommitKind, CommitPlace, PageChange, encode_commit
-from tiered.catalog.deletions import KEPT_MS, PendingDeletion, Reason, read_list
+from tiered.catalog.deletions import KEPT_MS, PendingDeletion, Reason
 from tiered.catalog.pages import spill
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import NO_ROOT, REPAIRED, CatalogState, Owner, RootRef
-from tiered.errors import FencedError, NotFoundError
-from tiered.formats.keys import catalog_key, object_of, page_key
-from tiered.formats.memory_bound import stored_bytes_max
-from tiered.formats.state_object import decode_state
+from tiered.errors import FencedError
+from tiered.formats.keys import (
+    INDEX_PREFIX,
+    PAGES_PREFIX,
+    STATE_PREFIX,
+    TIMER_PREFIX,
+    catalog_key,
+    object_of,
+    page_key,
+)
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 
@@ -63,6 +69,7 @@ NAMED_MAX = 1000
 """Lost ranges that the commit names."""
 SPILL_RUNS = 50_000
 PAGE_RUNS = 8192
+CATALOG_OBJECTS = (PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX, TIMER_PREFIX)
 Progress = Callable[[int, int], None]
 
 
@@ -113,7 +120,6 @@ def plan_repair(
     )
     repair.state = replace(state, cluster=state.cluster or names[0], broker=state.broker or names[1])
     report = VerifyReport()
-    pending_of(store, state, report)
     _drop_unreadable(repair, report)
     damaged = _damaged_objects(repair, report, progress)
     report.anomalies += check_indexes(
@@ -188,71 +194,43 @@ def _record(repair: Repair) -> dict[str, object]:
 
 
 def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
-    """The state without pages, roots, lists and tables that cannot be read."""
+    """The state without pages, roots, lists, tables and timers that cannot be read."""
     store, state = repair.store, repair.state
     runs = LivingRuns(store, state)
     for _ in runs.in_order():
         pass
     for key, reason in runs.unreadable.items():
         report.add(AnomalyKind.PAGE, key, reason)
-    kept = []
-    for root in (state.root, *state.kept_roots):
-        is_readable = _is_root(store, root, report)
-        kept += [root] if is_readable and root in state.kept_roots else []
+    pages = {object_of(key) for key in runs.unreadable}
+    pending_of(store, state, report)
+    check_catalog_objects(store, state, report)
+    check_state_objects(store, state, report)
+    report.anomalies += check_timers(store, state, full=True)[0]
+    existing = {info.key for prefix in CATALOG_OBJECTS for info in store.list(prefix)}
+    for key in sorted(state.catalog_keys() - existing - pages):
+        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
+    bad = {anomaly.key for anomaly in report.anomalies}
     histories = state.log_histories
-    if not repair.survey.is_chain_whole or not all(
-        _is_root(store, RootRef(key, 0), report)
-        for history in histories
-        for key in (history.root, history.hidden)
-        if key
+    if not repair.survey.is_chain_whole or not bad.isdisjoint(
+        key for history in histories for key in (history.root, history.hidden)
     ):
         histories = ()
         if state.log_histories:
             repair.unknown.append("what earlier log histories hid")
             repair.survey.is_chain_whole = False  # it cannot be followed past their begins
-    bad = {anomaly.key for anomaly in check_timers(store, state, full=True)[0]}
-    bad |= {ref.key for ref in state.timers if not _exists(store, ref.key)}
-    for key in sorted(bad):
-        report.add(AnomalyKind.DAMAGED, key, "its timers are lost: they are not delivered")
-    repair.quarantined |= bad
-    lists = [one for one in state.deletion_lists if _is_list(store, one, report)]
-    tables = {name: key for name, key in state.state_objects.items() if _is_table(store, name, key, report)}
-    repair.quarantined |= {object_of(key) for key in runs.unreadable} - {
-        object_of(page.key) for page in state.pages if page.key not in runs.unreadable
-    }
     timers = tuple(ref for ref in state.timers if ref.key not in bad)
+    for ref in state.timers:
+        if ref.key in bad:
+            report.add(AnomalyKind.DAMAGED, ref.key, "its timers are lost: they are not delivered")
+            repair.quarantined.add(ref.key)
+    whole = tuple(page for page in state.pages if page.key not in runs.unreadable)
+    repair.quarantined |= pages - {object_of(page.key) for page in whole}
     repair.state = replace(
-        state, timers=timers, kept_roots=tuple(kept),
-        pages=tuple(page for page in state.pages if page.key not in runs.unreadable),
-        log_histories=histories, deletion_lists=tuple(lists), state_objects=tables,
+        state, timers=timers, pages=whole, log_histories=histories,
+        kept_roots=tuple(root for root in state.kept_roots if root.key not in bad),
+        deletion_lists=tuple(one for one in state.deletion_lists if one.key not in bad),
+        state_objects={name: key for name, key in state.state_objects.items() if key not in bad},
     )  # fmt: skip
-
-
-def _is_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> bool:
-    before = len(report.anomalies)
-    check_root(store, root, report)
-    if len(report.anomalies) == before and root.key and not _exists(store, root.key):
-        report.add(AnomalyKind.MISSING, root.key, "is in the catalog, but does not exist")
-    return len(report.anomalies) == before
-
-
-def _is_list(store: ObjectStore, listed, report: VerifyReport) -> bool:  # type: ignore[no-untyped-def]
-    try:
-        read_list(store, listed)
-    except DAMAGE as error:
-        if isinstance(error, NotFoundError):
-            report.add(AnomalyKind.MISSING, listed.key, error.message)
-        return False
-    return True
-
-
-def _is_table(store: ObjectStore, name: str, key: str, report: VerifyReport) -> bool:
-    try:
-        decode_state(store.get(key, stored_bytes_max()), name, source=key)
-    except DAMAGE as error:
-        report.add(AnomalyKind.DAMAGED, key, error.message)
-        return False
-    return True
 
 
 def _exists(store: ObjectStore, key: str) -> bool:
@@ -271,10 +249,6 @@ def _damaged_objects(repair: Repair, report: VerifyReport, progress: Progress) -
 def _drop_indexes(repair: Repair, bad: set[str]) -> None:
     """Index files up to the first bad one: they cover versions without a hole."""
     state = repair.state
-    for ref in state.indexes:
-        if ref.key not in bad and not _exists(repair.store, ref.key):
-            bad.add(ref.key)
-            repair.notes.append(f"index file {ref.key} is missing")
     kept = tuple(takewhile(lambda ref: ref.key not in bad, state.indexes))
     gone = {ref.key for ref in state.indexes[len(kept) :]} - bad
     pending = dict(state.pending_deletions)

@@ -1,0 +1,142 @@
+"""Verification of names: the data objects that living runs name, and the objects of the catalog, against a listing.
+
+A name is kept as a digest of eight bytes with its size: wrongly found for at most one key in 10¹². No request for each
+object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.archive.verify_catalog import pending_of
+from tiered.archive.verify_progress import VerifyPass
+from tiered.archive.verify_queues import check_queues
+from tiered.archive.verify_report import VerifyReport
+from tiered.archive.verify_runs import LivingRuns
+from tiered.archive.verify_segment import AnomalyKind
+from tiered.catalog.pages import Page
+from tiered.catalog.state import CatalogState
+from tiered.formats.keys import (
+    DATA_PREFIX,
+    INDEX_PREFIX,
+    PAGES_PREFIX,
+    SERVE_PREFIX,
+    SETS_PREFIX,
+    STATE_PREFIX,
+    TIMER_PREFIX,
+)
+from tiered.object_store.interface import ObjectInfo, ObjectStore
+
+_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX, TIMER_PREFIX)
+Progress = Callable[[int, int], object]
+"""(objects listed, objects named)."""
+Save = Callable[[Callable[[], object]], object]
+"""Saves the pass if that is due, after what it is given."""
+
+
+class NamedObjects:
+    """Names and sizes of all objects with living runs of ``state``, and which of them the pass ``current`` has found.
+    Queues and pages are checked on the way."""
+
+    def __init__(
+        self, store: ObjectStore, state: CatalogState, current: VerifyPass, report: VerifyReport
+    ) -> None:
+        self._store, self._state, self._current = store, state, current
+        self._parts: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
+        self._digests = np.empty(0, np.uint64)
+        self._sizes = np.empty(0, np.int64)
+        runs = LivingRuns(store, state, seen=self._add)
+        if state.memory_runs:
+            self._add(Page(state.directory.keys, state.memory))
+        report.anomalies += check_queues(state, runs.in_order())
+        for key, reason in runs.unreadable.items():
+            report.add(AnomalyKind.PAGE, key, reason)
+        self._join()
+        self._is_found = current.unpack(len(self))
+        self._pending = pending_of(store, state, report)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def _add(self, page: Page) -> None:
+        chunk = page.chunk
+        used = np.unique(chunk.runs["object"])
+        keys = (chunk.object_keys[number] for number in chunk.objects["key"][used].tolist())
+        digests = np.fromiter(map(key_digest, keys), np.uint64, len(used))
+        self._parts.append((digests, chunk.objects["size_bytes"][used].astype(np.int64)))
+        if len(self._parts) >= 64:
+            self._join()
+
+    def _join(self) -> None:
+        digests = np.concatenate([self._digests, *(part[0] for part in self._parts)])
+        sizes = np.concatenate([self._sizes, *(part[1] for part in self._parts)])
+        self._digests, first = np.unique(digests, return_index=True)
+        self._sizes = sizes[first]
+        self._parts = []
+
+    def _find(self, key: str, size_bytes: int) -> bool:
+        """Whether ``key`` is one of them; it exists with this size."""
+        digest = np.uint64(key_digest(key))
+        at = int(np.searchsorted(self._digests, digest))
+        if at == len(self._digests) or self._digests[at] != digest:
+            return False
+        self._is_found[at] = self._sizes[at] == size_bytes
+        return True
+
+    def listed(self, save: Save, progress: Progress = lambda done, total: None) -> list[str]:
+        """Compares all with the listing; what is wrong and what is left over is in the pass. Returns objects of the
+        catalog that are not listed."""
+        wanted, current = self._state.catalog_keys(), self._current
+        report = VerifyReport(current.anomalies, current.leftovers)
+        missing = set(current.missing if current.after else wanted)
+        done = int(self._is_found.sum())
+
+        def keep() -> None:
+            current.pack(self._is_found)
+            current.missing = sorted(missing)
+
+        for info in _listed(self._store, current.after):
+            missing.discard(info.key)
+            is_named = self._find(info.key, info.size_bytes) or info.key in wanted
+            if info.key in self._pending:
+                current.pending_deletions += 1
+                if is_named:
+                    report.add(
+                        AnomalyKind.PENDING_DELETION, info.key, "is a pending deletion, but still referenced"
+                    )
+            elif not is_named and not info.key.startswith(SERVE_PREFIX):
+                report.leftovers.append(info.key)
+            done += is_named
+            if done % 1_000 == 0:
+                progress(done, len(self))
+            current.after = info.key
+            save(keep)
+        return sorted(missing)
+
+    def missing(self) -> Iterator[str]:
+        """Names of those that were not listed; reads the pages again, if there are any."""
+        if self._is_found.all():
+            return
+        seen: set[str] = set()
+        for page in LivingRuns(self._store, self._state).between(0, self._state.version):
+            used = page.chunk.objects["key"][np.unique(page.chunk.runs["object"])]
+            for key in {page.chunk.object_keys[number] for number in used.tolist()} - seen:
+                seen.add(key)
+                if not self._is_found[np.searchsorted(self._digests, np.uint64(key_digest(key)))]:
+                    yield key
+
+
+def key_digest(key: str) -> int:
+    """Eight bytes that stand for ``key``."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
+
+
+def _listed(store: ObjectStore, after: str) -> Iterator[ObjectInfo]:
+    """All objects that may be named, in a fixed order; those after the object ``after`` of it."""
+    at = next((number for number, prefix in enumerate(_PREFIXES) if after.startswith(prefix)), 0)
+    for number, prefix in enumerate(_PREFIXES[at:]):
+        yield from store.list(prefix, start_after="" if number else after)
