@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -52,17 +52,24 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("/tmp/bench-verification"), help="emptied")
     parser.add_argument("--out", type=Path, default=Path("verification.jsonl"))
     options = parser.parse_args()
-    rows = [_quick(options.commits)] if options.commits else []
+    is_ok = True
+    for row in _measured(options):
+        with options.out.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+        print(json.dumps(row, indent=2))
+        is_ok &= bool(row["ok"])
+    return int(not is_ok)
+
+
+def _measured(options: argparse.Namespace) -> Iterator[Row]:
+    if options.commits:
+        yield _quick(options.commits)
     if options.gib:
         shutil.rmtree(options.work, ignore_errors=True)
         try:
-            rows.append(_full(_archived(options.work, int(options.gib * 2**30)), options.rounds))
+            yield _full(_archived(options.work, int(options.gib * 2**30)), options.rounds)
         finally:
             shutil.rmtree(options.work, ignore_errors=True)
-    with options.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
-    print(json.dumps(rows, indent=2))
-    return int(not all(row["ok"] for row in rows))
 
 
 def _quick(commits: int) -> Row:
