@@ -161,7 +161,7 @@ class Drill:
 DRILLS = {
     "5.3.3": Drill("5.3.3", "5.3.3"),
     "5.3.3 go grpc": Drill("5.3.3", "5.3.3", ("go", "grpc")),
-    "5.5.0 names 4.9.7 go": Drill("5.5.0", "4.9.7", ("go",)),
+    "5.5.0 names 4.9.7 go": Drill("5.5.0", "4.9.7", ("go",), messages=8_000),
 }
 
 
@@ -212,7 +212,7 @@ def drill(scene: MountScene, kind: Drill) -> None:
     for name in ("n1", "n2", "n3"):
         scene.mount(name)
     until(lambda: set(scene.holders()) == set(RETIRED), "not mounted", 120)
-    took = [_act(scene, act, push, wanted[push]) for act in (Node.end, Node.pause, Node.stop, Node.end)]
+    took = [_act(scene, act, push, wanted[push]) for act in (Node.end, Node.pause, Node.drain, Node.end)]
     for output, count in wanted.items():
         until(lambda: len(consumed(output)) >= count, f"messages are missing: {output.name}", 600)  # noqa: B023
     counts = {output.stem: consumed(output) for output in wanted}
@@ -251,6 +251,7 @@ def _act(scene: MountScene, act: Callable[[Node], object], push: Path, wanted: i
     if act is Node.pause:
         node.resume()
     else:
+        node.process.wait(120)
         scene.mount(node.name)
     return took_s
 
