@@ -86,3 +86,13 @@ def test_this_machine_has_an_address_or_none() -> None:
         if found is not None:
             address = ipaddress.ip_address(found)
             assert not (address.is_loopback or address.is_unspecified) and not is_wildcard(found)
+
+
+def test_port_0_is_advertised_as_the_bound_port() -> None:
+    async def scene() -> None:
+        service = service_of(bind="127.0.0.1:0", advertise="127.0.0.1:0")
+        address = await service.start()
+        assert int(address.rpartition(":")[2]) > 0 and await route_address(service) == address
+        await service.close(0.0)
+
+    asyncio.run(scene())
