@@ -127,7 +127,7 @@ class MountNode:
                 self.member.claiming.discard(name)
             elif name not in self.mounted:
                 self._spawn(name, self._take(name))
-        for name in (*decision.give, *decision.stop):
+        for name in decision.give:
             if name in self.mounted:
                 self._spawn(name, self._give(self.mounted[name]))
         self._contested &= set(decision.take)

@@ -59,11 +59,10 @@ class Sightings:
 
 @dataclass(frozen=True)
 class Decision:
-    """``take``: claim and serve; ``give``: release to another node; ``stop``: release, as it is no longer announced."""
+    """``take``: claim and serve; ``give``: release, to another node or because it is no longer announced."""
 
     take: tuple[BrokerName, ...] = ()
     give: tuple[BrokerName, ...] = ()
-    stop: tuple[BrokerName, ...] = ()
 
 
 def weight_of(queues: int, consumers: int = 0) -> int:
@@ -78,10 +77,10 @@ def decide(me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerNa
         for node, lease in leases.items() if lease.is_living
     }  # fmt: skip
     mine = held.get(me, [])
-    stop = tuple(record.name for record in mine if record.name not in announced)
+    gone = tuple(record.name for record in mine if record.name not in announced)
     mine = [record for record in mine if record.name in announced]
     if leases[me].state is not NodeState.ACTIVE:
-        return Decision(give=tuple(record.name for record in mine), stop=stop)
+        return Decision(give=(*gone, *(record.name for record in mine)))
     loads = {node: _load(records) for node, records in held.items() if leases[node].state is NodeState.ACTIVE}
     taken = {record.name for records in held.values() for record in records}
     free = sorted((-weight_of(queues), name) for name, queues in announced.items() if name not in taken)
@@ -92,7 +91,7 @@ def decide(me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerNa
         if target == me:
             take.append(name)
     is_moving = free or any(not record.address for records in held.values() for record in records)
-    return Decision(tuple(take), () if is_moving else _given(me, mine, loads), stop)
+    return Decision(tuple(take), gone if is_moving else (*gone, *_given(me, mine, loads)))
 
 
 def _given(me: str, mine: list[MountRecord], loads: dict[str, int]) -> tuple[BrokerName, ...]:

@@ -106,7 +106,7 @@ class SimulatedNode:
         try:
             records = [MountRecord(*name, address=f"{self.name}:{process}", queues=4) for name in self.held]
             decision = self.member.step(NodeState.ACTIVE, records)
-            for name in (*decision.give, *decision.stop):
+            for name in decision.give:
                 held = self.held.pop(name, None)
                 if held is not None:
                     self.release(name, held)

@@ -40,7 +40,7 @@ def test_a_draining_node_gives_everything_and_takes_nothing() -> None:
 
 
 def test_a_broker_that_is_no_longer_announced_is_stopped() -> None:
-    assert decide("n1", leases_of(lease("n1", held(0))), {}) == Decision(stop=(BrokerName("c", "b0"),))
+    assert decide("n1", leases_of(lease("n1", held(0))), {}) == Decision(give=(BrokerName("c", "b0"),))
 
 
 def test_a_new_node_gets_its_share_and_balance_comes_to_rest() -> None:
