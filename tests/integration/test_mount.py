@@ -104,7 +104,7 @@ def test_a_restored_broker_takes_its_name_back(scene: MountScene) -> None:
     assert "a master of this broker is registered" in scene.tiered("mount", "ls", scene.url, code=4)
     assert scene.listed()["live-b"] == broker.broker_address
     assert "permission" in scene.tiered("detach", "--undo", *scene.place("live-b"))
-    assert scene.states() == {}
+    assert scene.mounted() == {}
     scene.fill("live-b", MESSAGES)
     until(lambda: len(consumed(push)) == MESSAGES, "messages of the restored broker are missing", 120)
     assert consumed(push).total() == MESSAGES, "something came twice"
