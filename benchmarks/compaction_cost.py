@@ -15,13 +15,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.compaction_due import gains
-from rocketmq_tiered.maintenance.compaction_forecast import CompactionForecast, forecast
-from rocketmq_tiered.maintenance.compaction_job import limits_of
-from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_join, plan_rewrite
+from rocketmq_tiered.maintenance.compaction_job import CompactionForecast, forecast, limits_of
+from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, gains, plan_join, plan_rewrite
 from rocketmq_tiered.maintenance.compaction_ranges import PageRange
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound
-from rocketmq_tiered.maintenance.prices import Prices
+from rocketmq_tiered.maintenance.cost import Prices
 from tiered.archive.rewrite.plan import Candidates
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE

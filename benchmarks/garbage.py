@@ -25,7 +25,7 @@ from benchmarks.recording import record
 from benchmarks.report import MIB, Row
 from benchmarks.synthetic_history import CYCLE_MS, START_MS, SyntheticHistory
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft
 from tiered.catalog.living_runs import living_runs

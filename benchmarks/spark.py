@@ -45,7 +45,7 @@ from benchmarks.spark_report import (
     targets,
 )
 from benchmarks.stores import StoreProfile, ensure_store
-from rocketmq_tiered.message_table.batches.partition_reader import read_partition
+from rocketmq_tiered.message_table.batches.message_batches import read_partition
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SOURCE_NAME, parse_options

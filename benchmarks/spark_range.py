@@ -16,8 +16,7 @@ from benchmarks.stores import StoreProfile
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
 from rocketmq_tiered.message_table.options.source_options import parse_options
 from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
-from rocketmq_tiered.message_table.scan.archive_scan import archive_chunks
-from rocketmq_tiered.message_table.scan.queue_scan import ArchiveScan
+from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive_chunks
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore

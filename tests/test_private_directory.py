@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.page.access_token import read_token
+from rocketmq_tiered.page.page_requests import read_token
 from rocketmq_tiered.server.security.rules import RulesFile, read_rules
 from tests.broker_store.unprivileged import UNPRIVILEGED_UID, run_unprivileged
 from tiered.errors import AccessDeniedError, UsageError

@@ -84,12 +84,7 @@ class _Compared:
             chosen &= chunk.runs["min_phys"] < commits.end_phys
             chosen &= chunk.runs["end_phys"] > commits.begin_phys
             for at in np.flatnonzero(chosen).tolist():
-                place = chunk.objects[int(chunk.runs["object"][at])]
-                reader = segments.open(
-                    chunk.object_keys[int(place["key"])],
-                    size_bytes=int(place["size_bytes"]),
-                    tail_bytes=int(place["tail_bytes"]),
-                )
+                reader = segments.of_run(chunk, chunk.runs[at])
                 part = CatalogRun.of(chunk.runs[at])
                 rows = reader.row_columns(part)
                 numbers = np.full(len(rows), len(self._runs)), np.arange(len(rows))

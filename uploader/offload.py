@@ -515,19 +515,11 @@ class Offloader:
             pins=self._loop.pin_status,
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
-            gaps=len(state.gaps),
-            unindexed_objects=len(state.unindexed),
-            pending_deletions=state.pending_deletion_count,
-            oldest_pending_deletion_ms=state.oldest_pending_deletion_ms,
-            oldest_garbage_ms=state.oldest_garbage_ms,
-            diverged_objects=state.diverged_count,
             index_files_rebuilt=self._index_builder.counters.rebuilt,
             index=self._index_loop.status,
             store_problem=self._store_problem(),
             excluded=tuple(sorted(self._feed.excluded.copy())),
             catalog=state,
-            commits=self._writer.commits,
-            catalog_bytes=self._writer.written_bytes,
         )
 
     def _store_problem(self) -> str:

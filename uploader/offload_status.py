@@ -48,27 +48,12 @@ class OffloadStatus:
     pins: PinStatus | None
     bound_reason: str
     counters: UploadCounters
-    gaps: int = 0
-    """Gaps in the archive."""
-    unindexed_objects: int = 0
-    """Damaged data objects excluded from the message index."""
+    catalog: CatalogState
     index: TaskStatus | None = None
     """Index building."""
-    pending_deletions: int = 0
-    """Objects that `gc` has still to delete."""
-    oldest_pending_deletion_ms: int | None = None
-    oldest_garbage_ms: int | None = None
-    """When the oldest pending deletion with the usual grace period became one."""
-    diverged_objects: int = 0
-    """Objects of a truncated or replaced log among them."""
     index_files_rebuilt: int = 0
     """Damaged index files rebuilt by this process."""
     excluded: tuple[str, ...] = ()
     """Topics that topics.include and topics.exclude exclude, if messages of them were read."""
     store_problem: str = ""
     """Why uploads or commits are being retried; empty if none is."""
-    catalog: CatalogState | None = None
-    commits: int = 0
-    """Commits of this process to the catalog."""
-    catalog_bytes: int = 0
-    """Bytes of the catalog that this process wrote."""

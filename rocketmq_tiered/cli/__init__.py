@@ -17,7 +17,7 @@ from gc import freeze, set_threshold  # by name: a verb's module here is called 
 from importlib import metadata
 from typing import NoReturn
 
-from rocketmq_tiered.process.sighup import catch_sighup
+from rocketmq_tiered.process.event_queue import catch_sighup
 from tiered.console import print_lines
 from tiered.errors import FULL_ERRNOS, StoreFullError, TieredError, UsageError
 from tiered.timestamps import RELATIVE

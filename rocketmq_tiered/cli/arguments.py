@@ -1,12 +1,15 @@
-"""Arguments shared by verbs, most of which set a setting."""
+"""Arguments shared by verbs, most of which set a setting, and the two forms of a result."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import tempfile
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from rocketmq_tiered.process.logs import log_plain
+from tiered.console import print_json, print_lines
 from tiered.errors import UsageError
 from tiered.formats.memory_bound import limit_decoding
 from tiered.settings.load import LoadedSettings, flag_assignments, load_settings
@@ -124,19 +127,19 @@ def add_writer_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag
     """Flags of verbs that write an archive, and those of ``groups``."""
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, *groups)
     add_topics(parser)
-    parser.add_argument(
-        "--take-over", dest="archive.take_over", action="store_const", const="true", default=None,
-        help="become the archive's writer even if another instance is, which is then fenced",
-    )  # fmt: skip
+    become = "become the archive's writer even if another instance is, which is then fenced"
+    add_switch(parser, "--take-over", "archive.take_over", become)
+
+
+def add_switch(parser: argparse.ArgumentParser, option: str, key: str, meaning: str) -> None:
+    """An option without a value, which sets the setting ``key`` to true."""
+    parser.add_argument(option, dest=key, action="store_const", const="true", default=None, help=meaning)
 
 
 def add_topics(parser: argparse.ArgumentParser) -> None:
     """Flags that select the topics to archive."""
     add_flags(parser, TOPIC_FLAGS)
-    parser.add_argument(
-        "--include-system", dest="topics.include_system", action="store_const", const="true", default=None,
-        help="also archive RocketMQ's system topics",
-    )  # fmt: skip
+    add_switch(parser, "--include-system", "topics.include_system", "also archive RocketMQ's system topics")
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +148,51 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         "--rules", metavar="FILE",
         help="use topics.rules and [retention] of this settings file instead of the rules in force in the archive",
     )  # fmt: skip
+
+
+def add_topic(parser: argparse.ArgumentParser) -> None:
+    """``--topic``, with patterns."""
+    parser.add_argument(
+        "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
+    )
+
+
+def add_times(parser: argparse.ArgumentParser, *, since: str = "no limit", until: str = "no limit") -> None:
+    """``--since`` and ``--until``; their defaults, for people."""
+    how = "ISO 8601, by default in UTC, ms since 1970, or -1h"
+    parser.add_argument(
+        "--since", type=instant, metavar="TIME", help=f"from this time on: {how} (default: {since})"
+    )
+    parser.add_argument("--until", type=instant, metavar="TIME", help=f"before this time (default: {until})")
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """``--at-version``."""
+    parser.add_argument(
+        "--at-version", type=whole_number, metavar="N",
+        help="as the archive was at catalog version N, until gc deletes it",
+    )  # fmt: skip
+
+
+def add_generation(parser: argparse.ArgumentParser) -> None:
+    """``--generation``."""
+    parser.add_argument(
+        "--generation", type=int, metavar="N", help="an earlier generation of a recreated topic"
+    )
+
+
+def add_prices(parser: argparse.ArgumentParser) -> None:
+    """``--prices``."""
+    parser.add_argument(
+        "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
+    )
+
+
+def whole_number(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
+    return int(text)
 
 
 def add_rewriting(parser: argparse.ArgumentParser, section: str, verb: str, *, also: str = "") -> None:
@@ -166,11 +214,20 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> LoadedSettings:
-    """The settings of this command line, with environment and file."""
+    """The settings of this command line, with environment and file. From now on, plain lines are logged."""
     flags: dict[str, tuple[str, Any]] = flag_assignments(options.assignments)
     for key, value in vars(options).items():
         if "." in key and value is not None:
             flags[key] = (_KNOWN[key], value)
     loaded = load_settings(options.config, environment=os.environ, flags=flags)
     limit_decoding(loaded.settings.fetch.memory_bytes)
+    log_plain(loaded.settings.process.log_level)
     return loaded
+
+
+def print_result(options: argparse.Namespace, document: Any, lines: Iterable[str]) -> None:
+    """``document`` with ``--json``, else ``lines``."""
+    if options.json:
+        print_json(document)
+    else:
+        print_lines(*lines)

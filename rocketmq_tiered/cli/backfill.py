@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from rocketmq_tiered.cli.arguments import add_json, add_writer_flags, settings_of
+from rocketmq_tiered.cli.arguments import add_json, add_switch, add_writer_flags, print_result, settings_of
 from rocketmq_tiered.process.allocator import return_freed_memory
 from rocketmq_tiered.process.instance import backfill_instance
-from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.process.uploader_job import UploaderJob, Writer
-from tiered.console import camel_names, print_json, print_lines
+from tiered.console import camel_names, print_lines
 from tiered.object_store.request_metrics import StoreMetrics
 from uploader.bounded_run import run_bounded
 from uploader.offload_status import OffloadResult, OffloadStatus
@@ -34,14 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("broker.store_path", metavar="STORE", help="the broker's store directory")
     parser.add_argument("archive.url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     add_writer_flags(parser)
-    parser.add_argument(
-        "--replace-log", dest="archive.replace_log", action="store_const", const="true", default=None,
-        help="continue even if archived messages are missing from the store's log; they are hidden",
-    )  # fmt: skip
-    parser.add_argument(
-        "--same-broker", dest="archive.same_broker", action="store_const", const="true", default=None,
-        help="the store is the same broker's, though topics were recreated or its address changed",
-    )  # fmt: skip
+    missing = "continue even if archived messages are missing from the store's log; they are hidden"
+    add_switch(parser, "--replace-log", "archive.replace_log", missing)
+    same = "the store is the same broker's, though topics were recreated or its address changed"
+    add_switch(parser, "--same-broker", "archive.same_broker", same)
     add_json(parser)
 
 
@@ -49,7 +44,6 @@ def execute(options: argparse.Namespace) -> int:
     """Archive to the end of the log, from where the archive ends. Damage is exit code 1."""
     return_freed_memory()
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     writer = Writer(backfill_instance(settings.broker.store_path), "backfill", settings.archive.take_over)
     job = UploaderJob(settings, writer, StoreMetrics())
     stop = threading.Event()
@@ -58,12 +52,8 @@ def execute(options: argparse.Namespace) -> int:
         outage_limit = OutageLimit(limits.patience_ms / 1000, limits.drain_timeout_ms / 1000)
         result = _run(job, stop, progress, outage_limit)
     title = f"{job.names.cluster}/{job.names.broker} in {settings.archive.url}"
-    if options.json:
-        print_json(camel_names(asdict(result)) | {"interrupted": stop.is_set()})
-    else:
-        print_lines(f"{title}: {outcome_text(result)}")
-        if stop.is_set():
-            print_lines(INTERRUPTED)
+    lines = [f"{title}: {outcome_text(result)}", *([INTERRUPTED] if stop.is_set() else ())]
+    print_result(options, camel_names(asdict(result)) | {"interrupted": stop.is_set()}, lines)
     if stop.is_set():
         return EXIT_INTERRUPTED
     return EXIT_ANOMALIES if result.damaged or result.lost else 0

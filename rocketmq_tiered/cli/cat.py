@@ -16,9 +16,8 @@ from fetcher.rows.message import MessageBatch
 from fetcher.rows.tag_filter import MessageFilter, tag_filter
 from fetcher.sql92.message_filter import Sql92Filter
 from fetcher.walk import Span, Walk
-from rocketmq_tiered.cli.arguments import add_archive, instant, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_generation, add_times, add_version, settings_of
 from rocketmq_tiered.cli.rendering import BODY_FORMS, BodyForm, is_charset, jsonl_line
-from rocketmq_tiered.process.logs import log_plain
 from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.unreadable import UnreadableMessagesError, UnreadableRange
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
@@ -39,11 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every topic")
     parser.add_argument("--queue", type=int, metavar="N", help="only this queue")
     parser.add_argument("--from", dest="start", type=int, metavar="OFFSET", help="first queue offset")
-    parser.add_argument(
-        "--since", type=instant, metavar="TIME",
-        help="from the first message stored at or after this time (ISO 8601, by default in UTC, ms since 1970, or -1h)",
-    )  # fmt: skip
-    parser.add_argument("--until", type=instant, metavar="TIME", help="only messages stored before this time")
+    add_times(parser)
     parser.add_argument("--limit", type=int, metavar="N", help="at most N records of each queue")
     parser.add_argument(
         "--tag", metavar="EXPRESSION", help="only messages with these tags: TagA, or 'TagA || TagB'"
@@ -58,15 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="jsonl: add bodies in this form (default: length and checksum only)",
     )
     parser.add_argument("--charset", metavar="NAME", help=f"of --body text (default: {CHARSET})")
-    parser.add_argument(
-        "--generation", type=int, metavar="N", help="an earlier generation of a recreated topic"
-    )
-    parser.add_argument(
-        "--at-version",
-        type=int,
-        metavar="N",
-        help="as the archive was at catalog version N, until gc deletes it",
-    )
+    add_generation(parser)
+    add_version(parser)
     parser.add_argument(
         "--history",
         type=int,
@@ -85,7 +73,6 @@ def execute(options: argparse.Namespace) -> int:
     """Print the chosen queues one after another, each in offset order; with --follow, new messages of each in turn."""
     message_filter = _checked(options)
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     with open_archive(
         options.url, settings=settings, version=options.at_version, history=options.history
     ) as archive:

@@ -7,19 +7,24 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rewriting, settings_of
+from rocketmq_tiered.cli.arguments import (
+    add_archive,
+    add_json,
+    add_prices,
+    add_rewriting,
+    print_result,
+    settings_of,
+)
 from rocketmq_tiered.cli.repeated import add_every, once_or_every
 from rocketmq_tiered.maintenance.compaction_job import (
-    CompactionReport,
     compact_archive,
     dry_run,
     rewrite_options,
 )
-from rocketmq_tiered.maintenance.prices import Prices, read_prices
+from rocketmq_tiered.maintenance.cost import Prices, read_prices
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
-from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from rocketmq_tiered.process.loaded_archive import open_for_reading
 from rocketmq_tiered.process.progress import Progress
-from tiered.console import print_json, print_lines
 from tiered.errors import CorruptionError
 from tiered.formats.page_decoder import decode_column_page
 from tiered.settings.sections import Settings
@@ -32,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_archive(parser)
     add_every(parser, "join objects")
     add_rewriting(parser, "compaction", "join")
-    parser.add_argument(
-        "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
-    )
+    add_prices(parser)
     add_json(parser)
 
 
@@ -50,23 +53,14 @@ def execute(options: argparse.Namespace) -> int:
 def _pass(options: argparse.Namespace, settings: Settings, prices: Prices) -> int:
     with open_for_reading(options.url, settings) as archive:
         if options.apply:
-            report = _apply(archive, settings, Path(options.spool), prices, quiet=options.json)
+            writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)
+            with Progress("joined", 0, quiet=options.json) as progress:
+                report = compact_archive(
+                    archive.store, archive.state, settings, writing, prices, report=progress.update
+                )
         else:
             report = dry_run(archive.store, archive.state, settings, prices)
-    if options.json:
-        print_json(report.document())
-    else:
-        print_lines(*report.lines(archive.title))
+    print_result(options, report.document(), report.lines(archive.title))
     for found in report.unreadable:
         logger.error("%s", found.text)
     return CorruptionError.exit_code if report.unreadable else 0
-
-
-def _apply(
-    archive: LoadedArchive, settings: Settings, spool: Path, prices: Prices, *, quiet: bool
-) -> CompactionReport:
-    options = replace(rewrite_options(settings, spool), release=trim)
-    with Progress("joined", 0, quiet=quiet) as progress:
-        return compact_archive(
-            archive.store, archive.state, settings, options, prices, report=progress.update
-        )

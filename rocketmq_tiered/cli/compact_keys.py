@@ -7,21 +7,32 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rewriting, add_rules, settings_of
+from rocketmq_tiered.cli.arguments import (
+    add_archive,
+    add_json,
+    add_rewriting,
+    add_rules,
+    print_result,
+    settings_of,
+)
 from rocketmq_tiered.cli.repeated import add_every, once_or_every
 from rocketmq_tiered.maintenance.compaction_job import rewrite_options
 from rocketmq_tiered.maintenance.key_begins import Copying, CopyReport
 from rocketmq_tiered.maintenance.key_job import MAP_SHARE, READ, WRITTEN, IsKeyed, compact_keys
-from rocketmq_tiered.maintenance.key_queues import Waiting
+from rocketmq_tiered.maintenance.key_rounds import Waiting
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
-from rocketmq_tiered.process.archive_rules import archived_topic_table, require_keyed, rules_of
 from rocketmq_tiered.process.broker_side import credentials_of, tls_of
-from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from rocketmq_tiered.process.loaded_archive import (
+    LoadedArchive,
+    archived_topic_table,
+    keyed_topics,
+    open_for_reading,
+    rules_of,
+)
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
-from tiered.console import print_json, print_lines
 from tiered.remoting.client import BrokerClient
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import with_rules_in_force
@@ -58,13 +69,8 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
     with open_for_reading(options.url, loaded.settings) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
         rule_of = rules_of(archive, settings)
-        require_keyed(options.topic, rule_of)
+        is_keyed = keyed_topics(rule_of, settings, options.topic)
         writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)
-
-        def is_keyed(topic: str) -> bool:
-            is_chosen = options.topic in (None, topic) and topic != settings.timers.topic
-            return is_chosen and rule_of(topic).key_compaction
-
         copied = _copied(options, archive, settings, writing, is_keyed) if options.from_broker else None
         state = load(archive.store) if copied and copied.is_applied else archive.state
         with (
@@ -83,10 +89,9 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
             if is_compacted(table.get(queue.topic)) and not rule_of(queue.topic).key_compaction
         ]
         report = replace(report, waiting=(*report.waiting, *off))
-    if options.json:
-        print_json(report.document() | ({"copied": copied.document()} if copied else {}))
-    else:
-        print_lines(*(copied.lines(archive.title) if copied else ()), *report.lines(archive.title))
+    document = report.document() | ({"copied": copied.document()} if copied else {})
+    lines = [*(copied.lines(archive.title) if copied else ()), *report.lines(archive.title)]
+    print_result(options, document, lines)
     return 0
 
 

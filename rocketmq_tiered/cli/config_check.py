@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_tiered.cli.arguments import SERVE_FLAGS, add_json, add_places, add_writer_flags, settings_of
-from rocketmq_tiered.process.archive_rules import archived_topic_table
 from rocketmq_tiered.process.broker_side import read_conf, topic_filter_of
-from rocketmq_tiered.process.loaded_archive import open_for_reading
+from rocketmq_tiered.process.loaded_archive import archived_topic_table, open_for_reading
 from tiered.broker_store.config import read_broker_state
 from tiered.broker_store.names import find_names
 from tiered.console import print_json, print_lines, print_table

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from rocketmq_tiered.cli.arguments import BROKER_FLAGS, add_json, add_setting_flags, settings_of
+from rocketmq_tiered.cli.arguments import BROKER_FLAGS, add_json, add_setting_flags, print_result, settings_of
 from rocketmq_tiered.process.broker_side import open_store_of, read_conf
-from rocketmq_tiered.process.logs import log_plain
-from rocketmq_tiered.process.progress import Progress
-from rocketmq_tiered.process.queue_check import QueueCheck, QueueProblems, check_queues
-from rocketmq_tiered.process.queue_rewrite import (
+from rocketmq_tiered.process.consume_queues import (
+    QueueCheck,
     Written,
     build,
+    check_queues,
     convert,
     has_compaction_logs,
     has_tables_in_rocksdb,
     plan_of,
 )
-from tiered.console import camel_names, counted, names_text, print_json, print_lines
+from rocketmq_tiered.process.progress import Progress
+from tiered.console import camel_names, counted, names_text
 from tiered.consume_queue.store import StoreKind
 from tiered.errors import UsageError
 
@@ -44,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the action. Differences, and damage of the commitlog, are exit code 1."""
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     if (options.to is None) is (options.action in _WRITERS):
         raise UsageError(
             f"consumequeue {options.action} {'requires' if options.to is None else 'has no'} --to",
@@ -56,59 +56,46 @@ def execute(options: argparse.Namespace) -> int:
         Progress(options.action, 0, quiet=options.json) as progress,
     ):
         if options.action == "verify":
-            return _report_check(options, check_queues(store, progress.update))
+            check = check_queues(store, progress.update)
+            print_result(options, camel_names(asdict(check)), _checked(store.path, check))
+            return 0 if check.is_good else EXIT_ANOMALIES
         written = _WRITERS[options.action](plan_of(store, StoreKind(options.to)), progress.update)
-    return _report_written(options, written)
-
-
-def _report_written(options: argparse.Namespace, written: Written) -> int:
-    if options.json:
-        document = asdict(written)
-        shown = ("queues", "units", "skipped", "damaged", "unknown_ends")
-        print_json(camel_names({name: document[name] for name in shown}))
-    else:
-        store = vars(options)["broker.store_path"]
-        print_lines(
-            f"{store}: {counted(written.units, 'unit')} of {counted(written.queues, 'consume queue')} written, "
-            f"{'storeType=defaultRocksDB' if options.to == 'rocksdb' else 'storeType=default'}"
-        )
-        if written.skipped:
-            print_lines(f"skipped {names_text(written.skipped)}: RocksDB has no BatchCQ")
-        if options.to == StoreKind.FILE.value and has_tables_in_rocksdb(Path(store)):
-            print_lines("export topics, groups and offsets before the start: mqadmin rocksDBConfigToJson")
-        if options.to == StoreKind.ROCKSDB.value and has_compaction_logs(Path(store)):
-            print_lines(
-                "5.5 brokers start with RocksDB and compaction topics only with enableCompaction=false"
-            )
-        if written.unknown_ends:
-            print_lines(f"queues without a message in the log start at offset 0: {written.unknown_ends}")
-        print_lines(*(_damage(*damaged) for damaged in written.damaged))
+    names = ("queues", "units", "skipped", "damaged", "unknown_ends")
+    document = camel_names({name: getattr(written, name) for name in names})
+    print_result(options, document, _written(store.path, options.to, written))
     return EXIT_ANOMALIES if written.damaged or written.unknown_ends else 0
 
 
-def _report_check(options: argparse.Namespace, check: QueueCheck) -> int:
-    if options.json:
-        print_json(camel_names(asdict(check)))
-    else:
-        store = vars(options)["broker.store_path"]
-        print_lines(*(_problems(found) for found in check.problems))
-        print_lines(*(_damage(*damaged) for damaged in check.damaged))
-        later = f", {check.undispatched} to be added when the broker starts" if check.undispatched else ""
+def _written(store: Path, kind: str, written: Written) -> Iterator[str]:
+    yield (
+        f"{store}: {counted(written.units, 'unit')} of {counted(written.queues, 'consume queue')} written, "
+        f"{'storeType=defaultRocksDB' if kind == 'rocksdb' else 'storeType=default'}"
+    )
+    if written.skipped:
+        yield f"skipped {names_text(written.skipped)}: RocksDB has no BatchCQ"
+    if kind == StoreKind.FILE.value and has_tables_in_rocksdb(store):
+        yield "export topics, groups and offsets before the start: mqadmin rocksDBConfigToJson"
+    if kind == StoreKind.ROCKSDB.value and has_compaction_logs(store):
+        yield "5.5 brokers start with RocksDB and compaction topics only with enableCompaction=false"
+    if written.unknown_ends:
+        yield f"queues without a message in the log start at offset 0: {written.unknown_ends}"
+    yield from (_damage(*damaged) for damaged in written.damaged)
+
+
+def _checked(store: Path, check: QueueCheck) -> Iterator[str]:
+    for found in check.problems:
+        how = f"{found.missing} missing, {found.wrong} wrong, {found.extra} extra"
+        yield f"{found.topic}/{found.queue_id}: {how}"
+    yield from (_damage(*damaged) for damaged in check.damaged)
+    later = f", {check.undispatched} to be added when the broker starts" if check.undispatched else ""
+    result = f"{counted(check.queues, 'consume queue')} as in the commitlog"
+    if check.problems:
         result = (
             f"{counted(len(check.problems), 'consume queue')} of {check.queues} differ from the commitlog"
-            if check.problems
-            else f"{counted(check.queues, 'consume queue')} as in the commitlog"
         )
-        print_lines(f"{store}: {result}, {counted(check.units, 'unit')}{later}")
-        if check.problems:
-            print_lines("write them again: tiered consumequeue build")
-    return 0 if check.is_good else EXIT_ANOMALIES
-
-
-def _problems(found: QueueProblems) -> str:
-    return (
-        f"{found.topic}/{found.queue_id}: {found.missing} missing, {found.wrong} wrong, {found.extra} extra"
-    )
+    yield f"{store}: {result}, {counted(check.units, 'unit')}{later}"
+    if check.problems:
+        yield "write them again: tiered consumequeue build"
 
 
 def _damage(begin_phys: int, end_phys: int) -> str:

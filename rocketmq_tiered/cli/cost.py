@@ -9,22 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from fetcher.queries.queue_listing import list_queues
-from rocketmq_tiered.cli.arguments import add_archive, add_json, add_state_dir, settings_of
-from rocketmq_tiered.maintenance.archive_use import KINDS, OTHER, ArchiveUse, PartSizes, Use, measure
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_prices, add_state_dir, settings_of
 from rocketmq_tiered.maintenance.compaction_job import dry_run
 from rocketmq_tiered.maintenance.cost import (
     DAY_S,
+    KINDS,
+    OTHER,
     Alternative,
+    ArchiveUse,
     MonthCost,
+    PartSizes,
+    Prices,
     RequestCounts,
     TopicCost,
+    Use,
     batch_age_costs,
+    measure,
     month_cost,
+    read_prices,
     storage_in_a_year,
     topic_costs,
     ttl_costs,
 )
-from rocketmq_tiered.maintenance.prices import Prices, read_prices
 from rocketmq_tiered.process.instance import state_root
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.request_counts import instance_of, read_counts
@@ -47,9 +53,7 @@ TOO_YOUNG = "rates and costs of the coming month: not known, because the archive
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, prices, and where the running instance is."""
     add_archive(parser)
-    parser.add_argument(
-        "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
-    )
+    add_prices(parser)
     add_state_dir(parser)
     add_json(parser)
 

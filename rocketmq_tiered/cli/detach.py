@@ -24,7 +24,6 @@ from rocketmq_tiered.process.broker_side import (
 )
 from rocketmq_tiered.process.detach import Detachment, Step, Waits
 from rocketmq_tiered.process.instance import backfill_instance, running_instances, state_root
-from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.returned_broker import needs_groups, take_back
 from rocketmq_tiered.process.uploader_job import UploaderJob, Writer
 from rocketmq_tiered.server.mount.node_lease import BrokerName, announce_archive
@@ -77,7 +76,6 @@ def execute(options: argparse.Namespace) -> int:
     wait_ms = duration_ms(options.wait)
     if wait_ms is None:
         raise UsageError(f"--wait {options.wait} is not a duration", hint="for example 10m")
-    log_plain(settings.process.log_level)
     command = _Command(settings, wait_ms / 1000, as_json=options.json)
     try:
         if options.undo:

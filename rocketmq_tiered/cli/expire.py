@@ -7,11 +7,9 @@ from typing import Any
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
 from rocketmq_tiered.cli.repeated import add_every, once_or_every
-from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass
-from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
-from rocketmq_tiered.maintenance.prices import Prices
-from rocketmq_tiered.process.archive_rules import rules_of
-from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from rocketmq_tiered.maintenance.cost import Prices
+from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass, ExpiryTask
+from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading, rules_of
 from tiered.console import counted, print_json, print_lines, size_text
 from tiered.errors import UsageError
 from tiered.settings.load import LoadedSettings

@@ -11,13 +11,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rocketmq_tiered import export as tables
-from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_topic, print_result, settings_of
 from rocketmq_tiered.message_table.options.columns import DEFAULT_NAMES
 from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions
-from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.sql.archive import Extra
-from tiered.console import camel_names, print_json, print_lines
+from tiered.console import camel_names, print_lines
 from tiered.errors import CorruptionError, UsageError
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
@@ -43,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--table", metavar="NAME", default=DEFAULT_TABLE, help=f"Iceberg table (default: {DEFAULT_TABLE})"
     )
-    parser.add_argument(
-        "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
-    )
+    add_topic(parser)
     parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
     parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
     add_json(parser)
@@ -54,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Export the messages archived since the last export to this target. Exit code 1 if damage was skipped."""
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     if options.catalog and options.format != ICEBERG:
         raise UsageError("--catalog requires --format iceberg")
     namespace, _, table = options.table.rpartition(".")
@@ -77,15 +73,12 @@ def execute(options: argparse.Namespace) -> int:
             write = tables.IcebergWriter(catalog, options.table, parts)
         progress_of_batches = tables.ExportProgress(target_store)
         report = tables.ExportJob(source, options.target, options.format, progress_of_batches, write).run()
-    return print_report(report, as_json=options.json)
+    return print_report(options, report)
 
 
-def print_report(report: ExportReport, *, as_json: bool) -> int:
+def print_report(options: argparse.Namespace, report: ExportReport) -> int:
     """Print what an export did; returns its exit code."""
-    if as_json:
-        print_json(camel_names(asdict(report)))
-    else:
-        print_lines(*report.lines())
+    print_result(options, camel_names(asdict(report)), report.lines())
     print_lines(*(f"not exported: {line}" for line in report.unreadable), file=sys.stderr)
     return CorruptionError.exit_code if report.unreadable else 0
 

@@ -9,8 +9,8 @@ from typing import Any
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
 from rocketmq_tiered.cli.repeated import add_every, once_or_every
 from rocketmq_tiered.doctor.bucket_rules import what_stays
+from rocketmq_tiered.maintenance.cost import Prices
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
-from rocketmq_tiered.maintenance.prices import Prices
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.progress import Progress
 from tiered.console import counted, print_json, print_lines, size_text

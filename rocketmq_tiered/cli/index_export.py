@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fetcher.queries.log_order import records_in_log_order
-from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, print_result, settings_of, whole_number
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
-from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.index.rocketmq_index_file import (
     DEFAULT_ITEMS,
@@ -19,7 +18,7 @@ from tiered.archive.index.rocketmq_index_file import (
     indexed_message,
     write_files,
 )
-from tiered.console import counted, print_json, print_lines, size_text
+from tiered.console import counted, size_text
 from tiered.errors import UsageError
 from tiered.formats.record import decode_record
 from tiered.whole_file import file_error
@@ -30,20 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("export",), help="the only action")
     add_archive(parser)
     parser.add_argument("directory", metavar="DIRECTORY", help="an empty or new directory for the files")
-    parser.add_argument(
-        "--slots",
-        type=int,
-        default=DEFAULT_SLOTS,
-        metavar="N",
-        help="maxHashSlotNum of the broker (%(default)s)",
-    )
-    parser.add_argument(
-        "--items",
-        type=int,
-        default=DEFAULT_ITEMS,
-        metavar="N",
-        help="maxIndexNum of the broker (%(default)s)",
-    )
+    sizes = ("--slots", DEFAULT_SLOTS, "maxHashSlotNum"), ("--items", DEFAULT_ITEMS, "maxIndexNum")
+    for option, default, name in sizes:
+        what = f"{name} of the broker (%(default)s)"
+        parser.add_argument(option, type=whole_number, default=default, metavar="N", help=what)
     parser.add_argument("--with-tags", action="store_true", help="also index tags, as a 5.5 broker does")
     add_json(parser)
 
@@ -52,7 +41,6 @@ def execute(options: argparse.Namespace) -> int:
     """Read every record in log order and write the files. They contain physical offsets: only a broker whose commitlog
     has the records at these offsets can use them."""
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     check_sizes(options.slots, options.items)
     directory = Path(options.directory)
     try:
@@ -68,15 +56,14 @@ def execute(options: argparse.Namespace) -> int:
     ):
         count = _Count(archive, progress, with_tags=options.with_tags)
         paths = write_files(count.messages(), directory, slots=options.slots, items=options.items)
-    if options.json:
-        print_json({"files": [str(path) for path in paths], "messages": count.done, "keys": count.keys})
-        return 0
     found = f"{counted(count.keys, 'key')} of {counted(count.done, 'message')}"
     size = sum(path.stat().st_blocks * 512 for path in paths)
-    print_lines(
-        f"{archive.title}: {found} in {counted(len(paths), 'file')}, "
-        f"{size_text(size)} on disk, in {directory}; copy them to the index directory of a stopped broker"
+    line = (
+        f"{archive.title}: {found} in {counted(len(paths), 'file')}, {size_text(size)} on disk, in {directory}; copy "
+        "them to the index directory of a stopped broker"
     )
+    document = {"files": [str(path) for path in paths], "messages": count.done, "keys": count.keys}
+    print_result(options, document, [line])
     return 0
 
 

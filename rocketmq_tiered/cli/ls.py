@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,10 +11,14 @@ from typing import Any
 
 from fetcher.queries.queue_listing import QueueListing, list_queues
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
-from rocketmq_tiered.maintenance.commit_times import NEVER_MS
 from rocketmq_tiered.maintenance.expire import plan_pass
-from rocketmq_tiered.process.archive_rules import rules_of
-from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_all_for_reading, open_for_reading
+from rocketmq_tiered.maintenance.expire_plan import NEVER_MS
+from rocketmq_tiered.process.loaded_archive import (
+    LoadedArchive,
+    open_all_for_reading,
+    open_for_reading,
+    rules_of,
+)
 from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.pages import RunIndex
@@ -26,6 +29,7 @@ from tiered.model.tables import QUEUE_BATCH
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import with_rules_in_force
 from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
+from tiered.timestamps import wall_ms
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +174,7 @@ class Columns:
 def _due(archive: LoadedArchive, rules: Callable[[str], TopicRule]) -> Dues:
     """Reads every page of the catalog once, as `tiered expire` does."""
     state = archive.state
-    plan = plan_pass(archive.store, state, rules, clock=lambda: time.time_ns() // 1_000_000).plan
+    plan = plan_pass(archive.store, state, rules, clock=wall_ms).plan
     times = plan.next_due_ms.tolist()
     found = {
         state.key_of(row): Due(next_ms=None if time >= NEVER_MS else time) for row, time in enumerate(times)

@@ -7,7 +7,7 @@ import sys
 
 from fetcher.archive import Queue, open_archive
 from fetcher.queries.time_search import Boundary
-from rocketmq_tiered.cli.arguments import add_archive, add_json, instant, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_generation, add_json, instant, settings_of
 from tiered.console import print_json, print_lines, print_table, time_text
 from tiered.errors import NotFoundError
 
@@ -25,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--boundary", choices=[str(boundary) for boundary in Boundary], default=str(Boundary.LOWER),
         help="lower: the first message at or after the time (default); upper: the last one at or before it",
     )  # fmt: skip
-    parser.add_argument(
-        "--generation", type=int, metavar="N", help="an earlier generation of a recreated topic"
-    )
+    add_generation(parser)
     add_json(parser)
 
 

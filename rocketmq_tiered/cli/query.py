@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from fetcher.queries.source import ALWAYS_MS, newest_ms
 from fetcher.rows.message import Message
-from rocketmq_tiered.cli.arguments import add_archive, add_json, instant, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_times, settings_of
 from rocketmq_tiered.cli.rendering import warn_of_body
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
-from rocketmq_tiered.process.logs import log_plain
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, print_json, print_json_line, print_lines, time_text
 from tiered.errors import NotFoundError, UsageError
 from tiered.model.tables import QUEUE_EXPIRED, QUEUE_HIDDEN
+from tiered.timestamps import wall_ms
 
 DEFAULT_RANGE_MS = 7 * 86_400_000
 DEFAULT_LIMIT = 64
@@ -35,13 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--key", metavar="KEY", help="one of the message's KEYS")
     what.add_argument("--unique-key", metavar="ID", help="the id assigned by the client (UNIQ_KEY)")
     what.add_argument("--id", metavar="OFFSETMSGID", help="the id assigned by the broker (offsetMsgId)")
-    parser.add_argument(
-        "--since", type=instant, metavar="TIME",
-        help="stored at or after this time (default: 7 days before the archive's newest message)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--until", type=instant, metavar="TIME", help="stored before this time (default: no limit)"
-    )
+    add_times(parser, since="7 days before the archive's newest message")
     parser.add_argument(
         "--all-time", action="store_true", help="search the whole archive; prints the cost estimate first"
     )
@@ -60,7 +53,6 @@ def execute(options: argparse.Namespace) -> int:
     """Print the messages found, newest first. Exit code 3 if none is found, 4 if the store is unavailable."""
     _check(options)
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     with (
         open_for_reading(options.url, settings) as archive,
         ArchiveQueries(archive.store, archive.state) as queries,
@@ -147,7 +139,7 @@ def _range(state: CatalogState, options: argparse.Namespace) -> tuple[int, int]:
         begin_ms = ALWAYS_MS[0]
     elif begin_ms is None:
         # A message from the future (flipped bit, wrong clock) must not hide all others.
-        newest = min(newest_ms(state), time.time_ns() // 1_000_000)
+        newest = min(newest_ms(state), wall_ms())
         begin_ms = max(0, (newest if end_ms is None else min(newest, end_ms)) - DEFAULT_RANGE_MS)
     return begin_ms, ALWAYS_MS[1] if end_ms is None else end_ms - 1
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from rocketmq_tiered.cli.arguments import add_archive, add_json, add_state_dir, add_store, settings_of
+from rocketmq_tiered.cli.arguments import (
+    add_archive,
+    add_json,
+    add_state_dir,
+    add_store,
+    print_result,
+    settings_of,
+)
 from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, plan_repair
 from rocketmq_tiered.process.broker_side import open_store_of, pin_directories, read_conf
 from rocketmq_tiered.process.instance import default_state_dir
-from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
 from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.pins import PinKeeper
 from tiered.catalog.archives import Archive, open_archive
-from tiered.console import camel_names, counted, print_json, print_lines
+from tiered.console import camel_names, counted
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.keys import DATA_PREFIX, SETS_PREFIX, archive_prefix
 from tiered.object_store.interface import ObjectStore
@@ -26,6 +31,7 @@ from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
 
 EXIT_LOST = 1
 
@@ -42,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print what was damaged, and what is lost: exit code 1 if messages are."""
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     with ExitStack() as opened:
         root = open_store(options.url, StoreOptions(settings.object_store))
         opened.callback(root.close)
@@ -53,15 +58,13 @@ def execute(options: argparse.Namespace) -> int:
             log = opened.enter_context(open_store_of(settings, conf, pinned)).commit_log
         progress = opened.enter_context(Progress("repair", 0, quiet=options.json))
         repair = plan_repair(
-            archive.store, (archive.cluster, archive.broker), time.time_ns() // 1_000_000, log=log,
+            archive.store, (archive.cluster, archive.broker), wall_ms(), log=log,
             applies=options.apply, progress=progress.update,
         )  # fmt: skip
         if options.apply and repair.is_needed:
             apply_repair(repair)
-    if options.json:
-        print_json(_document(repair, options))
-    else:
-        print_lines(*_lines(repair, f"{archive.cluster}/{archive.broker} in {options.url}"))
+    title = f"{archive.cluster}/{archive.broker} in {options.url}"
+    print_result(options, _document(repair, options), _lines(repair, title))
     return EXIT_LOST if repair.lost else 0
 
 

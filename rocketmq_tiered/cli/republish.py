@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from fetcher.access import ArchiveAccess, open_async_access
-from rocketmq_tiered.cli.arguments import add_archive, add_json, instant, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_times, settings_of
 from rocketmq_tiered.process.broker_side import credentials_of, tls_of
 from rocketmq_tiered.process.instance import state_root
-from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.sending.position import Position, locked
 from rocketmq_tiered.sending.republish import (
@@ -58,8 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topic-map", metavar="TOPIC=NEW", type=_mapping, action="append", default=[],
         help="send TOPIC to topic NEW; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--since", type=instant, metavar="TIME", help="only messages stored at or after it")
-    parser.add_argument("--until", type=instant, metavar="TIME", help="only messages stored before it")
+    add_times(parser)
     parser.add_argument("--rate", type=_rate, default=0.0, metavar="N", help="at most N messages a second")
     parser.add_argument(
         "--position", type=Path, metavar="FILE",
@@ -90,7 +88,6 @@ def _rate(text: str) -> float:
 def execute(options: argparse.Namespace) -> int:
     """Send, or count what would be sent. Exit code 1 if messages were unreadable or refused, 130 if stopped."""
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     names = dict(options.topic_map)
     patterns = tuple(filter(None, (options.topics or "").split(","))) or tuple(names) or ("*",)
     selection = Selection(patterns, names, options.since, options.until, options.skip_refused)

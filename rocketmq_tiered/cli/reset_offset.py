@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 
 from fetcher.archive import open_archive
 from rocketmq_tiered.cli.arguments import (
@@ -15,12 +14,20 @@ from rocketmq_tiered.cli.arguments import (
     settings_of,
 )
 from rocketmq_tiered.process.broker_side import credentials_of, tls_of
-from rocketmq_tiered.process.group_owner import is_gone, own_name
-from rocketmq_tiered.process.group_reset import ArchiveGroups, QueueMove, ServerGroups, Start, StartKind
+from rocketmq_tiered.process.group_reset import (
+    ArchiveGroups,
+    QueueMove,
+    ServerGroups,
+    Start,
+    StartKind,
+    is_gone,
+    own_name,
+)
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from tiered.console import print_json, print_table
 from tiered.errors import NotFoundError, UsageError
 from tiered.model.address import host_and_port
+from tiered.timestamps import wall_ms
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +125,7 @@ def _in_archive(options: argparse.Namespace, start: Start) -> list[QueueMove]:
         options.url, cluster=settings.archive.cluster, broker=settings.archive.broker, settings=settings
     ) as archive:
         log = GroupLog(
-            archive.access.store, own_name(), lambda: time.time_ns() // 1_000_000,
+            archive.access.store, own_name(), wall_ms,
             is_gone=is_gone, generation_of=archive.access.generation,
         )  # fmt: skip
         groups = ArchiveGroups(archive, log, settings.serve.lease_ms)

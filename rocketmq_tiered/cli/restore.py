@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rocketmq_tiered.cli.arguments import BROKER_FLAGS, add_archive, add_json, instant, settings_of
+from rocketmq_tiered.cli.arguments import (
+    BROKER_FLAGS,
+    add_archive,
+    add_json,
+    add_version,
+    instant,
+    print_result,
+    settings_of,
+)
 from rocketmq_tiered.maintenance.restore.restoring import (
     FileBytes,
     RestoreReport,
@@ -16,7 +24,6 @@ from rocketmq_tiered.maintenance.restore.restoring import (
     noted_version,
 )
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
-from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.index.rocketmq_index_file import (
     DEFAULT_ITEMS,
@@ -29,7 +36,7 @@ from tiered.broker_store.restored_log import RestoredLog
 from tiered.catalog.broker_facts import recorded_facts
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.console import camel_names, counted, print_json, print_lines
+from tiered.console import camel_names, counted
 from tiered.consume_queue.file_store import FileSizes
 from tiered.consume_queue.store import StoreKind
 from tiered.errors import UsageError
@@ -67,9 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", metavar="TIME", type=instant, default=0, help="only messages stored at or after it"
     )
-    parser.add_argument(
-        "--at-version", metavar="N", type=int, help="the archive as of this catalog version, not the newest"
-    )
+    add_version(parser)
     parser.add_argument("--index", action="store_true", help="write index files too, for queries by key")
     add_json(parser)
 
@@ -77,7 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Restore, then print what is not there and what broker.conf needs."""
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     conf = read_broker_conf(Path(settings.broker.conf_path)) if settings.broker.conf_path else None
     with (
         open_for_reading(options.url, settings) as archive,
@@ -99,10 +103,7 @@ def execute(options: argparse.Namespace) -> int:
         )
         report = restoring.run()
     summary = _Summary(archive, request, report, is_newest=state.cursor == archive.state.cursor)
-    if options.json:
-        print_json(camel_names(summary.document()))
-    else:
-        print_lines(*summary.lines())
+    print_result(options, camel_names(summary.document()), summary.lines())
     return 0
 
 

@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,10 +14,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
-from rocketmq_tiered.cli.arguments import add_places, add_writer_flags, settings_of
+from rocketmq_tiered.cli.arguments import add_places, add_switch, add_writer_flags, settings_of
 from rocketmq_tiered.page.archive_view import ArchiveView
-from rocketmq_tiered.page.current_settings import CurrentSettings
 from rocketmq_tiered.page.page_requests import AdminPages, Process
+from rocketmq_tiered.page.settings_table import CurrentSettings
 from rocketmq_tiered.process.admin import AdminServer
 from rocketmq_tiered.process.allocator import return_freed_memory
 from rocketmq_tiered.process.broker_side import TlsCache, names_of, open_store_of, read_conf
@@ -30,13 +29,15 @@ from rocketmq_tiered.process.instance import (
 )
 from rocketmq_tiered.process.lifecycle import EXIT_NOT_DRAINED, Service
 from rocketmq_tiered.process.logs import log_service
-from rocketmq_tiered.process.metrics import DecodingCollector, ObjectStoreCollector, StatusCollector
-from rocketmq_tiered.process.relay_services import needs_account, services_of
+from rocketmq_tiered.process.metrics import (
+    DecodingCollector,
+    ObjectStoreCollector,
+    StatusCollector,
+)
 from rocketmq_tiered.process.report import StatusReport, encode_report
-from rocketmq_tiered.process.serving import ServingThread, handlers_with
+from rocketmq_tiered.process.serving import ServingThread, handlers_with, needs_account, services_of
 from rocketmq_tiered.process.serving_metrics import ServingCollector
-from rocketmq_tiered.process.standby_watch import StandbyWatch
-from rocketmq_tiered.process.uploader_job import ProcessPins, UploaderJob, Writer
+from rocketmq_tiered.process.uploader_job import ProcessPins, StandbyWatch, UploaderJob, Writer
 from rocketmq_tiered.server.proxy.proxy_service import ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import RelayStatus
@@ -48,6 +49,7 @@ from tiered.errors import StoreFullError, UsageError
 from tiered.object_store.open_store import check_addresses
 from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Settings that are usually given on the command line."""
     add_places(parser)
     add_writer_flags(parser)
-    parser.add_argument(
-        "--new-archive", dest="archive.new_archive", action="store_const", const="true", default=None,
-        help="begin a new archive even if this instance already has one, there or elsewhere",
-    )  # fmt: skip
+    begin = "begin a new archive even if this instance already has one, there or elsewhere"
+    add_switch(parser, "--new-archive", "archive.new_archive", begin)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -100,7 +100,7 @@ def execute(options: argparse.Namespace) -> int:
             host_names=settings.admin.host_names,
             pages=pages,
         )
-        started_ms = time.time_ns() // 1_000_000
+        started_ms = wall_ms()
         description = InstanceDescription(
             os.getpid(),
             admin.url,

@@ -12,13 +12,13 @@ import sys
 from fetcher.access import ArchiveAccess, open_async_access
 from rocketmq_tiered.cli.arguments import SERVE_FLAGS, add_archive, settings_of
 from rocketmq_tiered.page.archive_view import ArchiveView
-from rocketmq_tiered.page.current_settings import CurrentSettings
 from rocketmq_tiered.page.page_requests import AdminPages, Process
+from rocketmq_tiered.page.settings_table import CurrentSettings
 from rocketmq_tiered.process.admin import AdminServer
 from rocketmq_tiered.process.archive_admin import ArchiveAdminSource
-from rocketmq_tiered.process.group_owner import is_gone, own_name
+from rocketmq_tiered.process.event_queue import was_received
+from rocketmq_tiered.process.group_reset import is_gone, own_name
 from rocketmq_tiered.process.logs import log_service
-from rocketmq_tiered.process.sighup import was_received
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from rocketmq_tiered.cli.arguments import add_archive, settings_of
-from rocketmq_tiered.process.logs import log_plain
+from rocketmq_tiered.cli.arguments import add_archive, add_version, settings_of
 from rocketmq_tiered.sql.archive import open_archive
 from tiered.console import print_json_line, print_lines
 from tiered.errors import TieredError
@@ -38,12 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="one or more SQL statements; each topic is a table (default: read them from stdin, or prompt for them)",
     )
-    parser.add_argument(
-        "--at-version",
-        type=int,
-        metavar="N",
-        help="as the archive was at catalog version N, until gc deletes it",
-    )
+    add_version(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON document a row, bytes as base64")
     form.add_argument("--csv", action="store_true", help="print CSV with a header line")
@@ -52,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print the rows of each statement. Exit code 2 for a wrong statement, 3 for an unknown topic."""
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     printed = _print_json if options.json else _print_csv if options.csv else _print_table
     with open_archive(options.url, settings=settings, version=options.at_version) as archive:
         session = archive.session()

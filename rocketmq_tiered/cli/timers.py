@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import time
 from contextlib import closing
 from itertools import islice
 
 from fetcher.access import ArchiveAccess, open_access
 from fetcher.rows.message import Message
-from rocketmq_tiered.cli.arguments import add_archive, add_json, instant, settings_of
+from rocketmq_tiered.cli.arguments import add_archive, add_json, add_times, instant, settings_of
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
-from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.sending.timer_change import change_timer
 from rocketmq_tiered.sending.timer_messages import TimerMessages
 from tiered.archive.timers import NEVER_MS, Entries, TimerFiles, sort_out
@@ -20,6 +18,7 @@ from tiered.console import counted, print_json, print_lines, print_table, time_t
 from tiered.errors import NotFoundError, UsageError
 from tiered.model.timer import HOUR_MS, PROPERTIES, TOPIC, UNIQUE_KEY
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
 
 ACTIONS = ("ls", "show", "cancel", "stats")
 HOURS_SHOWN = 24
@@ -34,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_archive(parser)
     parser.add_argument("key", nargs="?", metavar="UNIQ_KEY", help="the timer of show and cancel")
-    parser.add_argument("--since", type=instant, metavar="TIME", help="ls: delivered at or after it")
-    parser.add_argument("--until", type=instant, metavar="TIME", help="ls: delivered before it")
+    add_times(parser)
     parser.add_argument(
         "--limit", type=int, default=64, metavar="N", help="ls: at most N (default: %(default)s)"
     )
@@ -46,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Exit code 3 if there is no such timer."""
     settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
     if (options.key is None) == (options.action in ("show", "cancel")):
         needs = "requires a UNIQ_KEY" if options.key is None else "takes no UNIQ_KEY"
         raise UsageError(f"tiered timers {options.action} {needs}", hint="tiered timers ls prints them")
@@ -129,12 +126,10 @@ def _row(queue: object, row: object, message: Message | None) -> dict[str, objec
 
 
 def _cancel(archive: LoadedArchive, settings: Settings, options: argparse.Namespace) -> None:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     if options.at is not None and not 0 < options.at - now_ms <= settings.timers.max_delay_ms:
         raise UsageError("--at is past, or beyond timers.max_delay_ms", hint="give a time in the future")
-    commits = MaintenanceCommit.opened(
-        archive.store, archive.state, "timers", lambda: time.time_ns() // 1_000_000
-    )
+    commits = MaintenanceCommit.opened(archive.store, archive.state, "timers", wall_ms)
     was_ms = change_timer(commits, options.key, at_ms=options.at)
     if options.json:
         print_json({"uniqKey": options.key, "wasMs": was_ms, "deliverMs": options.at})

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
-from rocketmq_tiered.maintenance.yielding_store import YieldingStore
+from rocketmq_tiered.maintenance.throttle import YieldingStore
 from rocketmq_tiered.process.loaded_archive import open_store_of
-from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.verify import verify_archive
 from tiered.archive.verify_names import verify_names
@@ -87,7 +86,6 @@ def _limited(store: ObjectStore, bytes_per_s: int | None) -> ObjectStore:
 def execute(options: argparse.Namespace) -> int:
     """Print anomalies and leftovers. Exit code 1 for anomalies, 4 if something could not be checked."""
     settings, is_read = settings_of(options).settings, bool(options.full or options.sample)
-    log_plain(settings.process.log_level)
     with (
         open_store_of(options.url, settings) as archive,
         Progress("verify", 0, quiet=options.json, unit="" if is_read else "objects") as progress,

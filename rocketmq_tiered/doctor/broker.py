@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rocketmq_tiered.doctor.check import Check, Finding, failed, failed_by, not_checked, ok
-from rocketmq_tiered.process.broker_offsets import Connect
+from rocketmq_tiered.process.broker_side import Connect
 from tiered.broker_store.liveness import Liveness, LivenessReport
 from tiered.errors import TieredError
 from tiered.formats import fastjson

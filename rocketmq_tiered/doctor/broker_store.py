@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocketmq_tiered.doctor.check import Check, Finding, failed, not_checked, ok
 from rocketmq_tiered.process.findings import MARGIN_BAD_SHARE
-from rocketmq_tiered.process.retention_margin import retention_margin_s
+from rocketmq_tiered.process.lag import retention_margin_s
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import PinLimits
 from tiered.broker_store.retention import DiskUse, short_margin_s

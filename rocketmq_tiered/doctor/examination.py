@@ -5,7 +5,6 @@ Owns the names and paths that are derived: the archive's prefix, the state direc
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -45,6 +44,7 @@ from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.store_options import StoreOptions
 from tiered.remoting.client import BrokerClient
 from tiered.settings.load import LoadedSettings
+from tiered.timestamps import wall_ms
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Examination:
         checks.append(Check("names", "names", lambda: self._named(found)))
         subject = self._store_subject(names, state_dir)
         checks += self._store_checks(subject)
-        checks += broker_checks(self._broker_subject(names), now_ms)
+        checks += broker_checks(self._broker_subject(names), wall_ms)
         checks += self._bucket_checks(names)
         if subject is not None:
             checks.append(margin_check(subject))
@@ -206,7 +206,7 @@ class Examination:
         if probe is not None:
             self._opened.callback(probe.close)
         trial = StoreTrial(
-            store, probe, self._policy, clock_ms=now_ms,
+            store, probe, self._policy, clock_ms=wall_ms,
             largest_put_bytes=self._settings.object_store.multipart_threshold_bytes,
         )  # fmt: skip
         self._opened.callback(trial.remove)
@@ -214,11 +214,6 @@ class Examination:
             rule_checks(probe, self._policy.prefix) if probe is not None and self._policy is not None else []
         )
         return [*trial.checks(), *rules]
-
-
-def now_ms() -> int:
-    """This host's clock."""
-    return time.time_ns() // 1_000_000
 
 
 def _pair(names: BrokerNames) -> tuple[str, str]:

@@ -7,13 +7,11 @@ a batch is written is passed in: Parquet files, an Iceberg table (iceberg_table.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from rocketmq_tiered.export.export_plan import BatchPlan, plan_batch
-from rocketmq_tiered.export.export_plan_record import plan_document, plan_of, without_expired
+from rocketmq_tiered.export.export_plan import BatchPlan, plan_batch, plan_document, plan_of, without_expired
 from rocketmq_tiered.export.export_progress import (
     ArchiveVersion,
     Choices,
@@ -30,6 +28,7 @@ from tiered.console import size_text
 from tiered.errors import UsageError
 from tiered.object_store.open_store import parse_url
 from tiered.object_store.store_options import StoreOptions
+from tiered.timestamps import wall_ms
 
 PARQUET, ICEBERG, DELTA = "parquet", "iceberg", "delta"
 PARTS_PER_STAGE = 8
@@ -111,7 +110,7 @@ class ExportJob:
                 archives.append(ArchiveVersion(*names, state.version, state.cursor.history))
         return Intent(
             number, self._choices, self._source.topics, tuple(archives), self._source.partition_bytes,
-            time.time_ns() // 1_000_000,
+            wall_ms(),
         )  # fmt: skip
 
     def _source_of(self, intent: Intent) -> SourceOptions:

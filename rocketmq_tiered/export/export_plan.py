@@ -6,29 +6,104 @@ that filled gaps since. The same intent after the same batch gives the same part
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from rocketmq_tiered.export.export_progress import ArchiveEnds, Intent
+from rocketmq_tiered.export.export_progress import ArchiveEnds, Intent, ends_of
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import (
+    Gaps,
+    Layer,
     archive_store,
+    filled,
+    gaps_by_queue,
+    gaps_in,
     opened,
     require_topics,
     slices,
     wanted_queues,
 )
-from rocketmq_tiered.message_table.plan.filled_gaps import Gaps, Layer, by_queue, filled, gaps_in
-from rocketmq_tiered.message_table.plan.partitions import ArchiveRef, OffsetRange, Slices, cut
+from rocketmq_tiered.message_table.plan.partitions import (
+    SLICE_DTYPE,
+    ArchiveRef,
+    ObjectRef,
+    OffsetRange,
+    Slices,
+    cut,
+)
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
+
+LAYOUT = SLICE_DTYPE.descr
+"""Columns of a part's table. With other columns, from another version of this program, the batch is planned again."""
+
+
+def plan_document(plan: BatchPlan) -> dict[str, Any]:
+    """``plan`` in its recorded form."""
+    return {
+        "layout": [list(column) for column in LAYOUT],
+        "parts": [_part_document(part) for part in plan.parts],
+        "ends": [asdict(one) for one in plan.ends],
+        "expired": plan.expired,
+    }
+
+
+def plan_of(document: Mapping[str, Any]) -> BatchPlan | None:
+    """The recorded plan, or None if its layout is unknown."""
+    if [tuple(column) for column in document["layout"]] != LAYOUT:
+        return None
+    parts = [_part(one) for one in document["parts"]]
+    return BatchPlan(parts, list(ends_of(document)), int(document["expired"]))
+
+
+def _part_document(part: Slices) -> dict[str, Any]:
+    return {
+        "archive": [part.archive.cluster, part.archive.broker, part.archive.version],
+        "queues": [list(queue) for queue in part.queues],
+        "objects": [[one.key, one.size_bytes, one.tail_bytes] for one in part.objects],
+        "table": b64encode(part.table.tobytes()).decode(),
+    }
+
+
+def _part(document: Mapping[str, Any]) -> Slices:
+    return Slices(
+        ArchiveRef(*document["archive"]),
+        np.frombuffer(b64decode(document["table"]), SLICE_DTYPE),
+        tuple(QueueKey(*queue) for queue in document["queues"]),
+        tuple(ObjectRef(*one) for one in document["objects"]),
+    )
+
+
+def without_expired(options: SourceOptions, plan: BatchPlan) -> BatchPlan:
+    """``plan`` without messages that expired since, which ``expired`` counts. All parts stay, even empty ones."""
+    names = {(part.archive.cluster, part.archive.broker) for part in plan.parts}
+    with opened(options) as store:
+        states = {name: load(archive_store(store, *name)) for name in names}
+    parts, expired = [], plan.expired
+    for part in plan.parts:
+        table = part.table.copy()
+        floors = _floors(part, states[part.archive.cluster, part.archive.broker])[table["queue"]]
+        begin = np.clip(floors, table["begin"], table["end"])
+        expired += int((begin - table["begin"]).sum())
+        table["begin"] = begin
+        parts.append(replace(part, table=table[table["begin"] < table["end"]]))
+    return replace(plan, parts=parts, expired=expired)
+
+
+def _floors(part: Slices, state: CatalogState) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The minimum offset of each queue."""
+    rows = [state.queue(queue) for queue in part.queues]
+    return np.array([0 if row is None else int(row["min_queue_offset"]) for row in rows], np.int64)
+
 
 LARGE_TOPIC_SHARE = 8
 """A topic with at least partition_bytes / LARGE_TOPIC_SHARE gets its own parts, so that it has few files."""
@@ -90,7 +165,7 @@ def _fresh(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
 
 
 def _gaps(last: ArchiveEnds) -> Gaps:
-    return by_queue((QueueKey(*gap[:3]), OffsetRange(*gap[3:])) for gap in last.gaps)
+    return gaps_by_queue((QueueKey(*gap[:3]), OffsetRange(*gap[3:])) for gap in last.gaps)
 
 
 def _below(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:

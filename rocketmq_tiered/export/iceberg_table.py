@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rocketmq_tiered.export.export_job import PartsWriter
 from rocketmq_tiered.export.export_plan import BatchPlan
 from rocketmq_tiered.export.export_progress import Intent, PartDone
-from rocketmq_tiered.message_table.batches.arrow_schema import arrow_schema
+from rocketmq_tiered.message_table.batches.message_batches import arrow_schema
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from tiered.errors import UnavailableError, UsageError

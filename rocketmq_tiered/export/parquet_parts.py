@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rocketmq_tiered.export.export_progress import ExportProgress, PartDone
-from rocketmq_tiered.message_table.batches.arrow_schema import arrow_schema
-from rocketmq_tiered.message_table.batches.partition_reader import read_partition
+from rocketmq_tiered.message_table.batches.message_batches import arrow_schema, read_partition
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.partitions import Slices
-from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace
+from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace
 from tiered.errors import UnavailableError
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 from tiered.object_store.open_store import open_store, parse_url

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator, Set
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.compaction_due import DEAD_SHARE, IsWanted, gains
-from rocketmq_tiered.maintenance.compaction_forecast import CompactionForecast, carried_out, forecast
-from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
+from rocketmq_tiered.maintenance.compaction_plan import (
+    DEAD_SHARE,
+    CompactionLimits,
+    IsWanted,
+    gains,
+    moved_bytes,
+    reader_gets,
+)
+from rocketmq_tiered.maintenance.compaction_ranges import ObjectRunCounter
 from rocketmq_tiered.maintenance.compaction_round import (
     PlannedRound,
     plan_rounds,
     run_round,
 )
+from rocketmq_tiered.maintenance.cost import Prices
 from rocketmq_tiered.maintenance.damaged_sources import DamagedSources
-from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
-from rocketmq_tiered.maintenance.prices import Prices
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
 from tiered.archive.rewrite.result import RewriteCost, RewriteOptions
-from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES
+from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES, WHOLE_BYTES_MAX, readings_of
 from tiered.archive.task import COMPACTION, Due, run_pass
 from tiered.archive.unreadable import UnreadableRange
 from tiered.catalog.garbage import settled_version
@@ -40,6 +44,104 @@ from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.quantities import duration_text
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
+
+MIB = 1 << 20
+SOURCE_READ_BYTES = 16 * MIB
+WINDOW_BYTES = 3584 * MIB
+"""The default of compaction.spool_bytes without outputs."""
+PART_BYTES = 16 * MIB
+COMMIT_PUTS = 3
+"""PUTs of a round for its intent, its pages and its commit."""
+
+
+@dataclass(frozen=True)
+class CompactionForecast:
+    """Sums of rounds. ``message_bytes``: before compression. ``read_bytes``: fetched and sent again by rewriting;
+    ``copied_bytes``: copied inside the store by joining. ``source_bytes`` stay until gc deletes them. ``estimated``:
+    rounds that were not planned, but are taken for the like of another one."""
+
+    rounds: int = 0
+    estimated: int = 0
+    objects: int = 0
+    new_objects: int = 0
+    message_bytes: int = 0
+    source_bytes: int = 0
+    read_bytes: int = 0
+    copied_bytes: int = 0
+    gets: int = 0
+    puts: int = 0
+    reader_gets: int = 0
+    new_reader_gets: int = 0
+
+    def __add__(self, other: CompactionForecast) -> CompactionForecast:
+        return CompactionForecast(
+            *(getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
+        )
+
+    def times(self, factor: float) -> CompactionForecast:
+        """So many rounds of this kind, about."""
+        found = CompactionForecast(*(round(getattr(self, one.name) * factor) for one in fields(self)))
+        return replace(found, estimated=found.rounds - self.rounds)
+
+    @property
+    def gets_saved(self) -> int:
+        """Each time that every queue is read."""
+        return self.reader_gets - self.new_reader_gets
+
+    def price(self, prices: Prices, grace_days: float) -> float:
+        """Price of the compaction: its requests and reads, and the sources kept for ``grace_days``."""
+        requests = prices.requests(puts=self.puts, gets=self.gets)
+        return requests + prices.reads(self.read_bytes) + prices.storage(self.source_bytes, grace_days)
+
+    def saving(self, prices: Prices) -> float:
+        """Each time that every queue is read."""
+        return prices.requests(gets=self.gets_saved)
+
+
+def forecast(rounds: Iterable[PlannedRound]) -> CompactionForecast:
+    """The sum over ``rounds``, each with the later ones that are its like."""
+    # Not a loop, whose variable would keep a round while the next one is planned.
+    return sum(map(_of_its_like, rounds), CompactionForecast())
+
+
+def _of_its_like(planned: PlannedRound) -> CompactionForecast:
+    return of_round(planned).times(1 / planned.range.share)
+
+
+def of_round(planned: PlannedRound) -> CompactionForecast:
+    """Forecast of ``planned`` alone."""
+    candidates, plan = planned.candidates, planned.plan
+    before, after = reader_gets(candidates, plan)
+    output, _, size = moved_bytes(candidates, plan)
+    all_bytes = candidates.objects["size_bytes"][plan.sources]
+    source_bytes = int((all_bytes * candidates.share[plan.sources]).sum())
+    read_bytes = 0 if plan.copies else int(size.sum())
+    output_bytes = np.bincount(output, weights=size, minlength=len(plan.outputs))
+    if plan.copies:
+        gets = len(plan.sources)  # tails and key sections
+    else:
+        passes = len(readings_of(candidates, plan.iterations, WINDOW_BYTES)[0])
+        is_whole = int(all_bytes.sum()) <= WHOLE_BYTES_MAX * len(plan.sources)
+        gets = len(plan.sources) * passes * (1 if is_whole else 2) + read_bytes // SOURCE_READ_BYTES
+    return CompactionForecast(
+        rounds=1, objects=round(planned.objects), new_objects=len(plan.outputs),
+        message_bytes=planned.message_bytes, source_bytes=source_bytes,
+        read_bytes=read_bytes, copied_bytes=source_bytes if plan.copies else 0, gets=gets,
+        puts=COMMIT_PUTS + int(sum(_puts(size) for size in output_bytes.tolist())),
+        reader_gets=before, new_reader_gets=after,
+    )  # fmt: skip
+
+
+def carried_out(planned: PlannedRound) -> CompactionForecast:
+    """Forecast of ``planned`` with only the sources that no later round needs: sums over all rounds are exact."""
+    gone = planned.candidates.objects["size_bytes"][planned.gone]
+    return replace(of_round(planned), objects=len(gone), source_bytes=int(gone.sum()))
+
+
+def _puts(size_bytes: float) -> int:
+    return 1 if size_bytes <= PART_BYTES else 2 + int(-(-size_bytes // PART_BYTES))
+
 
 DAY_MS = 24 * 3_600_000
 TABLE_BYTES = 208
@@ -223,7 +325,7 @@ class CompactionRounds:
         report(0)
         try:
             result = run_round(
-                self._store, state, planned, replace(self._options, report=report), clock=_now_ms, write=self._write,
+                self._store, state, planned, replace(self._options, report=report), clock=wall_ms, write=self._write,
                 maintenance=self._maintenance,
             )  # fmt: skip
         except (CorruptionError, NotFoundError) as error:
@@ -259,7 +361,7 @@ def compact_archive(
 ) -> CompactionReport:
     """One pass of CompactionRounds from ``state`` on. Raises as it."""
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
-    maintenance = MaintenanceCommit.opened(store, state, "compact", _now_ms)
+    maintenance = MaintenanceCommit.opened(store, state, "compact", wall_ms)
     rounds = CompactionRounds(maintenance, settings, options, write, report)
     run_pass(rounds, chain([state], iter(maintenance.refresh, None)).__next__)
     found = _report(store, maintenance.state, settings, rounds.done, prices, rounds.cost)
@@ -295,7 +397,3 @@ def _young_objects(store: ObjectStore, state: CatalogState, first_version: int) 
         young = np.unique(chunk.runs["object"][chunk.runs["version"] >= first_version])
         keys |= {chunk.object_keys[number] for number in chunk.objects["key"][young].tolist()}
     return sum(not is_compacted(key) for key in keys)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -17,6 +17,7 @@ are enough. A run below the floor of its queue is in no output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +37,7 @@ from tiered.archive.rewrite.plan import (
     length_of,
 )
 from tiered.formats.keys import is_compacted
-from tiered.model.tables import RunKind, Table, picked
+from tiered.model.tables import RunKind, Table, concatenated, picked
 
 MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
@@ -258,3 +259,93 @@ def _whole(candidates: Candidates, numbers: NDArray[Any]) -> Table:
     ranges["run"] = numbers
     ranges["end"] = length_of(picked(candidates.runs, numbers))
     return ranges
+
+
+READ_BYTES = 4 * 1024 * 1024
+
+
+def reader_gets(candidates: Candidates, plan: RewritePlan) -> tuple[int, int]:
+    """GETs for what ``plan`` moves: in its sources, and in its outputs."""
+    runs = candidates.runs
+    is_source = np.zeros(len(candidates.objects), bool)
+    is_source[plan.sources] = True
+    moved = is_source[runs["object"]]
+    before = _gets(runs["queue"][moved], runs["object"][moved], stored_bytes(candidates)[moved])
+    output, run, size_bytes = moved_bytes(candidates, plan)
+    return before, _gets(runs["queue"][run], output, size_bytes)
+
+
+def stored_bytes(candidates: Candidates) -> NDArray[np.float64]:
+    """By run."""
+    runs, objects = candidates.runs, candidates.objects
+    ratio = objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1)
+    found: NDArray[np.float64] = runs["byte_count"] * ratio[runs["object"]]
+    return found
+
+
+def moved_bytes(
+    candidates: Candidates, plan: RewritePlan
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Output, run and stored bytes of each range."""
+    parts = [part for iteration in plan.iterations for part in iteration]
+    if not parts:
+        none = np.zeros(0, np.int64)
+        return none, none, none.astype(float)
+    ranges = concatenated((part.ranges for part in parts), RANGE_DTYPE)
+    output = np.repeat([part.output for part in parts], [len(part.ranges) for part in parts])
+    length = np.maximum(candidates.runs["byte_count"][ranges["run"]], 1)
+    share = np.minimum(1.0, (ranges["end"] - ranges["begin"]) / length)
+    return output, ranges["run"], stored_bytes(candidates)[ranges["run"]] * share
+
+
+def _gets(queue: NDArray[Any], place: NDArray[np.int64], stored: NDArray[np.float64]) -> int:
+    """GETs of reading each queue from the objects ``place`` once."""
+    if not len(queue):
+        return 0
+    pairs, number = np.unique(queue.astype(np.int64) << 32 | place, return_inverse=True)
+    sizes = np.bincount(number, weights=stored)
+    return int(len(pairs) + np.ceil(np.maximum(sizes, 1) / READ_BYTES).sum())
+
+
+IsWanted = Callable[[Candidates, RewritePlan], bool]
+GAIN_MIN = 2
+"""A plan has at most one output for so many sources, or readers take so many times fewer GETs."""
+BUSY_GAIN_MIN = 4
+"""So many times fewer GETs in `tiered run`: a busy broker writes objects with over a megabyte of each queue, and moving
+all of them would save half of the GETs at best."""
+DEAD_SHARE = 0.5
+"""Sources of which so much is dead are rewritten for the space."""
+
+
+def gains(candidates: Candidates, plan: RewritePlan, gets_min: int = GAIN_MIN) -> bool:
+    """Whether the plan saves objects, GETs or space."""
+    if len(plan.outputs) * GAIN_MIN <= candidates.share[plan.sources].sum():
+        return True
+    before, after = reader_gets(candidates, plan)
+    return after * gets_min <= before or _is_mostly_dead(candidates, plan)
+
+
+@dataclass(frozen=True)
+class Due:
+    """Due is a plan that gains, and moves new objects with ``full_bytes`` of messages, or with one from before
+    ``before_ms``; or only what compaction wrote; or mostly dead messages."""
+
+    full_bytes: int
+    before_ms: int
+
+    def __call__(self, candidates: Candidates, plan: RewritePlan) -> bool:
+        """Whether ``plan`` is due."""
+        if not gains(candidates, plan, BUSY_GAIN_MIN):
+            return False
+        new = [number for number in plan.sources.tolist() if not is_compacted(candidates.object_keys[number])]
+        if plan.copies or not new or _is_mostly_dead(candidates, plan):
+            return True
+        is_new = np.isin(candidates.runs["object"], new)
+        is_full = int(candidates.runs["byte_count"][is_new].sum()) >= self.full_bytes
+        return is_full or int(candidates.runs["min_store_timestamp"][is_new].min()) < self.before_ms
+
+
+def _is_mostly_dead(candidates: Candidates, plan: RewritePlan) -> bool:
+    sizes = candidates.objects["raw_bytes"][plan.sources] + 1
+    dead = (dead_share(candidates)[plan.sources] * sizes).sum()
+    return bool(dead >= DEAD_SHARE * sizes.sum())

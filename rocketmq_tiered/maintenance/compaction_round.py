@@ -20,10 +20,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketmq_tiered.maintenance.compaction_due import IsWanted, gains
-from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_join, plan_rewrite
-from rocketmq_tiered.maintenance.compaction_ranges import PAGE_RUNS, PageRange, older_versions, ranges_of
-from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter, ObjectRuns
+from rocketmq_tiered.maintenance.compaction_plan import (
+    CompactionLimits,
+    IsWanted,
+    gains,
+    plan_join,
+    plan_rewrite,
+)
+from rocketmq_tiered.maintenance.compaction_ranges import (
+    PAGE_RUNS,
+    ObjectRunCounter,
+    ObjectRuns,
+    PageRange,
+    older_versions,
+    ranges_of,
+)
 from tiered.archive.rewrite.outputs import Rewrite, compact, rewrite
 from tiered.archive.rewrite.plan import Candidates, RewritePlan
 from tiered.archive.rewrite.result import OutputIdentity, RewriteOptions, RewriteResult, output_keys

@@ -13,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rocketmq_tiered.maintenance.compaction_due import Due as DueRounds
 from rocketmq_tiered.maintenance.compaction_job import limits_of, planned_rounds, rewrite_options
+from rocketmq_tiered.maintenance.compaction_plan import Due as DueRounds
+from rocketmq_tiered.maintenance.compaction_ranges import ObjectRunCounter
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
-from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.damaged_sources import DamagedSources
-from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
-from rocketmq_tiered.maintenance.throttle import SHARES, Level, Throttle
-from rocketmq_tiered.maintenance.yielding_store import YieldingStore
+from rocketmq_tiered.maintenance.task_figures import CompactionStatus
+from rocketmq_tiered.maintenance.throttle import SHARES, Level, Throttle, YieldingStore
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
 from tiered.archive.rewrite.result import RewriteResult, spool_bytes
 from tiered.archive.task import COMPACTION, Due, StoppedError, TaskStatus
@@ -40,6 +39,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.private_directory import make_private
 from tiered.settings.compaction_section import DAY_MS, CompactionSettings
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class CompactionTask:
         stopping: Stopping,
         *,
         release: Callable[[], object] = lambda: None,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_ms,
         writing: Callable[[Callable[[], float]], Rewrite] = lambda share: rewrite,
     ) -> None:
         own: CompactionSettings = settings.compaction

@@ -2,12 +2,191 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
-from rocketmq_tiered.maintenance.archive_use import YOUNG_DAYS, ArchiveUse, Use
-from rocketmq_tiered.maintenance.prices import DAYS_A_MONTH, Prices
-from tiered.formats.keys import INDEX_PREFIX, SETS_PREFIX
+from tiered.errors import AccessDeniedError, NotFoundError, UsageError
+from tiered.formats.keys import (
+    CATALOG_PREFIX,
+    DATA_PREFIX,
+    INDEX_PREFIX,
+    PAGES_PREFIX,
+    SETS_PREFIX,
+    STATE_PREFIX,
+    TIMER_PREFIX,
+    parse_data_key,
+)
+from tiered.object_store.interface import ObjectInfo
+
+GIB = 1 << 30
+DAYS_A_MONTH = 30
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices in ``currency``. A GiB is 2**30 bytes, which AWS calls GB. Default: S3 Standard in us-east-1, first 50 TB;
+    larger archives pay a little less."""
+
+    name: str = "AWS S3 Standard, us-east-1, list prices"
+    date: str = "2025"
+    currency: str = "USD"
+    storage_gib_month: float = 0.023
+    put_1000: float = 0.005
+    """PUT, COPY, POST: also the start, each part and the end of an upload in parts."""
+    get_1000: float = 0.0004
+    list_1000: float = 0.005
+    read_gib: float = 0.0
+    """Retrieval and traffic of reads; 0 in the bucket's region."""
+
+    def storage(self, size_bytes: float, days: float = DAYS_A_MONTH) -> float:
+        """Price of ``size_bytes`` kept for ``days``."""
+        return size_bytes / GIB * self.storage_gib_month * days / DAYS_A_MONTH
+
+    def requests(self, *, puts: float = 0, gets: float = 0, lists: float = 0) -> float:
+        """Price of so many requests."""
+        return (puts * self.put_1000 + gets * self.get_1000 + lists * self.list_1000) / 1000
+
+    def reads(self, size_bytes: float) -> float:
+        """Price of the bytes that are read, besides that of the requests."""
+        return size_bytes / GIB * self.read_gib
+
+
+def read_prices(path: Path) -> Prices:
+    """The table in a TOML file; a key that it lacks keeps the default. Raises UsageError naming file and key."""
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise NotFoundError(f"price file {path} does not exist", hint="check --prices") from None
+    except OSError as error:
+        raise AccessDeniedError(f"cannot read {path}: {error.strerror}", hint="check --prices") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}", hint="correct that line") from None
+    return prices_of(document, str(path))
+
+
+def prices_of(document: Mapping[str, Any], where: str) -> Prices:
+    """The table in ``document``. Raises UsageError."""
+    known = {item.name: type(item.default) for item in fields(Prices)}
+    for key, value in document.items():
+        if key not in known:
+            raise UsageError(f"{key} in {where} is not a price", hint=f"the keys are {', '.join(known)}")
+        is_number = (
+            isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+        )
+        if known[key] is float and not is_number:
+            raise UsageError(f"{key} in {where} is not a price", hint="write a number, such as 0.023")
+        if known[key] is str and not isinstance(value, str):
+            raise UsageError(f"{key} in {where} is not text", hint=f'write {key} = "…"')
+    return Prices(**document)
+
+
+DAY_MS = 86_400_000
+WINDOW_DAYS = 7.0
+YOUNG_DAYS = 1 / 24
+"""A younger archive has no rate: its first burst is none."""
+
+KINDS = {
+    DATA_PREFIX: "data of one queue",
+    SETS_PREFIX: "data of many queues",
+    CATALOG_PREFIX: "commits",
+    PAGES_PREFIX: "catalog pages",
+    INDEX_PREFIX: "message index",
+    STATE_PREFIX: "broker tables and group offsets",
+    TIMER_PREFIX: "timers",
+}
+OTHER = "others"
+
+
+@dataclass
+class Use:
+    """Objects, their bytes, and the PUTs that made them."""
+
+    objects: int = 0
+    bytes: int = 0
+    puts: int = 0
+
+    def add(self, size_bytes: int, puts: int) -> None:
+        """Count one object."""
+        self.objects += 1
+        self.bytes += size_bytes
+        self.puts += puts
+
+
+@dataclass
+class ArchiveUse:
+    """What is stored, and what was written during the last ``observed_days``, by prefix. ``topics``: objects with data
+    of one queue only. Objects that were written and deleted in that time are not known."""
+
+    stored: dict[str, Use] = field(default_factory=dict)
+    written: dict[str, Use] = field(default_factory=dict)
+    topics: dict[str, Use] = field(default_factory=dict)
+    observed_days: float = WINDOW_DAYS
+
+    @property
+    def is_young(self) -> bool:
+        """Whether rates say nothing yet."""
+        return self.observed_days < YOUNG_DAYS
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all objects."""
+        return sum(use.bytes for use in self.stored.values())
+
+    @property
+    def stored_objects(self) -> int:
+        """All of them."""
+        return sum(use.objects for use in self.stored.values())
+
+    @property
+    def bytes_a_day(self) -> float:
+        """Bytes of all objects written."""
+        return sum(use.bytes for use in self.written.values()) / self.observed_days
+
+    @property
+    def puts_a_day(self) -> float:
+        """PUTs of all objects written."""
+        return sum(use.puts for use in self.written.values()) / self.observed_days
+
+    @property
+    def commits_a_day(self) -> float:
+        """Commits written."""
+        return self.written.get(CATALOG_PREFIX, Use()).objects / self.observed_days
+
+
+@dataclass(frozen=True)
+class PartSizes:
+    """The size from which objects are uploaded in parts, and the size of a part."""
+
+    threshold_bytes: int
+    part_bytes: int
+
+    def puts(self, size_bytes: int) -> int:
+        """PUTs of one object: in parts, also the start and the end."""
+        return 1 if size_bytes <= self.threshold_bytes else 2 + -(-size_bytes // self.part_bytes)
+
+
+def measure(listing: Iterable[ObjectInfo], now_ms: int, parts: PartSizes) -> ArchiveUse:
+    """Sum up ``listing``, all objects of one archive. ``now_ms``: by the store's clock."""
+    use = ArchiveUse()
+    since_ms = now_ms - WINDOW_DAYS * DAY_MS
+    oldest_ms = now_ms
+    for info in listing:
+        prefix = info.key.partition("/")[0] + "/"
+        kind = prefix if prefix in KINDS else ""
+        puts = parts.puts(info.size_bytes)
+        use.stored.setdefault(kind, Use()).add(info.size_bytes, puts)
+        oldest_ms = min(oldest_ms, info.modified_ms)
+        if info.modified_ms >= since_ms:
+            use.written.setdefault(kind, Use()).add(info.size_bytes, puts)
+        if kind == DATA_PREFIX and (parsed := parse_data_key(info.key)) is not None:
+            name = info.key.split("/")[2] if parsed.topic is None else parsed.topic
+            use.topics.setdefault(name, Use()).add(info.size_bytes, puts)
+    use.observed_days = min(WINDOW_DAYS, max(1, now_ms - oldest_ms) / DAY_MS)
+    return use
+
 
 DAY_S = 86_400.0
 TTL_DAYS = (3, 7, 30, 90, 365)

@@ -36,6 +36,7 @@ from tiered.errors import AccessDeniedError, RefusedRequestError, TieredError, U
 from tiered.formats.keys import DATA_PREFIX
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.retention_sections import GcSettings
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class GcTask:
         store: ObjectStore,
         settings: GcSettings,
         *,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock: Callable[[], int] = wall_ms,
         deletions: Deletions | None = None,
     ) -> None:
         self._store, self._settings, self._clock = store, settings, clock
@@ -98,25 +99,6 @@ class GcTask:
         count_deleted = len(plan.delete) - len(plan.failed)
         logger.info("garbage collection deleted %d objects, %s", count_deleted, size_text(plan.delete_bytes))
         return False
-
-
-def run_gc(
-    store: ObjectStore,
-    state: CatalogState,
-    *,
-    apply: bool,
-    grace_ms: int,
-    clock: Callable[[], int],
-    diverged_grace_ms: int | None = None,
-    deletions: Deletions | None = None,
-) -> GcPlan:
-    """Plan, and with ``apply`` delete. ``diverged_grace_ms``: grace period of objects of a truncated log, by default
-    ``grace_ms``. Raises as ``plan_collection`` and ``collect``."""
-    grace = Grace(grace_ms, grace_ms if diverged_grace_ms is None else diverged_grace_ms)
-    plan = plan_collection(store, state, grace, clock)
-    if apply:
-        collect(store, state, plan, clock=clock, deletions=deletions)
-    return plan
 
 
 def plan_collection(

@@ -8,15 +8,19 @@ from typing import Any
 
 from rocketmq_tiered.maintenance.compaction_job import limits_of
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
-from rocketmq_tiered.maintenance.key_queues import OLD, KeyedQueue, Waiting, keyed_queues, page_ranges
 from rocketmq_tiered.maintenance.key_rounds import (
+    OLD,
+    KeyedQueue,
     KeyFigures,
     KeyPass,
+    Waiting,
+    keyed_queues,
+    page_ranges,
     passes_of,
     planned_key_rounds,
     read_queue,
 )
-from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
+from rocketmq_tiered.maintenance.task_figures import KeyCompactionStatus
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.task import KEY_COMPACTION, Due, TaskStatus

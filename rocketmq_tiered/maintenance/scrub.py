@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from rocketmq_tiered.maintenance.healing import heal
-from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
+from rocketmq_tiered.maintenance.task_figures import ScrubStatus
 from tiered.archive.task import SCRUB, Due
 from tiered.archive.unreadable import UnreadableRange
 from tiered.archive.verify import verifying
@@ -24,6 +24,7 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.console import counted
 from tiered.settings.retention_sections import ScrubSettings
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class ScrubTask:
         settings: ScrubSettings,
         saved: VerifyProgress,
         log: CommitLog | None,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._commits, self._settings, self._saved = commits, settings, saved
         self._log, self._clock_ms = log, clock_ms

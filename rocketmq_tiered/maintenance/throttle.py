@@ -2,10 +2,86 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from tiered.archive.task import StoppedError
+from tiered.object_store.body import size_bytes
+from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectRange, ObjectStore, Piece
+from tiered.object_store.part_plan import sent_bytes
+from tiered.object_store.wrapper import StoreWrapper
+
+BURST_S = 1.0
+"""So much of the budget may be saved up."""
+POLL_S = 0.25
+COPIED_WEIGHT = 0.25
+"""Weight of a byte that the store copies itself, beside one that is sent."""
+
+
+class YieldingStore(StoreWrapper):
+    """``store`` with at most ``bytes_per_s`` and ``requests_per_s``, times ``share()`` (0 to 1; 0 waits).
+
+    Once ``is_stopped`` requests raise StoppedError. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        bytes_per_s: int,
+        requests_per_s: float,
+        share: Callable[[], float],
+        is_stopped: Callable[[], bool],
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        super().__init__(store)
+        self._bytes_per_s, self._requests_per_s = bytes_per_s, requests_per_s
+        self._share, self._is_stopped = share, is_stopped
+        self._clock_s, self._sleep = clock_s, sleep
+        self._lock = threading.Lock()
+        self._owed_s = 0.0
+        self._seen_s = clock_s()
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        self._wait(size_bytes(body))
+        self._store.put_if_absent(key, body, timeout_s=timeout_s)
+
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        copied = sum(piece.length for piece in pieces if isinstance(piece, ObjectRange))
+        self._wait(sent_bytes(pieces) + COPIED_WEIGHT * copied)
+        self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+
+    def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
+        """See ObjectStore."""
+        self._wait(0)
+        return self._store.get(key, max_bytes)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See ObjectStore."""
+        self._wait(length)
+        return self._store.get_range(key, offset, length)
+
+    def _wait(self, byte_count: float) -> None:
+        """Until what earlier requests cost has passed; then this one owes its own cost."""
+        while True:
+            with self._lock:
+                if self._is_stopped():
+                    raise StoppedError
+                share, now_s = self._share(), self._clock_s()
+                self._owed_s = max(-BURST_S, self._owed_s - (now_s - self._seen_s) * share)
+                self._seen_s = now_s
+                if share > 0 and self._owed_s <= 0:
+                    self._owed_s += max(byte_count / self._bytes_per_s, 1 / self._requests_per_s)
+                    return
+                wait_s = min(POLL_S, self._owed_s / share) if share > 0 else POLL_S
+            self._sleep(max(wait_s, 0.001))
+
 
 READING_S = 5.0
 """Clients read if one has read in so many seconds."""

@@ -7,11 +7,21 @@ from dataclasses import dataclass
 
 from fetcher.blocks.segment_source import SourceStatistics
 from fetcher.prefetch.prefetcher import PrefetchCounters, WindowStatus
-from rocketmq_tiered.page.figures import bytes_text, count_text, share_text
-from rocketmq_tiered.page.html import Child, Html, facts, section, table, tag
+from rocketmq_tiered.page.html import (
+    Child,
+    Html,
+    bytes_text,
+    count_text,
+    facts,
+    section,
+    share_text,
+    table,
+    tag,
+)
 from rocketmq_tiered.page.overview import card
+from rocketmq_tiered.process.status_rows import GROUP_HEADER, group_rows, relay_lines
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
-from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
+from rocketmq_tiered.server.proxy.relay_status import RelayStatus, SlaveStatus
 from tiered.console import counted
 
 GROUPS_SHOWN, WINDOWS_SHOWN = 200, 100
@@ -51,31 +61,10 @@ def render_clients(
 
 
 def _relay(relay: RelayStatus) -> Html:
-    pairs: list[tuple[str, Child]] = [
-        ("Address", relay.address),
-        ("Connections", count_text(relay.connections)),
-        ("Archive", "open for clients" if relay.is_archive_open else "not open yet"),
-    ]
-    name = "proxy"
-    if isinstance(relay, ProxyStatus):
-        pairs.append(("Connections to the broker", count_text(relay.broker_connections)))
-    if isinstance(relay, SlaveStatus):
-        name = "slave"
-        redirects = {True: "yes", False: "no", None: "unknown"}[relay.redirects]
-        pairs += [
-            ("Broker id", str(relay.broker_id)),
-            ("Master", "available" if relay.is_master_available else relay.master_failure or "not available"),
-            ("Master redirects slow consumers", redirects),
-            *((f"Name server {address}", state) for address, state in relay.name_servers),
-        ]
-    rows = [
-        (group.name, count_text(group.members), count_text(group.behind_messages), count_text(group.archive_pulls),
-         count_text(group.broker_pulls),
-         share_text(group.archive_pulls, group.archive_pulls + group.broker_pulls))
-        for group in relay.groups
-    ]  # fmt: skip
-    header = ["Group", "Members", "Behind", "Archive pulls", "Broker pulls", "From the archive"]
-    return _groups(name, f"Consumer groups in {name} mode", header, rows, facts(pairs))
+    name = "slave" if isinstance(relay, SlaveStatus) else "proxy"
+    head = facts((about.capitalize(), text) for about, text in relay_lines(relay))
+    rows = [[cells[0], *map(count_text, cells[1:])] for cells in group_rows(relay)]
+    return _groups(name, f"Consumer groups in {name} mode", GROUP_HEADER, rows, head)
 
 
 def _groups(

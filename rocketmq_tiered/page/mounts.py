@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from email.message import Message
 
-from rocketmq_tiered.page.frame import (
+from rocketmq_tiered.page.html import (
     HTML_TYPE,
     SECURITY_HEADERS,
     STATIC_TYPES,
     document,
     notice,
+    section,
     static_file,
+    table,
 )
-from rocketmq_tiered.page.html import section, table
 from rocketmq_tiered.process.admin import PageAnswer
 from rocketmq_tiered.process.mount_report import HEADER, MountAdminSource
 

@@ -9,24 +9,32 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from rocketmq_tiered.page.archive_view import Contents, Cost
-from rocketmq_tiered.page.figures import (
+from rocketmq_tiered.page.html import (
+    CELL_CHARS,
+    Child,
+    Html,
+    Point,
     bytes_text,
     count_text,
     date_text,
+    facts,
     money_text,
     rate_text,
     seconds_text,
+    section,
+    sparkline,
+    table,
+    tag,
 )
-from rocketmq_tiered.page.html import CELL_CHARS, Child, Html, facts, section, table, tag
-from rocketmq_tiered.page.sparkline import Point, sparkline
-from rocketmq_tiered.page.worker_value import Reading
+from rocketmq_tiered.page.kept_values import Reading
 from rocketmq_tiered.process.findings import Finding
 from rocketmq_tiered.process.report import StatusReport
+from rocketmq_tiered.process.status_rows import BEHIND_HEADER, behind_rows, status_lines
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
 from tiered.catalog.deletions import Reason
 from tiered.catalog.hidden_history import HistoryListing
 from tiered.catalog.state import CatalogState
-from tiered.console import counted, names_text
+from tiered.console import counted
 
 QUEUES_SHOWN = 10
 QUIET_STATES = ("starting", "connecting", "standby", "stopping", "draining")
@@ -130,34 +138,21 @@ def _cards(*cards: Child) -> Html:
 
 
 def _lag(report: StatusReport, shown: Overview) -> Html:
-    points = shown.points
-    margin_s = report.retention_margin_seconds
-    bound = "unknown" if report.bound_phys is None else count_text(report.bound_phys)
-    rates = rates_of(points("messages"))
-    measured = f"measured {seconds_text(report.measured_seconds)} ago" if report.is_old else None
-    return section(
-        "lag", "Lag behind the broker",
-        _cards(
-            card("Messages", count_text(report.lag_messages),
-                 "not archived yet, an estimate" if report.is_lag_estimated else "not archived yet",
-                 sparkline("Lag in messages", points("lag_messages"), count_text, report.lag_messages)),
-            card("Bytes", bytes_text(report.lag_bytes), f"archived to {count_text(report.committed_phys)} of {bound}",
-                 sparkline("Lag in bytes", points("lag_bytes"), bytes_text, report.lag_bytes)),
-            card("Age", seconds_text(report.lag_seconds), "of the oldest message not archived",
-                 sparkline("Lag in seconds", points("lag_seconds"), seconds_text, report.lag_seconds)),
-            card("Rate", rate_text(rates[-1][1] if rates else None), f"{count_text(report.messages)} since the start",
-                 sparkline("Archived messages a second", rates, rate_text)),
-        ),
-        facts([
-            ("Retention margin", "no risk" if margin_s is None else seconds_text(margin_s)),
-            ("Upload bound", report.bound_reason or "unknown"),
-            ("Pinned files", count_text(report.pins)),
-            ("Upload attempts abandoned", count_text(report.errors)),
-            ("Upload buffers", f"{bytes_text(report.budget_used_bytes)} of {bytes_text(report.budget_limit_bytes)}"),
-        ]),
-        tag("p", "Last failure: ", tag("code", report.last_error), class_="note") if report.last_error else None,
-        note=measured,
-    )  # fmt: skip
+    rates = rates_of(shown.points("messages"))
+    estimate = "not archived yet, an estimate" if report.is_lag_estimated else "not archived yet"
+    lags: list[tuple[str, str, Callable[[float | None], str], str]] = [
+        ("Messages", "lag_messages", count_text, estimate), ("Bytes", "lag_bytes", bytes_text, "not archived yet"),
+        ("Age", "lag_seconds", seconds_text, "of the oldest message not archived"),
+    ]  # fmt: skip
+    cards = [
+        card(name, text(getattr(report, key)), note,
+             sparkline(f"Lag, {name.lower()}", shown.points(key), text, getattr(report, key)))
+        for name, key, text, note in lags
+    ]  # fmt: skip
+    rate = card("Rate", rate_text(rates[-1][1] if rates else None), f"{count_text(report.messages)} since the start",
+                sparkline("Archived messages a second", rates, rate_text))  # fmt: skip
+    lines = facts((about.capitalize(), text) for about, text in status_lines(report))
+    return section("lag", "Lag behind the broker", _cards(*cards, rate), lines)
 
 
 def rates_of(points: Sequence[Point]) -> list[Point]:
@@ -172,18 +167,10 @@ def rates_of(points: Sequence[Point]) -> list[Point]:
 def _behind(report: StatusReport) -> Html | None:
     if not report.queues:
         return None
-    worst = sorted(report.queues, key=lambda queue: -queue.lag_messages)[:QUEUES_SHOWN]
-    rows = [
-        (topic_link(queue.topic), queue.queue_id, count_text(queue.lag_messages), bytes_text(queue.lag_bytes),
-         seconds_text(queue.lag_seconds))
-        for queue in worst
-    ]  # fmt: skip
-    more = len(report.queues) - len(worst)
-    return section(
-        "behind", "Queues with the largest lag",
-        table("Queues with the largest lag", ["Topic", "Queue", "Messages", "Bytes", "Age"], rows, (1, 2, 3, 4)),
-        note=f"{more:,} more have a lag" if more else None,
-    )  # fmt: skip
+    rows = [(topic_link(topic), *others) for topic, *others in behind_rows(report, QUEUES_SHOWN)]
+    more, title = len(report.queues) - len(rows), "Queues with the largest lag"
+    shown = table(title, BEHIND_HEADER, rows, (1, 2, 3, 4))
+    return section("behind", title, shown, note=f"{more:,} more have a lag" if more else None)
 
 
 def _served(served: ArchiveStatus, shown: Overview) -> Html:
@@ -224,10 +211,8 @@ def _archive_parts(shown: Overview) -> list[Child]:
             *_hidden_cards(topics.hidden, shown.histories),
             card("Gaps", count_text(len(state.gaps)), "ranges lost for good", level="bad" if len(state.gaps) else ""),
             card("Pending deletions", count_text(garbage), oldest),
-            *_compaction_cards(shown.report),
         ),
         facts([
-            *_excluded(shown.report),
             *_upkeep(state, shown.report),
             ("Catalog version", count_text(state.version)),
             ("Last commit", date_text(state.created_ms)),
@@ -262,12 +247,6 @@ def _histories(histories: Sequence[ShownHistory]) -> Html | None:
     return section("histories", "Log histories", table("Log histories", header, rows, (1, 2, 3, 4)), note=how)
 
 
-def _excluded(report: StatusReport | None) -> list[tuple[str, Child]]:
-    if report is None or not report.excluded:
-        return []
-    return [("Excluded", f"{names_text(report.excluded)} (topics.include, topics.exclude)")]
-
-
 def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str, Child]]:
     """When each task ran last, and what is left to delete."""
     found: list[tuple[str, Child]] = []
@@ -280,24 +259,7 @@ def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str,
     reasons = ", ".join(
         f"{count:,} {REASONS.get(reason, 'others')}" for reason, count in sorted(counts.items())
     )
-    keys = None if report is None else report.key_compaction
-    if keys is not None and keys.text:
-        found.append(("Key compaction", keys.text))
     return found + ([("To be deleted", reasons)] if reasons else [])
-
-
-def _compaction_cards(report: StatusReport | None) -> list[Html]:
-    found = None if report is None else report.compaction
-    if found is None:
-        return []
-    about = "about " if found.is_backlog_estimated else ""
-    due = (
-        f"{about}{counted(found.backlog_objects, 'object')} due"
-        if found.backlog_objects
-        else "nothing is due"
-    )
-    note = f"to {count_text(found.made_objects)} since the start; {due}"
-    return [card("Objects joined", count_text(found.joined_objects), note)]
 
 
 def _cost_cards(cost: Reading[Cost]) -> list[Html]:

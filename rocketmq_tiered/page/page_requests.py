@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message as Headers
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from fetcher.access import ArchiveAccess
 from fetcher.rows.message import Message
-from rocketmq_tiered.page.access_token import CHALLENGE, AccessToken, read_token
 from rocketmq_tiered.page.archive_view import SHORT_WAIT_S, ArchiveView, Contents
 from rocketmq_tiered.page.clients import ReadFigures, render_clients
-from rocketmq_tiered.page.current_settings import CurrentSettings
-from rocketmq_tiered.page.figures import date_text
-from rocketmq_tiered.page.frame import (
+from rocketmq_tiered.page.html import (
     HTML_TYPE,
     SECURITY_HEADERS,
     STATIC_TYPES,
+    Child,
+    Html,
+    date_text,
     document,
     notice,
     static_file,
 )
-from rocketmq_tiered.page.history import History, Measurement, Sampler
-from rocketmq_tiered.page.html import Child, Html
-from rocketmq_tiered.page.message_search import Search, find_messages, parse_search
-from rocketmq_tiered.page.messages import render_messages
+from rocketmq_tiered.page.kept_values import History, Measurement, Reading, Sampler
+from rocketmq_tiered.page.messages import Search, find_messages, parse_search, render_messages
 from rocketmq_tiered.page.overview import Overview, ShownHistory, render_overview, unread
-from rocketmq_tiered.page.settings_table import render_settings
+from rocketmq_tiered.page.settings_table import CurrentSettings, render_settings
 from rocketmq_tiered.page.timers import ShownTimer, find_timers, render_timers
 from rocketmq_tiered.page.topics import (
     TOPICS_A_PAGE,
@@ -41,7 +43,6 @@ from rocketmq_tiered.page.topics import (
     render_queues,
     render_topics,
 )
-from rocketmq_tiered.page.worker_value import Reading
 from rocketmq_tiered.process.admin import TEXT, PageAnswer
 from rocketmq_tiered.process.findings import of_catalog, of_report
 from rocketmq_tiered.process.report import QueueReport, StatusReport
@@ -49,8 +50,73 @@ from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
 from rocketmq_tiered.server.listen.options import is_loopback
 from rocketmq_tiered.server.proxy.relay_status import RelayStatus
 from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageError
+from tiered.private_directory import check_trusted_file
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
+
+CHARS_MIN, CHARS_MAX = 16, 1024
+FAILURES_LOGGED_EVERY_S = 60.0
+CHALLENGE = 'Basic realm="rocketmq-tiered", charset="UTF-8"'
+
+
+def read_token(path: str) -> str:
+    """The first line of the file; empty if no file is set. Raises UsageError without any content of the file."""
+    if not path:
+        return ""
+    hint = f"write a line of {CHARS_MIN} characters or more to it, such as the output of openssl rand -hex 24"
+    try:
+        check_trusted_file(Path(path), "admin.token_file")
+        with Path(path).open(encoding="utf-8") as file:
+            token = file.readline(CHARS_MAX).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"admin.token_file = {path} cannot be read: {why}", hint=hint) from None
+    if len(token) < CHARS_MIN:
+        raise UsageError(f"admin.token_file = {path} has no token of {CHARS_MIN} characters", hint=hint)
+    return token
+
+
+class AccessToken:
+    """Compares the token of requests. Thread-safe."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+        self._lock = threading.Lock()
+        self._failed, self._logged_s = 0, float("-inf")
+
+    def is_in(self, authorization: str | None, client: str) -> bool:
+        """Whether the header Authorization has the token. Wrong ones are counted, and logged with ``client``."""
+        if authorization is None:
+            return False
+        if hmac.compare_digest(_password_in(authorization), self._token):
+            return True
+        self._log_failure(client)
+        return False
+
+    def _log_failure(self, client: str) -> None:
+        with self._lock:
+            self._failed += 1
+            now_s = time.monotonic()
+            if now_s - self._logged_s < FAILURES_LOGGED_EVERY_S:
+                return
+            count, self._failed, self._logged_s = self._failed, 0, now_s
+        logger.warning("admin page refused: wrong token", extra={"client": client, "count": count})
+
+
+def _password_in(authorization: str) -> bytes:
+    """The password of Basic, or the token of Bearer; empty in anything else."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("utf-8", "replace")
+    if scheme.lower() != "basic":
+        return b""
+    try:
+        return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+    except (binascii.Error, ValueError):
+        return b""
+
+
 T = TypeVar("T")
 
 PAGES_AT_ONCE, PAGES_WAITING, SEARCHES_AT_ONCE = 4, 4, 2
@@ -101,7 +167,7 @@ class AdminPages:
         self._token = AccessToken(token) if token else None
         self._is_open = is_loopback(admin.host)
         self._process, self._settings, self._archive = process, settings, archive
-        self._started_ms = time.time_ns() // 1_000_000
+        self._started_ms = wall_ms()
         self._admitted = threading.BoundedSemaphore(PAGES_AT_ONCE + PAGES_WAITING)
         self._rendering = threading.BoundedSemaphore(PAGES_AT_ONCE)
         self._searching = threading.BoundedSemaphore(SEARCHES_AT_ONCE)
@@ -210,7 +276,7 @@ class AdminPages:
             findings = of_catalog(contents.value.state, int(time.time() * 1000), grace_ms, unreadable)
         facts: list[tuple[str, Child]] = [("Started", date_text(self._started_ms))]
         if report is not None:
-            facts += [("Writer", report.writer or "none"), ("Epoch", f"{report.epoch:,}")]
+            facts.append(("Epoch", f"{report.epoch:,}"))
         cause, _, step = why.removeprefix(f"{state}: ").partition("\n")[0].partition(". Next: ")
         shown = Overview(
             state, cause, step, is_alive and is_ready, report, served, contents, cost, findings,

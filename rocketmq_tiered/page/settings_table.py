@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -12,7 +12,35 @@ from rocketmq_tiered.page.html import CELL_CHARS, Child, Html, section, table, t
 from tiered.console import counted
 from tiered.settings.declaration import SettingField
 from tiered.settings.load import FIELDS, LoadedSettings, value_of
-from tiered.settings.sections import SECTIONS
+from tiered.settings.sections import SECTIONS, Settings
+
+
+class CurrentSettings:
+    """``read``: loads the settings again."""
+
+    def __init__(self, loaded: LoadedSettings, read: Callable[[], LoadedSettings] | None = None) -> None:
+        self._loaded, self._read, self._newest = loaded, read, loaded
+
+    @property
+    def loaded(self) -> LoadedSettings:
+        """The settings in effect."""
+        return self._loaded
+
+    @property
+    def settings(self) -> Settings:
+        """Their values."""
+        return self._loaded.settings
+
+    def reload(self) -> LoadedSettings:
+        """Load again; they are in effect once ``apply`` is called. Raises what loading raises."""
+        assert self._read is not None
+        self._newest = self._read()
+        return self._newest
+
+    def apply(self, settings: Settings) -> None:
+        """``settings`` are in effect: those loaded last, but for the ones that need a restart."""
+        self._loaded = LoadedSettings(settings, self._newest.origins)
+
 
 HEADER = ("Setting", "Value", "From", "Meaning")
 

@@ -9,10 +9,8 @@ import numpy as np
 
 from fetcher.access import ArchiveAccess
 from fetcher.rows.message import Message
-from rocketmq_tiered.page.figures import count_text, date_text
-from rocketmq_tiered.page.html import Child, Html, facts, section, table, tag
-from rocketmq_tiered.page.message_search import Search, find_messages
-from rocketmq_tiered.page.messages import message_path
+from rocketmq_tiered.page.html import Child, Html, count_text, date_text, facts, section, table, tag
+from rocketmq_tiered.page.messages import Search, find_messages, message_path
 from tiered.archive.timers import TimerFiles, sort_out
 from tiered.catalog.state import CatalogState
 from tiered.model.timer import CANCEL, HOUR_MS, EntryKind, timer_of

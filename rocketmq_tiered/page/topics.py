@@ -8,10 +8,19 @@ from urllib.parse import urlencode
 
 from fetcher.queries.queue_listing import QueueListing
 from rocketmq_tiered.maintenance.cost import TopicCost
-from rocketmq_tiered.page.figures import UNKNOWN, bytes_text, count_text, date_text
-from rocketmq_tiered.page.html import Child, Html, section, table, tag
+from rocketmq_tiered.page.archive_view import ORDERS, TopicRow
+from rocketmq_tiered.page.html import (
+    UNKNOWN,
+    Child,
+    Html,
+    bytes_text,
+    count_text,
+    date_text,
+    section,
+    table,
+    tag,
+)
 from rocketmq_tiered.page.overview import queues_path, topic_link
-from rocketmq_tiered.page.topic_summary import ORDERS, TopicRow
 from rocketmq_tiered.process.report import QueueReport
 from tiered.console import counted
 from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule

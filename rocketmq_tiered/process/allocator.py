@@ -24,14 +24,14 @@ KEPT_BYTES: Final = 6 << 20
 memory would be returned and faulted in again."""
 
 
-def return_freed_memory(mapped_bytes_min: int = MMAP_THRESHOLD_BYTES) -> None:
-    """Make the allocator return freed memory; buffers of ``mapped_bytes_min`` are mapped. Called by archiving processes
-    before their threads start; no-op without glibc."""
+def return_freed_memory(mapped_bytes_min: int = MMAP_THRESHOLD_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
+    """Make the allocator return freed memory beyond ``kept_bytes``; buffers of ``mapped_bytes_min`` are mapped. Called
+    by archiving processes before their threads start; no-op without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_ARENA_MAX, ARENAS)
         mallopt(M_MMAP_THRESHOLD, mapped_bytes_min)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, kept_bytes)
 
 
 def trim() -> None:

@@ -16,18 +16,15 @@ from typing import Any
 
 from fetcher.rows.message import Message
 from rocketmq_tiered.maintenance.compaction_job import rewrite_options
-from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
-from rocketmq_tiered.maintenance.expiry_task import ExpiryTask
+from rocketmq_tiered.maintenance.expire import ExpiryTask
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
-from rocketmq_tiered.maintenance.key_job import IsKeyed, KeyCompaction, is_mostly_new
-from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
+from rocketmq_tiered.maintenance.key_job import KeyCompaction, is_mostly_new
 from rocketmq_tiered.maintenance.scrub import ScrubTask
-from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
-from rocketmq_tiered.maintenance.throttle import SHARES, Load, Throttle
-from rocketmq_tiered.maintenance.yielding_store import YieldingStore
+from rocketmq_tiered.maintenance.task_figures import CompactionStatus, KeyCompactionStatus, ScrubStatus
+from rocketmq_tiered.maintenance.throttle import SHARES, Load, Throttle, YieldingStore
 from rocketmq_tiered.process.allocator import trim
-from rocketmq_tiered.process.archive_rules import rules_in
+from rocketmq_tiered.process.loaded_archive import keyed_topics, rules_in
 from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
 from rocketmq_tiered.sending.timer_send import TimerBroker
 from rocketmq_tiered.sending.timer_status import TimerStatus
@@ -42,6 +39,7 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
 from tiered.whole_file import writer_of
 
 REFRESH_S = 60.0
@@ -58,11 +56,7 @@ class ArchiveTasks:
         self._settings, self._writer = settings, writer
         self._stopping = Stopping()
         self._throttle = Throttle(load)
-        own = settings.compaction
-        throttled = YieldingStore(
-            store, bytes_per_s=own.bytes_per_s, requests_per_s=own.requests_per_s, share=self._share,
-            is_stopped=self._stopping.stopped.is_set, sleep=self._stopping.wait,
-        )  # fmt: skip
+        throttled = self._throttled(store, self._share, self._stopping.stopped.is_set)
         expiry = ExpiryTask(throttled, settings, lambda state: rules_in(throttled, state, settings))
         self.expiry = TaskLoop(expiry, self._owned_state)
         self.gc: TaskLoop[Any] | None = None
@@ -102,15 +96,11 @@ class ArchiveTasks:
     ) -> None:
         """As ``add_compaction``."""
         shutil.rmtree(spool, ignore_errors=True)  # what a killed process left
-        own, settings = self._settings.compaction, self._settings
-        throttled = YieldingStore(
-            store, bytes_per_s=own.bytes_per_s, requests_per_s=own.requests_per_s, share=self._keys_share,
-            is_stopped=self._stopping.is_set, sleep=self._stopping.wait,
-        )  # fmt: skip
+        settings, throttled = self._settings, self._throttled(store, self._keys_share, self._stopping.is_set)
         options = replace(rewrite_options(settings, spool), release=trim, wait=self._stopping.wait)
         task = KeyCompaction(
-            MaintenanceCommit(throttled, self._writer, lambda: time.time_ns() // 1_000_000), settings, options,
-            lambda state: _is_keyed(throttled, state, settings), is_due=is_mostly_new,
+            self._commits(throttled), settings, options,
+            lambda state: keyed_topics(rules_in(throttled, state, settings), settings), is_due=is_mostly_new,
             write=writing(self._keys_share_or_stop),
         )  # fmt: skip
         self._key_task = task
@@ -124,22 +114,35 @@ class ArchiveTasks:
         read: Callable[[Sequence[Place]], Mapping[Place, Message]],
     ) -> None:
         """``make_broker`` gets whether to stop; see TimerDelivery."""
-        commits = MaintenanceCommit(store, self._writer, lambda: time.time_ns() // 1_000_000)
         broker = make_broker(self._stopping.stopped.is_set)
-        self._timer_task = TimerDelivery(commits, self._settings.timers, broker, read)
+        self._timer_task = TimerDelivery(self._commits(store), self._settings.timers, broker, read)
         self._timers = TaskLoop(self._timer_task, self._timers_state)
         self._loops.append(self._timers)
 
     def add_scrub(self, store: ObjectStore, state_dir: Path, log: CommitLog) -> None:
         """``store``: the archive. ``log``: the broker's, with its pins. The progress is kept in ``state_dir``."""
         own, path = self._settings.scrub, state_dir / "scrub.json"
-        throttled = YieldingStore(
-            store, bytes_per_s=own.bytes_per_s, requests_per_s=self._settings.compaction.requests_per_s,
-            share=self._keys_share, is_stopped=self._stopping.is_set, sleep=self._stopping.wait,
-        )  # fmt: skip
-        commits = MaintenanceCommit(throttled, self._writer, lambda: time.time_ns() // 1_000_000)
-        self._scrub = ScrubTask(commits, own, _progress(path, store.url, 2 * own.cycle_ms), log)
+        throttled = self._throttled(store, self._keys_share, self._stopping.is_set, own.bytes_per_s)
+        self._scrub = ScrubTask(
+            self._commits(throttled), own, _progress(path, store.url, 2 * own.cycle_ms), log
+        )
         self._loops.append(TaskLoop(self._scrub, self._owned_state))
+
+    def _throttled(
+        self,
+        store: ObjectStore,
+        share: Callable[[], float],
+        is_stopped: Callable[[], bool],
+        bytes_per_s: int = 0,
+    ) -> YieldingStore:
+        own = self._settings.compaction
+        return YieldingStore(
+            store, bytes_per_s=bytes_per_s or own.bytes_per_s, requests_per_s=own.requests_per_s, share=share,
+            is_stopped=is_stopped, sleep=self._stopping.wait,
+        )  # fmt: skip
+
+    def _commits(self, store: ObjectStore) -> MaintenanceCommit:
+        return MaintenanceCommit(store, self._writer, wall_ms)
 
     def start(self, drain: threading.Event) -> None:
         """Call once. ``drain``: compaction begins no request once it is set."""
@@ -220,8 +223,3 @@ def _progress(path: Path, url: str, age_ms_max: int) -> VerifyProgress:
         return VerifyProgress(url, path.read_bytes(), writer_of(path), age_ms_max=age_ms_max)
     except (OSError, UsageError):  # none yet, or of another archive
         return VerifyProgress(url, None, writer_of(path), age_ms_max=age_ms_max)
-
-
-def _is_keyed(store: ObjectStore, state: CatalogState, settings: Settings) -> IsKeyed:
-    rule_of = rules_in(store, state, settings)
-    return lambda topic: rule_of(topic).key_compaction and topic != settings.timers.topic

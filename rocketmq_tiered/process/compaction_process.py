@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from rocketmq_tiered.maintenance.yielding_store import YieldingStore
+from rocketmq_tiered.maintenance.throttle import YieldingStore
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from rocketmq_tiered.process.logs import log_service
 from tiered.archive.rewrite.outputs import Rewrite, rewrite

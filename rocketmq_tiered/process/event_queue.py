@@ -1,9 +1,4 @@
-"""A queue of events from threads and signal handlers to the main thread, without polling.
-
-A signal may be delivered to any thread, and Python runs its handler only once the main thread wakes up; a main thread
-waiting on a lock or a queue would sleep on. So it waits on a pipe, to which Python writes a byte for each signal
-(signal.set_wakeup_fd).
-"""
+"""Signals and other events that reach the main thread: a queue of them, and SIGHUP before the service handles it."""
 
 from __future__ import annotations
 
@@ -13,6 +8,28 @@ import queue
 import select
 import signal
 from typing import Generic, TypeVar
+
+
+class EarlySighup:
+    """The handler before the service's own; counts as received once called."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __call__(self, *_: object) -> None:
+        """Note the signal."""
+        self.received = True
+
+
+def catch_sighup() -> None:
+    """Install the early handler. Main thread only."""
+    signal.signal(signal.SIGHUP, EarlySighup())
+
+
+def was_received(replaced: object) -> bool:
+    """Whether the handler that was replaced has received SIGHUP."""
+    return isinstance(replaced, EarlySighup) and replaced.received
+
 
 T = TypeVar("T")
 

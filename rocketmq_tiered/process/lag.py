@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,16 +19,72 @@ from numpy.typing import NDArray
 
 from rocketmq_tiered.process.report import QueueReport
 from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.damage import stored_size
+from tiered.broker_store.pins import measure_disk
+from tiered.broker_store.retention import deletion_margin
+from tiered.broker_store.store import BrokerStore
 from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import Table
 from tiered.residency import PAGE_BYTES
+from tiered.timestamps import wall_ms
 from uploader.lmq_dispatch import resolved_lmq_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
+
+GROWTH_WINDOW_S = 10.0
+
+
+def retention_margin_s(
+    store: BrokerStore, committed_phys: int, end_phys: int, growth_bytes_per_s: float
+) -> float | None:
+    """Seconds until the broker deletes unarchived log; None without risk, or if unknown.
+
+    ``end_phys``: end of the written log. Without a broker.conf, RocketMQ's defaults apply.
+    """
+    if committed_phys >= end_phys:
+        return None
+    files = []
+    for file in store.commit_log.files:
+        if file.is_pinned:
+            continue
+        try:
+            files.append((file, int(file.path.stat().st_mtime * 1000)))
+        except FileNotFoundError:  # the broker deleted it since the listing
+            continue
+    if not files:
+        return None
+    disk = replace(measure_disk(files[-1][0].path), growth_bytes_per_s=growth_bytes_per_s)
+    margin = deletion_margin(
+        files,
+        committed_phys,
+        store.conf or BrokerConf(),
+        disk,
+        now_ms=wall_ms(),
+        zone=store.zone().zone,
+    )
+    return margin.seconds
+
+
+class LogGrowth:
+    """Growth rate of the commitlog, measured at least GROWTH_WINDOW_S apart."""
+
+    def __init__(self) -> None:
+        self._since: tuple[float, int] | None = None
+        self._bytes_per_s = 0.0
+
+    def bytes_per_s(self, now_s: float, end_phys: int) -> float:
+        """The rate, given the present end of the log; 0 until known."""
+        if self._since is None:
+            self._since = (now_s, end_phys)
+        elif now_s - self._since[0] >= GROWTH_WINDOW_S:
+            self._bytes_per_s = max(0.0, (end_phys - self._since[1]) / (now_s - self._since[0]))
+            self._since = (now_s, end_phys)
+        return self._bytes_per_s
+
 
 SCAN_BYTES_MAX = 64 * 1024 * 1024
 CHUNK_BYTES = 8 * 1024 * 1024

@@ -16,19 +16,19 @@ from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
-from rocketmq_tiered.process.event_queue import EventQueue
-from rocketmq_tiered.process.findings import Finding, of_report
-from rocketmq_tiered.process.report import StatusReport
-from rocketmq_tiered.process.run_state import (
+from rocketmq_tiered.process.event_queue import EventQueue, was_received
+from rocketmq_tiered.process.findings import (
     ARCHIVING,
     STARTING,
     TROUBLE,
     Condition,
+    Finding,
     RunState,
     after_failure,
+    of_report,
     while_running,
 )
-from rocketmq_tiered.process.sighup import was_received
+from rocketmq_tiered.process.report import StatusReport
 from tiered.errors import FencedError, LogDivergedError, TieredError
 from tiered.kernels.jit import compiling
 from tiered.settings.load import FIELDS, LoadedSettings, changed_keys, value_of

@@ -58,5 +58,5 @@ def _install(formatter: logging.Formatter, level: str) -> None:
     root.addHandler(handler)
     root.setLevel(level.upper())
     # The SDK's lines may contain signed URLs; its failures are raised as typed errors.
-    for name in ("botocore", "boto3", "aiobotocore", "urllib3", "s3transfer"):
+    for name in ("botocore", "boto3", "aiobotocore", "urllib3", "s3transfer", "py4j"):
         logging.getLogger(name).setLevel(logging.ERROR)

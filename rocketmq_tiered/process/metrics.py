@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
-from rocketmq_tiered.maintenance.expiry_task import TOO_MUCH
-from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
-from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
-from rocketmq_tiered.process.findings import ABOUT, Finding, of_report, unreadable_messages
+from rocketmq_tiered.maintenance.expire import TOO_MUCH
+from rocketmq_tiered.process.findings import (
+    ABOUT,
+    UP,
+    Finding,
+    RunState,
+    of_report,
+    unreadable_messages,
+    word_of,
+)
 from rocketmq_tiered.process.report import StatusReport
-from rocketmq_tiered.process.run_state import UP, RunState, word_of
-from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.task import EXPIRY, GARBAGE_COLLECTION
 from tiered.formats.memory_bound import SHORTAGES
 from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
@@ -28,9 +31,6 @@ PREFIX = "rocketmq_tiered_store"
 QUEUES_MAX = 1000
 """Bound of per-queue series: the queues with the largest lag have them; totals count all."""
 UNREADABLE_MEANING = "Archived messages that this process could not read: their object is missing or damaged."
-
-Rows = list[tuple[str, str, float | None]]
-"""Name, meaning and value of each family; without a value there is none."""
 
 _MEDIUM = {"storage_type": "tiered", "storage_medium": "blob"}
 _QUEUE_LABELS = [*_MEDIUM, "topic", "queue_id", "file_type"]
@@ -59,17 +59,8 @@ class StatusCollector(ScrapeCollector):
         yield _state_family(word)
         if report.cluster:
             yield from _queue_families(report)
-            yield from _total_families(report)
-            yield from _garbage_families(report)
+            yield from _figure_families(report)
             yield attention_family(of_report(report))
-            if report.compaction is not None:
-                yield from _compaction_families(report.compaction)
-            if report.key_compaction is not None:
-                yield from _key_families(report.key_compaction)
-            if report.timers is not None:
-                yield from _timer_families(report.timers)
-            if report.scrub is not None:
-                yield from _scrub_families(report.scrub)
 
 
 def _state_family(word: str) -> Metric:
@@ -108,200 +99,96 @@ def _queue_families(report: StatusReport) -> Iterator[Metric]:
     yield from families
 
 
-def _total_families(report: StatusReport) -> Iterator[Metric]:
-    gauges: Rows = [
-        ("behind_messages", "Messages not archived yet; above 64 MiB an estimate.", report.lag_messages),
-        ("behind_bytes", "Bytes not archived yet, all queues.", report.lag_bytes),
-        ("behind_seconds", "Age in seconds of the oldest message not archived yet.", report.lag_seconds),
-        (
-            "retention_margin_seconds",
-            "Seconds until the broker deletes messages not archived yet.",
-            report.retention_margin_seconds,
-        ),
-        (
-            "dispatch_offset",
-            "Physical commitlog offset up to which everything is archived.",
-            report.committed_phys,
-        ),
-        (
-            "bound_offset",
-            "Physical commitlog offset up to which the broker allows uploads.",
-            report.bound_phys,
-        ),
-        ("gaps", "Gaps of the archive.", report.gaps),
-        ("epoch", "Epoch of this writer.", report.epoch),
-        ("memory_budget_used_bytes", "Bytes of buffers in use.", report.budget_used_bytes),
-        ("memory_budget_limit_bytes", "Limit of buffers in bytes.", report.budget_limit_bytes),
-        ("pins", "Commitlog files pinned by hard links.", report.pins),
-        (
-            "unindexed_objects",
-            "Damaged data objects excluded from the message index.",
-            report.unindexed_objects,
-        ),
-        ("unreadable_messages", UNREADABLE_MEANING, unreadable_messages(report.unreadable)),
-    ]
-    yield from _families(GaugeMetricFamily, gauges)
-    counters: Rows = [
-        ("gaps_recorded", "Gaps recorded by this process.", report.new_gaps),
-        ("messages_dispatch", "Messages archived by this process.", report.messages),
-        ("upload_message_bytes", "Message bytes archived by this process.", report.bytes),
-        ("errors", "Upload attempts abandoned since the start.", report.errors),
-        ("index_files_rebuilt", "Damaged index files rebuilt by this process.", report.index_files_rebuilt),
-    ]
-    yield from _families(CounterMetricFamily, counters)
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
+FIGURES = (
+    ("", GAUGE, "behind_messages", "lag_messages", "Messages not archived yet; above 64 MiB an estimate."),
+    ("", GAUGE, "behind_bytes", "lag_bytes", "Bytes not archived yet, all queues."),
+    ("", GAUGE, "behind_seconds", "lag_seconds", "Age in seconds of the oldest message not archived yet."),
+    ("", GAUGE, "retention_margin_seconds", "retention_margin_seconds",
+     "Seconds until the broker deletes messages not archived yet."),
+    ("", GAUGE, "dispatch_offset", "committed_phys", "Physical commitlog offset up to which everything is archived."),
+    ("", GAUGE, "bound_offset", "bound_phys", "Physical commitlog offset up to which the broker allows uploads."),
+    ("", GAUGE, "gaps", "gaps", "Gaps of the archive."),
+    ("", GAUGE, "epoch", "epoch", "Epoch of this writer."),
+    ("", GAUGE, "memory_budget_used_bytes", "budget_used_bytes", "Bytes of buffers in use."),
+    ("", GAUGE, "memory_budget_limit_bytes", "budget_limit_bytes", "Limit of buffers in bytes."),
+    ("", GAUGE, "pins", "pins", "Commitlog files pinned by hard links."),
+    ("", GAUGE, "unindexed_objects", "unindexed_objects", "Damaged data objects excluded from the message index."),
+    ("", COUNTER, "gaps_recorded", "new_gaps", "Gaps recorded by this process."),
+    ("", COUNTER, "messages_dispatch", "messages", "Messages archived by this process."),
+    ("", COUNTER, "upload_message_bytes", "bytes", "Message bytes archived by this process."),
+    ("", COUNTER, "errors", "errors", "Upload attempts abandoned since the start."),
+    ("", COUNTER, "index_files_rebuilt", "index_files_rebuilt", "Damaged index files rebuilt by this process."),
+    ("", GAUGE, "pending_deletions", "pending_deletions", "Objects that garbage collection has still to delete."),
+    ("", GAUGE, "oldest_pending_deletion_seconds", "oldest_pending_deletion_seconds",
+     "Age in seconds of the oldest pending deletion."),
+    ("", GAUGE, "garbage_overdue_seconds", "garbage_overdue_seconds",
+     "Seconds by which the oldest garbage is past its grace period."),
+    ("", GAUGE, "gc_interval_seconds", "gc_interval_seconds", "How often garbage should be collected."),
+    ("gc", GAUGE, "last_gc_timestamp_seconds", "last_ms", "When this process collected garbage."),
+    ("expiry", GAUGE, "last_expire_timestamp_seconds", "last_ms", "When this process made a pass of expiry."),
+    ("", GAUGE, "diverged_objects", "diverged_objects",
+     "Objects of a truncated or replaced log that wait for their deletion."),
+    ("", GAUGE, "hidden_messages", "hidden_messages",
+     "Messages that a truncated or replaced log has hidden, within gc.diverged_grace_ms."),
+    ("compaction", GAUGE, "compaction_interval_seconds", "interval_seconds", "How often objects are joined."),
+    ("compaction", GAUGE, "compaction_last_timestamp_seconds", "last_ms", "When a pass of compaction ended well."),
+    ("compaction", GAUGE, "compaction_idle_seconds", "idle_seconds",
+     "Seconds since a pass of compaction ended well, or the start."),
+    ("compaction", GAUGE, "compaction_backlog_objects", "backlog_objects", "Objects due to be joined."),
+    ("compaction", GAUGE, "compaction_backlog_bytes", "backlog_bytes", "Message bytes of objects due to be joined."),
+    ("compaction", GAUGE, "compaction_round_seconds", "round_seconds", "Duration of the last round of compaction."),
+    ("compaction", COUNTER, "compaction_failures", "failures", "Passes of compaction that failed."),
+    ("compaction", COUNTER, "compaction_rounds", "rounds", "Rounds of compaction."),
+    ("compaction", COUNTER, "compaction_joined_objects", "joined_objects", "Objects that compaction replaced."),
+    ("compaction", COUNTER, "compaction_made_objects", "made_objects", "Objects that compaction wrote."),
+    ("compaction", COUNTER, "compaction_read_bytes", "bytes_read", "Bytes that compaction read."),
+    ("compaction", COUNTER, "compaction_sent_bytes", "bytes_sent", "Bytes that compaction wrote."),
+    ("compaction", COUNTER, "compaction_copied_bytes", "bytes_copied",
+     "Bytes that the object store copied for compaction."),
+    ("scrub", GAUGE, "scrub_last_timestamp_seconds", "cycle_ms", "When everything had been read back last."),
+    ("scrub", GAUGE, "scrub_cycle_ratio", "cycle_share", "Share of the cycle in progress."),
+    ("scrub", GAUGE, "scrub_damaged_objects", "damaged", "Damaged objects that scrub could not replace."),
+    ("scrub", COUNTER, "scrub_objects", "objects", "Objects read back."),
+    ("scrub", COUNTER, "scrub_healed_objects", "healed", "Damaged objects replaced by whole ones."),
+    ("key_compaction", GAUGE, "key_compaction_last_timestamp_seconds", "last_ms",
+     "When a pass of key compaction ended well."),
+    ("key_compaction", GAUGE, "key_compaction_backlog_queues", "backlog_queues", "Queues with new keys to compact."),
+    ("key_compaction", GAUGE, "key_compaction_backlog_bytes", "backlog_bytes", "New message bytes of these queues."),
+    ("key_compaction", COUNTER, "key_compaction_failures", "failures", "Passes of key compaction that failed."),
+    ("key_compaction", COUNTER, "key_compaction_rounds", "rounds", "Rounds of key compaction."),
+    ("key_compaction", COUNTER, "key_compaction_keys", "keys", "Keys of compacted queues."),
+    ("key_compaction", COUNTER, "key_compaction_read_messages", "read_messages", "Messages before key compaction."),
+    ("key_compaction", COUNTER, "key_compaction_kept_messages", "kept_messages", "Messages that key compaction kept."),
+    ("key_compaction", COUNTER, "key_compaction_spooled_bytes", "spooled_bytes", "Bytes of keys that exceeded memory."),
+    ("timers", GAUGE, "timers_pending", "pending", "Timers that are not handed over to the broker."),
+    ("timers", GAUGE, "timers_next_hour", "next_hour", "Of them, those delivered in this hour and the next."),
+    ("timers", GAUGE, "timers_objects", "objects", "Objects of timers."),
+    ("timers", GAUGE, "timers_overdue_seconds", "overdue_seconds", "How long the first pending timer has been due."),
+    ("timers", GAUGE, "timers_late_p99_seconds", "late_p99_seconds", "How late the newest 10,000 were handed over."),
+    ("timers", COUNTER, "timers_delivered", "delivered", "Timers handed over."),
+    ("timers", COUNTER, "timers_found", "found", "Of them, those the broker already had after a failure."),
+    ("timers", COUNTER, "timers_cancelled", "cancelled", "Timers that were cancelled."),
+    ("timers", COUNTER, "timers_repeated", "repeated", "Timers with key and time of another one, not sent."),
+    ("timers", COUNTER, "timers_refused", "refused", "Messages of the gateway topic that are no timers."),
+    ("timers", COUNTER, "timers_dropped", "dropped", "Timers without their message."),
+    ("timers", COUNTER, "timers_postponed", "postponed", "Timers that the broker refused, to be sent again."),
+)  # fmt: skip
+"""Part of the report, kind, name, member of that part, and meaning. Members of ``…_timestamp_seconds`` are in ms."""
 
 
-def _garbage_families(report: StatusReport) -> Iterator[Metric]:
-    expiry, gc = report.task(EXPIRY), report.task(GARBAGE_COLLECTION)
-    gauges: Rows = [
-        (
-            "pending_deletions",
-            "Objects that garbage collection has still to delete.",
-            report.pending_deletions,
-        ),
-        (
-            "oldest_pending_deletion_seconds",
-            "Age in seconds of the oldest pending deletion.",
-            report.oldest_pending_deletion_seconds,
-        ),
-        (
-            "garbage_overdue_seconds",
-            "Seconds by which the oldest garbage is past its grace period.",
-            report.garbage_overdue_seconds,
-        ),
-        ("gc_interval_seconds", "How often garbage should be collected.", report.gc_interval_seconds),
-        (
-            "last_gc_timestamp_seconds",
-            "When this process collected garbage.",
-            _seconds(gc.last_ms),
-        ),
-        (
-            "last_expire_timestamp_seconds",
-            "When this process made a pass of expiry.",
-            _seconds(expiry.last_ms),
-        ),
-        (
-            "expire_stopped",
-            "1 if retention.max_share stopped the last pass of expiry.",
-            float(expiry.problem == TOO_MUCH),
-        ),
-        (
-            "diverged_objects",
-            "Objects of a truncated or replaced log that wait for their deletion.",
-            report.diverged_objects,
-        ),
-        (
-            "hidden_messages",
-            "Messages that a truncated or replaced log has hidden, within gc.diverged_grace_ms.",
-            report.hidden_messages,
-        ),
-    ]
-    yield from _families(GaugeMetricFamily, gauges)
-
-
-def _compaction_families(report: CompactionStatus) -> Iterator[Metric]:
-    gauges: Rows = [
-        ("compaction_interval_seconds", "How often objects are joined.", report.interval_seconds),
-        (
-            "compaction_last_timestamp_seconds",
-            "When a pass of compaction ended well.",
-            _seconds(report.last_ms),
-        ),
-        (
-            "compaction_idle_seconds",
-            "Seconds since a pass of compaction ended well, or the start.",
-            report.idle_seconds,
-        ),
-        ("compaction_backlog_objects", "Objects due to be joined.", report.backlog_objects),
-        ("compaction_backlog_bytes", "Message bytes of objects due to be joined.", report.backlog_bytes),
-        ("compaction_round_seconds", "Duration of the last round of compaction.", report.round_seconds),
-    ]
-    yield from _families(GaugeMetricFamily, gauges)
-    counters: Rows = [
-        ("compaction_failures", "Passes of compaction that failed.", report.failures),
-        ("compaction_rounds", "Rounds of compaction.", report.rounds),
-        ("compaction_joined_objects", "Objects that compaction replaced.", report.joined_objects),
-        ("compaction_made_objects", "Objects that compaction wrote.", report.made_objects),
-        ("compaction_read_bytes", "Bytes that compaction read.", report.bytes_read),
-        ("compaction_sent_bytes", "Bytes that compaction wrote.", report.bytes_sent),
-        (
-            "compaction_copied_bytes",
-            "Bytes that the object store copied for compaction.",
-            report.bytes_copied,
-        ),
-    ]
-    yield from _families(CounterMetricFamily, counters)
-
-
-def _scrub_families(report: ScrubStatus) -> Iterator[Metric]:
-    gauges: Rows = [
-        (
-            "scrub_last_timestamp_seconds",
-            "When everything had been read back last.",
-            _seconds(report.cycle_ms),
-        ),
-        ("scrub_cycle_ratio", "Share of the cycle in progress.", report.cycle_share),
-        ("scrub_damaged_objects", "Damaged objects that scrub could not replace.", report.damaged),
-    ]
-    yield from _families(GaugeMetricFamily, gauges)
-    counters: Rows = [
-        ("scrub_objects", "Objects read back.", report.objects),
-        ("scrub_healed_objects", "Damaged objects replaced by whole ones.", report.healed),
-    ]
-    yield from _families(CounterMetricFamily, counters)
-
-
-def _key_families(report: KeyCompactionStatus) -> Iterator[Metric]:
-    gauges: Rows = [
-        (
-            "key_compaction_last_timestamp_seconds",
-            "When a pass of key compaction ended well.",
-            _seconds(report.last_ms),
-        ),
-        ("key_compaction_backlog_queues", "Queues with new keys to compact.", report.backlog_queues),
-        ("key_compaction_backlog_bytes", "New message bytes of these queues.", report.backlog_bytes),
-    ]
-    yield from _families(GaugeMetricFamily, gauges)
-    counters: Rows = [
-        ("key_compaction_failures", "Passes of key compaction that failed.", report.failures),
-        ("key_compaction_rounds", "Rounds of key compaction.", report.rounds),
-        ("key_compaction_keys", "Keys of compacted queues.", report.keys),
-        ("key_compaction_read_messages", "Messages before key compaction.", report.read_messages),
-        ("key_compaction_kept_messages", "Messages that key compaction kept.", report.kept_messages),
-        ("key_compaction_spooled_bytes", "Bytes of keys that exceeded memory.", report.spooled_bytes),
-    ]
-    yield from _families(CounterMetricFamily, counters)
-
-
-def _timer_families(report: TimerStatus) -> Iterator[Metric]:
-    gauges: Rows = [
-        ("timers_pending", "Timers that are not handed over to the broker.", report.pending),
-        ("timers_next_hour", "Of them, those delivered in this hour and the next.", report.next_hour),
-        ("timers_objects", "Objects of timers.", report.objects),
-        ("timers_overdue_seconds", "How long the first pending timer has been due.", report.overdue_seconds),
-        ("timers_late_p99_seconds", "How late the newest 10,000 were handed over.", report.late_p99_seconds),
-    ]
-    yield from _families(GaugeMetricFamily, gauges)
-    counters: Rows = [
-        ("timers_delivered", "Timers handed over.", report.delivered),
-        ("timers_found", "Of them, those the broker already had after a failure.", report.found),
-        ("timers_cancelled", "Timers that were cancelled.", report.cancelled),
-        ("timers_repeated", "Timers with key and time of another one, not sent.", report.repeated),
-        ("timers_refused", "Messages of the gateway topic that are no timers.", report.refused),
-        ("timers_dropped", "Timers without their message.", report.dropped),
-        ("timers_postponed", "Timers that the broker refused, to be sent again.", report.postponed),
-    ]
-    yield from _families(CounterMetricFamily, counters)
-
-
-def _seconds(time_ms: int | None) -> float | None:
-    return None if time_ms is None else time_ms / 1000
-
-
-def _families(kind: type[GaugeMetricFamily | CounterMetricFamily], rows: Rows) -> Iterator[Metric]:
-    for name, meaning, value in rows:
+def _figure_families(report: StatusReport) -> Iterator[Metric]:
+    """The figures that are known, of the parts that this process has."""
+    parts = {"": report, "gc": report.task(GARBAGE_COLLECTION), "expiry": report.task(EXPIRY)}
+    for part, kind, name, member, meaning in FIGURES:
+        source = parts[part] if part in parts else getattr(report, part)
+        value = None if source is None else getattr(source, member)
         if value is not None:
-            yield _labelled(kind, name, meaning, value)
+            unit = 1000 if name.endswith("_timestamp_seconds") else 1
+            yield _labelled(kind, name, meaning, value / unit if unit > 1 else value)
+    stopped = "1 if retention.max_share stopped the last pass of expiry."
+    yield _labelled(GAUGE, "expire_stopped", stopped, report.task(EXPIRY).problem == TOO_MUCH)
+    yield _labelled(GAUGE, "unreadable_messages", UNREADABLE_MEANING, unreadable_messages(report.unreadable))
 
 
 def _labelled(

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from rocketmq_tiered.maintenance.prices import Prices
+from rocketmq_tiered.maintenance.cost import Prices
 from rocketmq_tiered.process.event_loop_admin import EventLoopSource
 from rocketmq_tiered.process.findings import Finding
 from rocketmq_tiered.process.metrics import PREFIX, ScrapeCollector, attention_family

@@ -33,8 +33,8 @@ class Progress:
         self._quiet = quiet
         self._monotonic_s = monotonic_s
         self._started_s = self._line_s = monotonic_s()
-        self._done = 0
-        self._total = total
+        self._parts = {"": (0, total)}
+        self._done, self._total = 0, total
         self._unit = unit
         terminal = sys.stderr.isatty() if is_terminal is None else is_terminal
         self._bar: tqdm[Never] | None = None
@@ -51,8 +51,10 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def update(self, done: int, total: int) -> None:
-        """Set the progress to ``done`` of ``total``."""
+    def update(self, done: int, total: int, part: str = "") -> None:
+        """Set the progress to ``done`` of ``total``; of one part, if several report. Thread-safe."""
+        self._parts[part] = done, total
+        done, total = map(sum, zip(*list(self._parts.values()), strict=True))
         advanced = done - self._done
         self._done, self._total = done, total
         if self._bar is not None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import orjson
 
-from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
-from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
-from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
+from rocketmq_tiered.maintenance.task_figures import CompactionStatus, KeyCompactionStatus, ScrubStatus
 from rocketmq_tiered.sending.timer_status import TimerStatus
-from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
+from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
 from tiered.archive.task import TaskStatus
 from tiered.archive.unreadable import UnreadableRange
 from tiered.broker_store.retention import SHORT_S_MAX
+from tiered.catalog.hidden_history import hidden_since
+from tiered.catalog.state import CatalogState
 from tiered.console import camel_name, camel_names
+from tiered.settings.retention_sections import GcSettings
 
+T = TypeVar("T")
 OLD_S = 5.0
 
 
@@ -39,7 +43,7 @@ class StatusReport:
     source: str = "instance"
     """``instance``: from a running instance; ``catalog``: from the archive (and the store)."""
     state: str = ""
-    """The words of run_state.py, or of a catalog: `owned`, `no writer`."""
+    """The words of findings.py, or of a catalog: `owned`, `no writer`."""
     why: str = ""
     """The cause of ``state``."""
     step: str = ""
@@ -118,13 +122,6 @@ class StatusReport:
     timers: TimerStatus | None = None
     """None if this process delivers none."""
     scrub: ScrubStatus | None = None
-    commits_a_day: int | None = None
-    """With the next three: growth at the rate of the newest commits (catalog), or of this process's commits of the last
-    hour (instance); None if unknown."""
-    objects_a_day: int | None = None
-    catalog_bytes_a_day: int | None = None
-    compacted_objects_a_day: int | None = None
-    """Objects that `compact` joins those of a day to, about."""
     proxy: ProxyStatus | None = None
     """None if proxy mode is off."""
     slave: SlaveStatus | None = None
@@ -145,6 +142,19 @@ class StatusReport:
         return document
 
 
+def catalog_figures(state: CatalogState, now_ms: int, gc: GcSettings) -> dict[str, Any]:
+    """The members of a report that ``state`` tells."""
+    garbage_ms = state.oldest_garbage_ms
+    return {
+        "gaps": len(state.gaps), "unindexed_objects": len(state.unindexed),
+        "pending_deletions": state.pending_deletion_count,
+        "oldest_pending_deletion_seconds": seconds_since(state.oldest_pending_deletion_ms, now_ms),
+        "garbage_overdue_seconds": seconds_since(None if garbage_ms is None else garbage_ms + gc.grace_ms, now_ms),
+        "diverged_objects": state.diverged_count,
+        "hidden_messages": hidden_since(state, now_ms - gc.diverged_grace_ms),
+    }  # fmt: skip
+
+
 def seconds_since(then_ms: int | None, now_ms: int) -> float:
     """Seconds since ``then_ms``; 0 for None, or after the clock was set back."""
     return 0.0 if then_ms is None else max(0, now_ms - then_ms) / 1000
@@ -155,36 +165,24 @@ def encode_report(report: StatusReport) -> bytes:
     return orjson.dumps(report.to_json(), option=orjson.OPT_APPEND_NEWLINE)
 
 
-def decode_report(document: dict[str, Any]) -> StatusReport:
+def decode_report(document: Mapping[str, Any]) -> StatusReport:
     """The report of a /status.json body; unknown members are dropped."""
-    known = _members(StatusReport, document)
-    known["queues"] = tuple(QueueReport(**_members(QueueReport, queue)) for queue in known["queues"])
-    known["excluded"] = tuple(known.get("excluded", ()))
-    known["unreadable"] = tuple(
-        UnreadableRange(**_members(UnreadableRange, found)) for found in known.get("unreadable", ())
-    )
-    known["tasks"] = tuple(TaskStatus(**_members(TaskStatus, task)) for task in known.get("tasks", ()))
-    if known.get("compaction") is not None:
-        known["compaction"] = CompactionStatus(**_members(CompactionStatus, known["compaction"]))
-    if (keys := known.get("key_compaction")) is not None:
-        known["key_compaction"] = KeyCompactionStatus(**_members(KeyCompactionStatus, keys))
-    if (timers := known.get("timers")) is not None:
-        known["timers"] = TimerStatus(**_members(TimerStatus, timers))
-    if known.get("scrub") is not None:
-        known["scrub"] = ScrubStatus(**_members(ScrubStatus, known["scrub"]))
-    for name, kind in (("proxy", ProxyStatus), ("slave", SlaveStatus)):
-        if known.get(name) is not None:
-            mode = known[name] = _members(kind, known[name])
-            mode["groups"] = tuple(GroupReading(**_members(GroupReading, group)) for group in mode["groups"])
-            if "name_servers" in mode:
-                mode["name_servers"] = tuple(
-                    (str(address), str(state)) for address, state in mode["name_servers"]
-                )
-            known[name] = kind(**mode)
-    return StatusReport(**known)
+    return _decoded(StatusReport, document)
 
 
-def _members(kind: type, document: dict[str, Any]) -> dict[str, Any]:
-    """The fields of dataclass ``kind`` that ``document`` has."""
-    names = {camel_name(item.name): item.name for item in fields(kind)}
-    return {names[name]: value for name, value in document.items() if name in names}
+def _decoded(kind: type[T], document: Mapping[str, Any]) -> T:
+    hints = get_type_hints(kind)
+    named = {name: camel_name(name) for name in hints}
+    return kind(**{
+        name: _value(hints[name], document[own]) for name, own in named.items() if own in document
+    })  # fmt: skip
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """A member of this type: dataclasses and tuples are rebuilt."""
+    if isinstance(hint, UnionType):
+        return None if value is None else _value(get_args(hint)[0], value)
+    if get_origin(hint) is tuple:
+        first, *_ = get_args(hint)
+        return tuple(_value(first, item) for item in value)
+    return _decoded(hint, value) if is_dataclass(hint) and isinstance(hint, type) else value

@@ -13,21 +13,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from rocketmq_tiered.process.archive_growth import GrowthMeter, with_growth
-from rocketmq_tiered.process.lag import measure_lag
-from rocketmq_tiered.process.report import StatusReport, seconds_since
-from rocketmq_tiered.process.retention_margin import LogGrowth, retention_margin_s
+from rocketmq_tiered.process.lag import LogGrowth, measure_lag, retention_margin_s
+from rocketmq_tiered.process.report import StatusReport, catalog_figures
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.retention import short_margin_s
 from tiered.broker_store.store import BrokerStore
-from tiered.catalog.hidden_history import hidden_since
 from tiered.catalog.state import CatalogState
 from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import TieredError
 from tiered.model.queue import TopicFilter
 from tiered.settings.retention_sections import GcSettings
+from tiered.timestamps import wall_ms
 from uploader.offload import OffloadStatus
 
 REPORT_EVERY_S = 1.0
@@ -50,7 +48,7 @@ class Reporter:
         gc: GcSettings = _GRACES,
         monotonic_s: Callable[[], float] = time.monotonic,
         cpu_s: Callable[[], float] = time.thread_time,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        wall_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._head = head
         self._view = view
@@ -66,7 +64,6 @@ class Reporter:
         self._due_s: float | None = None
         """When the last report is too old; None: none was made."""
         self._growth = LogGrowth()
-        self._meter = GrowthMeter(monotonic_s())
         self._is_closed = False
 
     def report(self, status: Callable[[], OffloadStatus | None]) -> StatusReport:
@@ -106,18 +103,8 @@ class Reporter:
     def stand_by(self, state: CatalogState, log_end_phys: int | None) -> StatusReport:
         """A report of the lag behind the archive of another writer, whose state is ``state``."""
         with self._lock:
-            head = replace(
-                self._head,
-                committed_phys=state.cursor.phys,
-                gaps=len(state.gaps),
-                pending_deletions=state.pending_deletion_count,
-                oldest_pending_deletion_seconds=seconds_since(
-                    state.oldest_pending_deletion_ms, self._wall_ms()
-                ),
-                garbage_overdue_seconds=self._overdue_s(state.oldest_garbage_ms),
-                diverged_objects=state.diverged_count,
-                hidden_messages=self._hidden(state),
-            )
+            figures = catalog_figures(state, self._wall_ms(), self._gc)
+            head = replace(self._head, committed_phys=state.cursor.phys, **figures)
             try:
                 self._view.commit_log.refresh()
                 end_phys = self._view.commit_log.max_file_end if log_end_phys is None else log_end_phys
@@ -133,12 +120,6 @@ class Reporter:
             self._is_closed = True
             self._view.close()
 
-    def _overdue_s(self, garbage_ms: int | None) -> float:
-        return seconds_since(None if garbage_ms is None else garbage_ms + self._gc.grace_ms, self._wall_ms())
-
-    def _hidden(self, state: CatalogState) -> int:
-        return hidden_since(state, self._wall_ms() - self._gc.diverged_grace_ms)
-
     def _fresh(self, status: OffloadStatus) -> StatusReport:
         pins = status.pins if status.pins is not None else PinStatus()
         report = replace(
@@ -147,7 +128,6 @@ class Reporter:
             committed_phys=status.committed_phys,
             bound_phys=status.bound_phys,
             bound_reason=status.bound_reason,
-            gaps=status.gaps,
             new_gaps=status.counters.gaps,
             excluded=status.excluded,
             errors=status.counters.attempts_abandoned,
@@ -158,19 +138,11 @@ class Reporter:
             pin_note=pins.problem,
             messages=status.counters.messages,
             bytes=status.counters.raw_bytes,
-            unindexed_objects=status.unindexed_objects,
             index_files_rebuilt=status.index_files_rebuilt,
             tasks=() if status.index is None else (status.index,),
             store_problem=status.store_problem,
-            pending_deletions=status.pending_deletions,
-            oldest_pending_deletion_seconds=seconds_since(status.oldest_pending_deletion_ms, self._wall_ms()),
-            garbage_overdue_seconds=self._overdue_s(status.oldest_garbage_ms),
-            diverged_objects=status.diverged_objects,
+            **catalog_figures(status.catalog, self._wall_ms(), self._gc),
         )
-        if status.catalog is not None:
-            now_s = self._monotonic_s()
-            growth = self._meter.measure(now_s, status.catalog, status.commits, status.catalog_bytes)
-            report = with_growth(replace(report, hidden_messages=self._hidden(status.catalog)), growth)
         if not status.bound_reason:
             return replace(report, bound_phys=None)  # no bound yet
         try:

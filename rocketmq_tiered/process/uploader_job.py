@@ -15,10 +15,9 @@ from typing import Any
 
 from fetcher.access import open_access
 from rocketmq_tiered.maintenance.throttle import Load
-from rocketmq_tiered.process.archive_marker import ArchiveMarker
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
-from rocketmq_tiered.process.broker_offsets import BrokerOffsetsClient
 from rocketmq_tiered.process.broker_side import (
+    BrokerOffsetsClient,
     TlsCache,
     address_of,
     credentials_of,
@@ -30,9 +29,9 @@ from rocketmq_tiered.process.broker_side import (
     topic_filter_of,
 )
 from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
+from rocketmq_tiered.process.instance import ArchiveMarker
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.reporter import Reporter
-from rocketmq_tiered.process.standby_watch import StandbyWatch
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_messages import TimerMessages
 from tiered.broker_store.bound import BoundReason
@@ -41,7 +40,7 @@ from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.state import CatalogState
-from tiered.console import RECORD_ATTRIBUTES
+from tiered.console import RECORD_ATTRIBUTES, duration_text
 from tiered.errors import FencedError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.create_race import require_exclusive_creates
@@ -64,6 +63,63 @@ from uploader.offload import (
     OffloadResult,
     OffloadStatus,
 )
+
+WAIT_MAX_MS = 3_600_000
+
+Progress = tuple[int, int, int]
+"""Epoch, log history and physical end of an archive."""
+
+
+@dataclass
+class StandbyWatch:
+    """What one process has seen of an archive that another writer owns."""
+
+    lag_ms: int
+    _progress: Progress | None = None
+    _since_ms: float = 0.0
+    _seen_ms: float | None = None
+    """When the archive was seen without progress although the log has more; None otherwise."""
+    _wait_ms: int = field(default=0)
+
+    def may_take_over(self, state: CatalogState, *, has_lag: bool, now_ms: float) -> bool:
+        """Whether the owner of ``state`` is to be fenced now. ``has_lag``: whether the master's log has messages that
+        are not archived; ``now_ms``: monotonic."""
+        progress = state.epoch, state.cursor.history, state.cursor.phys
+        self._seen_ms = now_ms if has_lag else None
+        if progress != self._progress or not has_lag:
+            self._progress, self._since_ms = progress, now_ms
+            return False
+        wait_ms = self._wait_ms or self.lag_ms
+        if not self.lag_ms or now_ms - self._since_ms < wait_ms:
+            return False
+        # Two writers that both cannot upload must not fence each other in turn.
+        self._wait_ms = min(2 * wait_ms, WAIT_MAX_MS)
+        self._progress = self._seen_ms = None
+        return True
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the owner was silent between the last two looks, although the log here has more."""
+        return self._seen_ms is not None and self._seen_ms > self._since_ms
+
+    @property
+    def plan(self) -> str:
+        """When this process takes over, by what it saw last."""
+        if not self.lag_ms:
+            return "this one takes over only with --take-over, because process.take_over_lag_ms is 0"
+        wait_ms = self._wait_ms or self.lag_ms
+        if self._seen_ms is not None:
+            left_ms = wait_ms - (self._seen_ms - self._since_ms)
+            return f"this one takes over in {duration_text(left_ms / 1000)} unless the archive advances"
+        return (
+            "this one takes over once its broker is the master and has had messages to archive for "
+            f"{duration_text(wait_ms / 1000)} without any progress of the archive"
+        )
+
+    def archived(self) -> None:
+        """This process has archived messages: the next silence counts as the first."""
+        self._wait_ms, self._progress, self._seen_ms = 0, None, None
+
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,10 @@ from tiered.lazy_names import lazy_names
 if TYPE_CHECKING:
     from rocketmq_tiered.export.export_job import ExportReport
     from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions
-    from rocketmq_tiered.spark.jobs.backfill import backfill
-    from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, BackfillReport, StoreToBackfill
-    from rocketmq_tiered.spark.jobs.compact import ArchiveCompaction, compact
-    from rocketmq_tiered.spark.jobs.compact_keys import compact_keys
-    from rocketmq_tiered.spark.jobs.delta_table import delta_conf
+    from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, BackfillReport, StoreToBackfill, backfill
+    from rocketmq_tiered.spark.jobs.compact import ArchiveCompaction, compact, compact_keys
     from rocketmq_tiered.spark.jobs.diff import Difference, DifferenceKind, DiffReport, diff
-    from rocketmq_tiered.spark.jobs.export import export
+    from rocketmq_tiered.spark.jobs.export import delta_conf, export
     from rocketmq_tiered.spark.jobs.search import Question, search
     from rocketmq_tiered.spark.jobs.stats import Stats, stats
     from rocketmq_tiered.spark.jobs.verify import ArchiveReport, verify
@@ -31,14 +28,16 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "rocketmq_tiered.spark.jobs.backfill": ("backfill",),
-    "rocketmq_tiered.spark.jobs.backfill_options": ("BackfillOptions", "BackfillReport", "StoreToBackfill"),
-    "rocketmq_tiered.spark.jobs.compact": ("ArchiveCompaction", "compact"),
-    "rocketmq_tiered.spark.jobs.compact_keys": ("compact_keys",),
-    "rocketmq_tiered.spark.jobs.delta_table": ("delta_conf",),
+    "rocketmq_tiered.spark.jobs.backfill": (
+        "BackfillOptions",
+        "BackfillReport",
+        "StoreToBackfill",
+        "backfill",
+    ),
+    "rocketmq_tiered.spark.jobs.compact": ("ArchiveCompaction", "compact", "compact_keys"),
     "rocketmq_tiered.spark.jobs.diff": ("DiffReport", "Difference", "DifferenceKind", "diff"),
     "rocketmq_tiered.export.export_job": ("ExportReport",),
-    "rocketmq_tiered.spark.jobs.export": ("export",),
+    "rocketmq_tiered.spark.jobs.export": ("delta_conf", "export"),
     "rocketmq_tiered.spark.jobs.search": ("Question", "search"),
     "rocketmq_tiered.spark.jobs.stats": ("Stats", "stats"),
     "rocketmq_tiered.spark.jobs.verify": ("ArchiveReport", "verify"),

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tests.formats.golden_archive import GOLDEN
 from tiered.catalog.catalog_reader import load

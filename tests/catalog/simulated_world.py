@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, ROW_PHYS, log_checks, small_limits
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.catalog_reader import head_version, load, refresh

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, at, queue, writer
 from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import load

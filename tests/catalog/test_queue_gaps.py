@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.rows.run_list import QueueView
-from rocketmq_tiered.message_table.plan.filled_gaps import filled, gaps_in
+from rocketmq_tiered.message_table.plan.archive_plan import filled, gaps_in
 from rocketmq_tiered.message_table.plan.partitions import OffsetRange
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, ROW_PHYS, log_checks
 from tests.catalog.simulated_world import Record, SimulatedCuts, Uploader, World, archived, rows_of
 from tests.sweeps import sweep

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tests.object_store.fault_store import FaultStore
 from tiered.catalog import catalog_reader as reading

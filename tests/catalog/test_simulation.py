@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS
 from tests.catalog.simulated_world import QUEUES, SimulatedCuts, World, archived
 from tests.sweeps import sweep

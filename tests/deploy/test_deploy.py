@@ -18,8 +18,7 @@ import pytest
 import yaml
 
 from rocketmq_tiered.cli import gc
-from rocketmq_tiered.process.findings import ABOUT
-from rocketmq_tiered.process.run_state import RunState
+from rocketmq_tiered.process.findings import ABOUT, RunState
 from tests.deploy.bucket_policies import ROLES, for_minio, policy_of
 from tests.servers.install import NotInstallableError, compose_validator, promtool_binary
 from tiered.catalog.garbage import COLLECTED

@@ -15,8 +15,7 @@ from fetcher.io.waiting import run_sync
 from fetcher.rows.pull import PullRequest, PullStatus
 from rocketmq_tiered.maintenance.compaction_job import limits_of
 from rocketmq_tiered.maintenance.compaction_round import run_round
-from rocketmq_tiered.maintenance.key_queues import KeyedQueue
-from rocketmq_tiered.maintenance.key_rounds import KeyPass, planned_key_rounds, read_queue
+from rocketmq_tiered.maintenance.key_rounds import KeyedQueue, KeyPass, planned_key_rounds, read_queue
 from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.ground_truth import read_jsonl

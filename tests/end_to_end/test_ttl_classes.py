@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rocketmq_tiered.cli import main
-from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions
+from rocketmq_tiered.spark.jobs.backfill import BackfillOptions
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.lmq_truth import EVERYTHING
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill

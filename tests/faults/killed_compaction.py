@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS
+from tests.catalog.collection import run_gc
 from tests.faults.killed_child import Countdown, die
 from tests.maintenance.compaction_scene import EVERYTHING, a_round
 from tests.maintenance.compaction_scene import LIMITS as SCENE_LIMITS

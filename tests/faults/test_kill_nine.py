@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.faults.killed_child import MOMENTS

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocketmq_tiered.cli.status import headline
 from rocketmq_tiered.process.report import decode_report
+from rocketmq_tiered.process.status_rows import headline
 
 POLL_S = 0.5
 SURFACES = ("status", "ready", "metric", "page", "log")

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.queue_reader import QueueReader
+from tests.catalog.collection import run_gc
 from tests.integration.live import LogView, Sidecar, batches_of, compare_with_broker
 from tests.integration.live_scene import CHECK_TIMEOUT_S, Load, Scene
 from tests.integration.live_stories import restore_older_copy, send

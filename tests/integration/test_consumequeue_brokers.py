@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.process.queue_check import check_queues
-from rocketmq_tiered.process.queue_rewrite import build, convert, has_tables_in_rocksdb, plan_of
+from rocketmq_tiered.process.consume_queues import (
+    build,
+    check_queues,
+    convert,
+    has_tables_in_rocksdb,
+    plan_of,
+)
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import RocketMq, recorded_settings
 from tests.truth import archived_messages, compaction_topics, read_lines

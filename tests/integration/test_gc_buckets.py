@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rocketmq_tiered.cli import main
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
 from tests.end_to_end.offloading import backfill
 from tests.servers.running_store import RunningStore

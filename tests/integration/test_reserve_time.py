@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
-from rocketmq_tiered.process.archive_rules import rules_in
+from rocketmq_tiered.process.loaded_archive import rules_in
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker
 from tests.integration.restored_scene import Later
 from tests.servers.rocketmq import MQADMIN

@@ -8,9 +8,9 @@ from typing import Any
 
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, plan_rounds, run_round
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
+from tests.catalog.collection import run_gc
 from tiered.archive.rewrite.result import RewriteOptions, RewriteResult
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load

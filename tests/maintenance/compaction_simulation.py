@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 import rocketmq_tiered.maintenance.compaction_ranges as ranges
 import rocketmq_tiered.maintenance.compaction_round as rounds
-from rocketmq_tiered.maintenance.compaction_due import Due, gains
+from rocketmq_tiered.maintenance.compaction_plan import Due, gains
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
+from tests.catalog.collection import run_gc
 from tests.maintenance.compaction_scene import LIMITS, LMQ, QUEUES
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive

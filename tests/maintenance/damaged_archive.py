@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.gc import run_gc
 from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, plan_repair
 from tests.archive.queue_reader import QueueReader
+from tests.catalog.collection import run_gc
 from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
 from tests.maintenance.keyed_scene import Table

@@ -12,10 +12,10 @@ from fetcher.io.waiting import run_sync
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.rows.pull import PullRequest, PullResult
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds
-from rocketmq_tiered.maintenance.gc import run_gc
 from rocketmq_tiered.maintenance.key_job import KeyCompactionReport, compact_keys
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
+from tests.catalog.collection import run_gc
 from tests.fetcher.reading_fakes import plain_fetcher
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, a_round
 from tiered.archive.rewrite.result import RewriteOptions

@@ -7,9 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rocketmq_tiered.maintenance.compaction_due import Due, gains
-from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, plan_join, plan_rewrite
-from rocketmq_tiered.maintenance.reader_gets import reader_gets
+from rocketmq_tiered.maintenance.compaction_plan import (
+    CompactionLimits,
+    Due,
+    gains,
+    plan_join,
+    plan_rewrite,
+    reader_gets,
+)
 from tests.maintenance.candidates import candidates_of
 from tiered.archive.rewrite.plan import RANGE_DTYPE, Candidates, OutputPart, PlannedOutput, RewritePlan
 from tiered.formats.keys import COMPACTION_ATTEMPTS_FROM, data_key, is_compacted, set_key

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rocketmq_tiered.maintenance.compaction_ranges as ranges
-from rocketmq_tiered.maintenance.compaction_forecast import CompactionForecast, carried_out, forecast
-from rocketmq_tiered.maintenance.compaction_ranges import ranges_of
+from rocketmq_tiered.maintenance.compaction_job import CompactionForecast, carried_out, forecast
+from rocketmq_tiered.maintenance.compaction_ranges import ObjectRunCounter, ranges_of
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, plan_rounds
-from rocketmq_tiered.maintenance.object_runs import ObjectRunCounter
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene, a_round
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore

@@ -6,16 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.archive_use import DAY_MS, ArchiveUse, PartSizes, Use, measure
 from rocketmq_tiered.maintenance.cost import (
+    DAY_MS,
+    GIB,
+    ArchiveUse,
+    PartSizes,
+    Prices,
     RequestCounts,
+    Use,
     batch_age_costs,
+    measure,
     month_cost,
+    prices_of,
+    read_prices,
     storage_in_a_year,
     topic_costs,
     ttl_costs,
 )
-from rocketmq_tiered.maintenance.prices import GIB, Prices, prices_of, read_prices
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.keys import catalog_key, data_key, index_key, set_key
 from tiered.model.queue import QueueKey

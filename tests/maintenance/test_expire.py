@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
 from rocketmq_tiered.maintenance.expire import LIST_ENTRIES_MAX, Erasure, ExpiryPass, commit_pass, plan_pass
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
+from tests.catalog.collection import run_gc
 from tests.sweeps import examples
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive

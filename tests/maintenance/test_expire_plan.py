@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_tiered.maintenance.commit_times import NEVER_MS, CommitTimes
 from rocketmq_tiered.maintenance.expire_plan import (
+    NEVER_MS,
     PARENT_DTYPE,
+    CommitTimes,
     ExpiryPlan,
     ExpiryPlanner,
     ExpiryQueues,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_tiered.maintenance.expiry_task import TOO_MUCH, ExpiryTask
+from rocketmq_tiered.maintenance.expire import TOO_MUCH, ExpiryTask
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.archive.task import run_pass
 from tiered.catalog.catalog_reader import load

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions, run_gc
+from rocketmq_tiered.maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions
 from rocketmq_tiered.maintenance.throttle import Load
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
+from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
 from tests.faults.crashing_store import CrashError
 from tiered.catalog.catalog_reader import load

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rocketmq_tiered.maintenance.key_queues import KeyedQueue, keyed_queues
+from rocketmq_tiered.maintenance.key_rounds import KeyedQueue, keyed_queues
 from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.fetcher.reading_fakes import plain_fetcher
 from tests.maintenance.compaction_scene import EVERYTHING

@@ -13,9 +13,8 @@ import pytest
 
 import rocketmq_tiered
 from rocketmq_tiered.cli import restore as restore_command
-from rocketmq_tiered.maintenance.restore.configuration import configuration
 from rocketmq_tiered.maintenance.restore.records import RecordWriter
-from rocketmq_tiered.maintenance.restore.selection import Selection, ShownQueue
+from rocketmq_tiered.maintenance.restore.selection import Selection, ShownQueue, configuration
 from tests.end_to_end.offloading import SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.maintenance.keyed_scene import KEYED, LIGHT, Table

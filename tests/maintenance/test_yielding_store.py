@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_tiered.maintenance.yielding_store import YieldingStore
+from rocketmq_tiered.maintenance.throttle import YieldingStore
 from tiered.archive.task import StoppedError
 from tiered.object_store.memory import MemoryStore
 

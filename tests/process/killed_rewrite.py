@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import uploader.queue_units
-from rocketmq_tiered.process import queue_rewrite
+from rocketmq_tiered.process import consume_queues
 from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.store import open_broker_store
 from tiered.consume_queue.store import StoreKind
@@ -50,11 +50,11 @@ def main() -> None:
     if event == "rename":
         Path.rename = stepping  # type: ignore[assignment, method-assign]
     uploader.queue_units.WINDOW_BYTES = WINDOW_BYTES  # type: ignore[misc]
-    queue_rewrite.FLUSH_INTERVAL_S = 0.0  # type: ignore[misc]
+    consume_queues.FLUSH_INTERVAL_S = 0.0  # type: ignore[misc]
     conf = read_broker_conf(Path(path) / "broker.conf")
     with open_broker_store(Path(path) / "store", conf=conf) as store:
-        write = {"build": queue_rewrite.build, "convert": queue_rewrite.convert}[action]
-        write(queue_rewrite.plan_of(store, StoreKind(kind)), step if event == "report" else lambda *_: None)
+        write = {"build": consume_queues.build, "convert": consume_queues.convert}[action]
+        write(consume_queues.plan_of(store, StoreKind(kind)), step if event == "report" else lambda *_: None)
 
 
 if __name__ == "__main__":

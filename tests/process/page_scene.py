@@ -8,8 +8,8 @@ from email.message import Message as Headers
 from pathlib import Path
 
 from rocketmq_tiered.page.archive_view import ArchiveView
-from rocketmq_tiered.page.current_settings import CurrentSettings
 from rocketmq_tiered.page.page_requests import AdminPages, Process
+from rocketmq_tiered.page.settings_table import CurrentSettings
 from rocketmq_tiered.process.admin import PageAnswer
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus

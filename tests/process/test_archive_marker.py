@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.process.archive_marker import ArchiveMarker
-from rocketmq_tiered.process.instance import StateDirectory
+from rocketmq_tiered.process.instance import ArchiveMarker, StateDirectory
 from rocketmq_tiered.process.uploader_job import ProcessPins, UploaderJob, Writer
 from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.process.broker_offsets import BrokerOffsetsClient
-from rocketmq_tiered.process.broker_side import address_of, tls_of
+from rocketmq_tiered.process.broker_side import BrokerOffsetsClient, address_of, tls_of
 from tests.remoting.tls_peer import Papers, answering, listening, shows
 from tiered.broker_store.bound import BoundFacts, BrokerOffsets, decide_bound
 from tiered.broker_store.conf import BrokerConf

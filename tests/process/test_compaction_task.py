@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.cli.status import _compaction
-from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
 from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
+from rocketmq_tiered.maintenance.task_figures import CompactionStatus
 from rocketmq_tiered.maintenance.throttle import Level, Load, Throttle, level_of
 from rocketmq_tiered.process.metrics import StatusCollector
 from rocketmq_tiered.process.report import StatusReport, decode_report
+from rocketmq_tiered.process.status_rows import compaction_text
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
@@ -163,7 +163,7 @@ def test_a_backlog_in_parts_of_a_sequence_is_an_estimate(tmp_path: Path) -> None
     with pytest.raises(UnavailableError, match="changes faster"):
         beside.compact()
     assert reports[0].is_backlog_estimated
-    assert ", about " in _compaction(reports[0])
+    assert ", about " in compaction_text(reports[0])
     assert reports[0].backlog_objects == pytest.approx(beside.scene.data_objects(), rel=0.3)
 
 

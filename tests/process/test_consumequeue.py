@@ -13,8 +13,15 @@ from typing import Any
 
 import pytest
 
-from rocketmq_tiered.process.queue_check import QueueCheck, check_queues
-from rocketmq_tiered.process.queue_rewrite import WORK_NAME, Written, build, convert, plan_of
+from rocketmq_tiered.process.consume_queues import (
+    WORK_NAME,
+    QueueCheck,
+    Written,
+    build,
+    check_queues,
+    convert,
+    plan_of,
+)
 from tests.broker_store.lock_holder import HOLDER
 from tests.broker_store.record_bytes import log_file, records
 from tests.process.killed_rewrite import kill_at

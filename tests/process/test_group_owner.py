@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.process.group_owner import is_gone, own_name
+from rocketmq_tiered.process.group_reset import is_gone, own_name
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from tests.server.group_clock import LEASE_MS, Clock
 from tiered.errors import FencedError
@@ -20,7 +20,7 @@ from tiered.object_store.memory import MemoryStore
 
 NAMED = """
 import sys
-from rocketmq_tiered.process.group_owner import own_name
+from rocketmq_tiered.process.group_reset import own_name
 print(own_name(), flush=True)
 sys.stdin.read()
 """

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.process import lag as lag_module
-from rocketmq_tiered.process.lag import Lag, lag_by_queues, measure_lag, store_timestamp_at, written_end
-from rocketmq_tiered.process.retention_margin import LogGrowth, retention_margin_s
+from rocketmq_tiered.process.lag import (
+    Lag,
+    LogGrowth,
+    lag_by_queues,
+    measure_lag,
+    retention_margin_s,
+    store_timestamp_at,
+    written_end,
+)
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.model.queue import TopicFilter

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rocketmq_tiered.process.findings import RunState, after_failure
 from rocketmq_tiered.process.lifecycle import Event, Service
 from rocketmq_tiered.process.report import StatusReport
-from rocketmq_tiered.process.run_state import RunState, after_failure
 from tests.process.status_report import REPORT
 from tiered.errors import (
     AccessDeniedError,
@@ -183,7 +183,7 @@ def test_an_outage_is_retried_with_growing_waits() -> None:
 
 
 def test_an_outage_ends_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_tiered.process.run_state.RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr("rocketmq_tiered.process.findings.RETRY_FIRST_S", 0.02)
     harness = Harness(
         _raising(UnavailableError("bucket away")), _raising(UnavailableError("x")), _until_stopped
     )

@@ -12,9 +12,7 @@ from unittest.mock import MagicMock
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from rocketmq_tiered.maintenance.compaction_status import CompactionStatus
-from rocketmq_tiered.maintenance.key_status import KeyCompactionStatus
-from rocketmq_tiered.maintenance.scrub_status import ScrubStatus
+from rocketmq_tiered.maintenance.task_figures import CompactionStatus, KeyCompactionStatus, ScrubStatus
 from rocketmq_tiered.process.metrics import (
     PREFIX,
     DecodingCollector,

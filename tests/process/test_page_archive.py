@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from rocketmq_tiered.page.html import sparkline
 from rocketmq_tiered.page.settings_table import render_settings
-from rocketmq_tiered.page.sparkline import sparkline
 from rocketmq_tiered.process.findings import of_report
 from tests.end_to_end.offloading import SMALL, backfill
 from tests.process.page_scene import PageScene

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from rocketmq_tiered.page.history import History, Sampler
+from rocketmq_tiered.page.archive_view import TopicNumbers, summarize
+from rocketmq_tiered.page.kept_values import History, Sampler
 from rocketmq_tiered.page.messages import hex_dump, text_of
 from rocketmq_tiered.page.overview import _upkeep, level_of
-from rocketmq_tiered.page.topic_summary import TopicNumbers, summarize
 from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_report
 from rocketmq_tiered.process.metrics import StatusCollector
 from rocketmq_tiered.process.report import decode_report

@@ -15,9 +15,15 @@ import pytest
 
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.policy.read_policy import BrokerSide, LocalView, Residency
-from rocketmq_tiered.process.relay_services import checks_clients, judges_locks, needs_account, proxy_config
 from rocketmq_tiered.process.report import decode_report, encode_report
-from rocketmq_tiered.process.serving import MergedHandlers, ServingThread
+from rocketmq_tiered.process.serving import (
+    MergedHandlers,
+    ServingThread,
+    checks_clients,
+    judges_locks,
+    needs_account,
+    proxy_config,
+)
 from rocketmq_tiered.process.serving_metrics import ServingCollector
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.proxy.proxy_service import ProxyConfig, ProxyService

@@ -14,9 +14,8 @@ import pytest
 from fetcher.access import ArchiveAccess
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from rocketmq_tiered.cli import status as status_command
-from rocketmq_tiered.process.relay_services import services_of, slave_config
 from rocketmq_tiered.process.report import decode_report, encode_report
-from rocketmq_tiered.process.serving import ServingThread, handlers_with
+from rocketmq_tiered.process.serving import ServingThread, handlers_with, services_of, slave_config
 from rocketmq_tiered.process.serving_metrics import ServingCollector
 from rocketmq_tiered.server.proxy.proxy_service import ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService

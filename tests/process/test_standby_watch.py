@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_tiered.process.standby_watch import WAIT_MAX_MS, StandbyWatch
+from rocketmq_tiered.process.uploader_job import WAIT_MAX_MS, StandbyWatch
 from tiered.catalog.state import NO_CHECK, CatalogState, LogCursor
 
 LAG_MS = 300_000

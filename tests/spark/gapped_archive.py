@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent, _record
+from tests.catalog.collection import run_gc
 from tests.formats.segment_builder import RowSpec
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft, CommitKind

@@ -62,7 +62,7 @@ def sources_of(executor: Path) -> list[Path]:
     """Where an executor found the project: in what it was sent."""
     return list(
         executor.glob(
-            "job/lib/python3*/site-packages/rocketmq_tiered/message_table/batches/partition_reader.py"
+            "job/lib/python3*/site-packages/rocketmq_tiered/message_table/batches/message_batches.py"
         )
     )
 

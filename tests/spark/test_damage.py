@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from rocketmq_tiered.message_table.batches.partition_reader import read_partition
+from rocketmq_tiered.message_table.batches.message_batches import read_partition
 from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, chosen
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions, parse_options

@@ -13,7 +13,7 @@ from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import parse_options
 from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from rocketmq_tiered.spark import read
-from rocketmq_tiered.spark.source.planned_frame import frame_of_parts
+from rocketmq_tiered.spark.source.reading import frame_of_parts
 from tests.end_to_end.offloading import CLUSTER
 from tiered.errors import NotFoundError, UsageError
 

@@ -26,15 +26,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from rocketmq_tiered.message_table.batches.partition_reader import read_partition
+from rocketmq_tiered.message_table.batches.message_batches import read_partition
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate, push_down
 from rocketmq_tiered.message_table.options.source_options import parse_options
 from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from rocketmq_tiered.message_table.plan.partitions import Slices
-from rocketmq_tiered.message_table.scan.archive_scan import archive_chunks
-from rocketmq_tiered.message_table.scan.queue_scan import ArchiveScan
-from rocketmq_tiered.message_table.scan.row_chunk import RowChunk
+from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive_chunks
+from rocketmq_tiered.message_table.scan.object_rows import RowChunk
 from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
 from rocketmq_tiered.spark import read
 from rocketmq_tiered.spark.source.spark_types import schema_of

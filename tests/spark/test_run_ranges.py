@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rocketmq_tiered.message_table.plan.archive_plan import pages_of, runs_of
 from rocketmq_tiered.message_table.plan.partitions import OffsetRange
-from rocketmq_tiered.message_table.plan.run_ranges import pages_of, runs_of
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex

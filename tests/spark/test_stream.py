@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from rocketmq_tiered.spark.source import stream_offsets
-from rocketmq_tiered.spark.source.stream_offsets import (
+from rocketmq_tiered.spark.source import archive_follower
+from rocketmq_tiered.spark.source.archive_follower import (
     ArchiveOffset,
     bytes_between,
     from_json,
@@ -73,7 +73,7 @@ def test_a_foreign_checkpoint_is_refused() -> None:
 def test_an_offset_of_any_size_is_refused(
     queues: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_offsets, "QUEUES_MAX", 10)
+    monkeypatch.setattr(archive_follower, "QUEUES_MAX", 10)
     with pytest.raises(CorruptionError, match=reason):
         from_json({"c/b": {"version": 1, "queues": queues}})
 

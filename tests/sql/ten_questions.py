@@ -7,7 +7,7 @@ from typing import Any
 import duckdb
 
 import rocketmq_tiered
-from rocketmq_tiered.sql.sql_columns import TABLE_NAMES
+from rocketmq_tiered.sql.topic import TABLE_NAMES
 
 JSON = "json_field"
 """A column of the tables: field `amount` of a JSON body."""

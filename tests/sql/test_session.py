@@ -15,7 +15,7 @@ import rocketmq_tiered
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
 from rocketmq_tiered.sql import SqlSession
 from rocketmq_tiered.sql import topic as topic_module
-from rocketmq_tiered.sql.pushed_filter import predicate_of
+from rocketmq_tiered.sql.topic import predicate_of
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.sql.conftest import STORED_MS
 from tiered.errors import CorruptionError, NotFoundError, UsageError

@@ -16,7 +16,7 @@ import rocketmq_tiered
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.maintenance.key_job import compact_keys
 from rocketmq_tiered.spark import read
-from rocketmq_tiered.sql.sql_columns import snake_case
+from rocketmq_tiered.sql.topic import snake_case
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.sql.ten_questions import COLUMNS, JSON, QUESTIONS, Answers, answers_of, of_archive, of_files
 from tests.sweeps import sweep

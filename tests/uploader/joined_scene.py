@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
+from tests.catalog.collection import run_gc
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, LMQ, QUEUES, a_round
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load

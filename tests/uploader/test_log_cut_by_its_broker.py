@@ -14,8 +14,8 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.queue_reader import QueueReader
+from tests.catalog.collection import run_gc
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.archive.rewrite.result import RewriteOptions

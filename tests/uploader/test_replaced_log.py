@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.broker_store.record_bytes import BLANK_MAGIC
+from tests.catalog.collection import run_gc
 from tests.catalog.drafts import append_draft, queue
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.object_store.fault_store import FaultStore

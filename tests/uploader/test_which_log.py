@@ -11,7 +11,7 @@ import pytest
 
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
-from rocketmq_tiered.maintenance.gc import run_gc
+from tests.catalog.collection import run_gc
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.uploader.small_broker import FILE_BYTES, SmallBroker
 from tiered.archive.rewrite.result import RewriteOptions

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.state import RunChunk
 from tiered.formats.run_part import RunPart
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex
@@ -105,6 +106,15 @@ class SegmentCache:
             # A single one is kept even if it is larger than the cache.
             self._readers.put(key, reader, min(reader.index.nbytes, self._readers.bytes_max))
         return reader
+
+    def of_run(self, chunk: RunChunk, run: np.void) -> SegmentReader:
+        """The segment of a run of ``chunk``."""
+        place = chunk.objects[int(run["object"])]
+        key, sizes = (
+            chunk.object_keys[int(place["key"])],
+            (int(place["size_bytes"]), int(place["tail_bytes"])),
+        )
+        return self.open(key, size_bytes=sizes[0], tail_bytes=sizes[1])
 
     @property
     def held_bytes(self) -> int:

@@ -143,16 +143,6 @@ class CatalogWriter:
             and not owner.released
         )
 
-    @property
-    def commits(self) -> int:
-        """Commits of this writer so far."""
-        return self._pages.commits
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes of the catalog that this writer wrote so far."""
-        return self._pages.written_bytes
-
     def load(self) -> CatalogState | None:
         """Read the head; None while no commit has moved the cursor.
 

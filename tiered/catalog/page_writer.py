@@ -65,8 +65,6 @@ class PageWriter:
         self._after_version = 0
         self._committed_bytes = self._root_bytes = 0
         """Bytes of commits since the last root, and of that root; 0: unknown."""
-        self.commits = self.written_bytes = 0
-        """Commits of this actor so far; bytes of them and of pages that are objects."""
         self._spilled_version = -1
         self._lock = threading.RLock()
         """Guards what ``merge`` shares with commits; never held during a request of a merge."""
@@ -153,8 +151,6 @@ class PageWriter:
         """A commit of ``size_bytes`` referenced these keys, or made them pending deletions."""
         with self._lock:
             self._committed_bytes += size_bytes
-            self.written_bytes += size_bytes
-            self.commits += 1
             self.garbage[:] = [key for key in self.garbage if key not in keys]
             if self._merged and any(key in keys for key in self._merged.keys):
                 self._merged = None
@@ -178,8 +174,6 @@ class PageWriter:
         size_bytes = sum(map(len, pages))
         try:
             put_own(self._store, key, pages, timeout_s=self._limits.timeout_s(size_bytes))
-            with self._lock:
-                self.written_bytes += size_bytes
         except WITHOUT_EFFECT:
             unnamed.remove(key)
             raise

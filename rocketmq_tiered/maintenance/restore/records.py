@@ -4,20 +4,155 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import NamedTuple
 
-from rocketmq_tiered.maintenance.restore.log_order import LogOrder, OrderedRun
+import numpy as np
+
 from rocketmq_tiered.maintenance.restore.selection import Selection
 from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.object_spans import ObjectSpans
 from tiered.archive.segment_reader import SegmentCache, SegmentReader
 from tiered.archive.verify import READ_THREADS, few_at_a_time
+from tiered.archive.verify_runs import LivingRuns, WindowObjects
 from tiered.broker_store.restored_log import Piece, RestoredLog
-from tiered.catalog.pages import RunIndex
-from tiered.catalog.state import CatalogState
-from tiered.errors import NotFoundError, SnapshotExpiredError
+from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.state import CatalogState, renumbered, selected
+from tiered.errors import CorruptionError, NotFoundError, SnapshotExpiredError, UsageError
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_SPARSE
+from tiered.model.queue_roster import taken
+from tiered.model.tables import QUEUE_SPARSE, RunKind, Table
 from tiered.object_store.interface import ObjectStore
+
+FILLER_ROOM_BYTES = 1024
+COMPACT = "use --layout compact: messages get other physical offsets, and so other offsetMsgIds"
+
+
+class LogLayout(NamedTuple):
+    """The log is [``begin_phys``, ``end_phys``) in files of ``file_bytes``; ``begin_phys`` begins a file.
+
+    ``gap_phys``: the position in the units of missing offsets. It is the end of a file without messages before the
+    log, where a pull continues with the next file.
+    """
+
+    begin_phys: int
+    end_phys: int
+    file_bytes: int
+
+    @property
+    def gap_phys(self) -> int:
+        return self.begin_phys - 1
+
+    @property
+    def lead_phys(self) -> int:
+        """Where the file without messages begins."""
+        return self.begin_phys - self.file_bytes
+
+
+class Needs(NamedTuple):
+    """What consume queues must represent. ``deleted``: offsets below a queue's first message. ``gaps``: offsets between
+    messages."""
+
+    deleted: bool
+    gaps: bool
+
+
+def same_layout(oldest_phys: int | None, end_phys: int, file_bytes: int, needs: Needs) -> LogLayout:
+    """The layout in which each record keeps its physical offset. ``oldest_phys``: of the first record, None without
+    any. Raises UsageError if ``needs`` cannot be met."""
+    begin = (max(0, end_phys - 1) if oldest_phys is None else oldest_phys) // file_bytes * file_bytes
+    layout = LogLayout(begin, max(end_phys, begin + 1), file_bytes)
+    if needs.gaps and begin == 0:
+        raise UsageError("offsets are missing inside queues, and the log begins at 0", hint=COMPACT)
+    if needs.deleted and (layout.lead_phys if needs.gaps else begin) == 0:
+        raise UsageError("queues begin above offset 0, but the log at physical offset 0", hint=COMPACT)
+    return layout
+
+
+def compact_layout(packed_bytes: int, end_phys: int, file_bytes: int, needs: Needs) -> LogLayout:
+    """The layout of ``packed_bytes`` of records without anything between them: it ends where the archive does, at
+    ``end_phys``, so that the next message lands there, or above it if there is no room for that."""
+    files, filled = divmod(packed_bytes, file_bytes)
+    least = 2 if needs.gaps else 1
+    # Room for a filler between the last record and the end, wherever that is in its file.
+    last = (end_phys - filled - FILLER_ROOM_BYTES) // file_bytes
+    begin = max(last - files, least) * file_bytes
+    return LogLayout(begin, max(end_phys, begin + packed_bytes), file_bytes)
+
+
+WINDOW_RUNS = 262_144
+_END = np.iinfo(np.int64).max
+
+
+class OrderedRun(NamedTuple):
+    """A run, the object that has it (size and tail in bytes), and its queue."""
+
+    min_phys: int
+    key: str
+    size_bytes: int
+    tail_bytes: int
+    run: np.void
+    queue: QueueKey
+
+
+class LogOrder:
+    """``windows``: bounds [begin, end) of the runs' first physical offsets. ``oldest_phys``: of a record that is
+    certainly selected. ``has_holes``: key compaction dropped rows inside runs. Raises CorruptionError if a page of the
+    archive cannot be read, and what the store raises."""
+
+    def __init__(self, store: ObjectStore, state: CatalogState, selection: Selection) -> None:
+        self._runs = LivingRuns(store, state)
+        self._version, self._selection = state.version, selection
+        starts = [np.zeros(0, np.int64)]
+        self.total_bytes, self.oldest_phys, self.has_holes = 0, _END, False
+        for page in self._pages(0, _END):
+            runs = page.chunk.runs
+            starts.append(np.array(runs["min_phys"]))
+            self.total_bytes += int(runs["byte_count"].sum())
+            self.has_holes |= bool((runs["kind"] == RunKind.SPARSE).any())
+            whole = runs["min_phys"][selection.whole_runs(page)]
+            self.oldest_phys = min(self.oldest_phys, int(whole.min(initial=_END)))
+        first = np.sort(np.concatenate(starts))
+        cuts = [0, *np.unique(first[WINDOW_RUNS::WINDOW_RUNS]).tolist(), _END]
+        self.windows = [(begin, end) for begin, end in pairwise(cuts) if len(first)]
+        if self._runs.unreadable:
+            key, reason = next(iter(self._runs.unreadable.items()))
+            raise CorruptionError(f"{key}: {reason}", hint="tiered verify lists all damage")
+
+    def objects(self, window: tuple[int, int]) -> list[list[OrderedRun]]:
+        """The runs with bytes of ``window``, object by object, the one that begins first first."""
+        found: dict[str, list[OrderedRun]] = {}
+        for item in self._ordered(window):
+            if int(item.run["kind"]) != RunKind.LMQ:
+                found.setdefault(item.key, []).append(item)
+        return list(found.values())
+
+    def runs(self) -> Iterator[OrderedRun]:
+        """All runs, so that those of one queue come in the order of their offsets."""
+        for window in self.windows:
+            yield from self._ordered(window)
+
+    def _ordered(self, window: tuple[int, int]) -> list[OrderedRun]:
+        objects = WindowObjects(self._pages(*window))
+        found = []
+        for key, check in objects.items():
+            size_bytes, tail_bytes = int(check.place["size_bytes"]), int(check.place["tail_bytes"])
+            (runs,) = check.runs
+            found += [
+                OrderedRun(int(run["min_phys"]), key, size_bytes, tail_bytes, run, queue)
+                for run, queue in zip(runs, check.queues, strict=True)
+            ]
+        return sorted(found, key=lambda item: (item.min_phys, item.key, int(item.run["ordinal"])))
+
+    def _pages(self, begin: int, end: int) -> Iterator[Page]:
+        for page in self._runs.between(0, self._version):
+            runs: Table = page.chunk.runs
+            wanted = self._selection.runs(page) & (runs["min_phys"] >= begin) & (runs["min_phys"] < end)
+            if wanted.any():
+                chunk = selected(page.chunk, wanted)
+                used, chunk.runs["queue"] = renumbered(chunk.runs["queue"], len(page.queues))
+                yield Page(taken(page.queues, used), chunk)
+
 
 PENDING_BYTES = 4 << 20
 """Of decoded records before they are written."""

@@ -25,16 +25,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.restore.configuration import (
+from rocketmq_tiered.maintenance.restore.records import (
+    LogLayout,
+    LogOrder,
+    Needs,
+    RecordWriter,
+    compact_layout,
+    messages_left,
+    same_layout,
+)
+from rocketmq_tiered.maintenance.restore.selection import (
     Configuration,
+    Selection,
     batch_topics,
     configuration,
     encoded,
+    has_gaps,
+    select,
 )
-from rocketmq_tiered.maintenance.restore.layout import LogLayout, Needs, compact_layout, same_layout
-from rocketmq_tiered.maintenance.restore.log_order import LogOrder
-from rocketmq_tiered.maintenance.restore.records import RecordWriter, messages_left
-from rocketmq_tiered.maintenance.restore.selection import Selection, has_gaps, select
 from rocketmq_tiered.maintenance.restore.units import Moved, UnitCounts, UnitWriter
 from tiered.broker_store.compacted_log import compact, packed_bytes
 from tiered.broker_store.restored_log import RestoredLog
@@ -47,6 +55,7 @@ from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
+from tiered.timestamps import wall_ms
 from tiered.whole_file import file_error, replace_whole, save_whole, sync_directory
 
 NOTES = "tiered-restoring.json"
@@ -247,7 +256,7 @@ class Restoring:
         }
 
     def _clock_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return wall_ms()
 
 
 class _Notes:

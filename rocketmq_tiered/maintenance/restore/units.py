@@ -10,9 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketmq_tiered.maintenance.restore.layout import COMPACT
-from rocketmq_tiered.maintenance.restore.log_order import LogOrder, OrderedRun
-from rocketmq_tiered.maintenance.restore.records import TAIL_BYTES, opened
+from rocketmq_tiered.maintenance.restore.records import COMPACT, TAIL_BYTES, LogOrder, OrderedRun, opened
 from rocketmq_tiered.maintenance.restore.selection import Selection, ShownQueue
 from tiered.archive.object_spans import Rows, all_rows
 from tiered.archive.segment_reader import SegmentCache, SegmentReader

@@ -7,26 +7,252 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Any
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rocketmq_tiered.message_table.batches.bodies import Bodies, BodyReader
 from rocketmq_tiered.message_table.batches.text_columns import (
+    Bodies,
+    BodyReader,
     RecordText,
     host_strings,
     ids,
     inner_lists,
     other_topics,
 )
-from rocketmq_tiered.message_table.options.columns import CHANGE_TYPE, CORRUPT_RECORD, Column, Cost, cost_of
-from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
-from tiered.formats.record import MAGIC_V1, SYS_COMPRESSED
+from rocketmq_tiered.message_table.options.columns import (
+    CHANGE_TYPE,
+    CORRUPT_RECORD,
+    INNER,
+    SPARK_TYPES,
+    Column,
+    Cost,
+    cost_of,
+)
+from rocketmq_tiered.message_table.options.predicate import Predicate
+from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions, View
+from rocketmq_tiered.message_table.plan.archive_plan import archive_store, opened
+from rocketmq_tiered.message_table.plan.partitions import Slices
+from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive_chunks
+from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace, OnCorrupt, RowChunk
+from rocketmq_tiered.message_table.scan.store_scan import LogRange, store_chunks
+from tiered.archive.kept_offsets import KeptOffsets
+from tiered.archive.offset_map import OffsetMap, entries_of
+from tiered.errors import CorruptionError
+from tiered.formats.fields import INNER_FIELD_TABLE
+from tiered.formats.record import (
+    MAGIC_V1,
+    SYS_COMPRESSED,
+    SYS_INNER_BATCH,
+    SYS_NEED_UNWRAP,
+    InnerMessage,
+    decode_record,
+    inner_messages,
+    java_hash,
+)
 from tiered.kernels.record_fields import Number, RecordFields, record_fields, slice_crc32
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
+from tiered.model.tables import picked
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MEMORY_BYTES = 64 << 20
+"""Of the map of keys; the rest is in a file of the temporary directory."""
+
+
+def view_chunks(
+    scan: ArchiveScan, part: Slices, view: View, explode: Callable[[RowChunk], RowChunk]
+) -> Iterator[RowChunk]:
+    """The rows of ``part``, which is of one queue, that ``view`` shows. Raises as ``archive_chunks``, and OSError."""
+    if not len(part.table):
+        return
+    kept = KeptOffsets(int(part.table["begin"].min()), int(part.table["end"].max()))
+    keys = OffsetMap(Path(tempfile.gettempdir()), MEMORY_BYTES)
+    try:
+        for chunk in map(explode, archive_chunks(scan, part)):
+            if not len(chunk):
+                continue
+            entries = entries_of(chunk.data, chunk.starts, chunk.size, chunk.queue_offset)
+            keys.add(picked(entries, entries["has_key"] > 0))
+        for latest in keys.latest():
+            shown = latest if view is View.CHANGES else picked(latest, latest["is_tombstone"] == 0)
+            kept.keep(shown["offset"].astype(np.int64))
+    finally:
+        keys.close()
+    # Damage was reported by the first pass.
+    again = replace(scan, on_corrupt=lambda place: None)
+    for chunk in map(explode, archive_chunks(again, part)):
+        yield chunk.taken(np.flatnonzero(kept.mask(chunk.queue_offset)))
+
+
+_HEAD = struct.Struct(">IIIiiqqiq")
+"""Size, magic, body CRC, queue id, flag, queue offset, physical offset, sysFlag, born time."""
+_BATCH = SYS_INNER_BATCH | SYS_NEED_UNWRAP
+_COMPRESSION_TYPE = 0x700
+
+
+def exploded(chunk: RowChunk) -> RowChunk:
+    """``chunk`` with a row for each message of its inner batches. A batch that does not decode stays one row."""
+    fields = record_fields(chunk.data, chunk.starts, chunk.size, properties=False)
+    is_batch = (fields[Number.VALID] == 1) & ((fields[Number.SYS_FLAG] & _BATCH) != 0)
+    found: dict[int, list[tuple[int, InnerMessage, bytes]]] = {}
+    for row in np.flatnonzero(is_batch).tolist():
+        begin = int(chunk.starts[row])
+        stored = chunk.data[begin : begin + int(chunk.size[row])].tobytes()
+        try:
+            items = list(inner_messages(decode_record(stored)))
+        except CorruptionError:
+            continue
+        last = int(chunk.inner_num[row]) - 1
+        body = int(fields[Number.BODY_AT][row]) - begin, int(fields[Number.BODY_BYTES][row])
+        topic_end = int(fields[Number.TOPIC_AT][row]) - begin + int(fields[Number.TOPIC_BYTES][row])
+        found[row] = [
+            (offset, item, _record(stored, body, topic_end, offset, item))
+            for number, item in enumerate(items)
+            for offset in [int(chunk.queue_offset[row]) + min(number, last)]
+        ]
+    return _with_items(chunk, found) if found else chunk
+
+
+def _record(stored: bytes, body: tuple[int, int], topic_end: int, offset: int, item: InnerMessage) -> bytes:
+    """The message as a stored record."""
+    _, magic, _, queue_id, _, _, phys, sys_flag, born = _HEAD.unpack_from(stored)
+    names = "".join(f"{name}\x01{value}\x02" for name, value in item.properties.items()).encode()
+    rest = b"".join((
+        stored[_HEAD.size : body[0] - 4], struct.pack(">i", len(item.body)), item.body,
+        stored[sum(body) : topic_end], struct.pack(">H", len(names)), names,
+    ))  # fmt: skip
+    sys_flag &= ~(_BATCH | SYS_COMPRESSED | _COMPRESSION_TYPE)
+    crc = zlib.crc32(item.body) & 0x7FFFFFFF
+    size = _HEAD.size + len(rest)
+    return _HEAD.pack(size, magic, crc, queue_id, item.flag, offset, phys, sys_flag, born) + rest
+
+
+def _with_items(chunk: RowChunk, found: dict[int, list[tuple[int, InnerMessage, bytes]]]) -> RowChunk:
+    counts = np.ones(len(chunk), np.int64)
+    counts[list(found)] = [len(items) for items in found.values()]
+    first = np.cumsum(counts) - counts
+    wide = chunk.taken(np.repeat(np.arange(len(chunk)), counts))
+    columns: dict[str, Any] = {
+        name: np.array(getattr(wide, name))
+        for name in ("queue_offset", "inner_num", "size", "tags_code", "starts")
+    }
+    parts, end = [chunk.data], len(chunk.data)
+    for row, items in found.items():
+        for at, (offset, item, record) in enumerate(items, int(first[row])):
+            tags = item.properties.get("TAGS")
+            columns["queue_offset"][at], columns["inner_num"][at] = offset, 1
+            columns["size"][at], columns["starts"][at] = len(record), end
+            columns["tags_code"][at] = java_hash(tags) if tags else 0
+            parts.append(np.frombuffer(record, np.uint8))
+            end += len(record)
+    return replace(wide, data=np.concatenate(parts), **columns)
+
+
+logger = logging.getLogger(__name__)
+
+
+def read_partition(
+    part: Slices | LogRange,
+    options: SourceOptions,
+    predicate: Predicate,
+    columns: list[Column],
+    schema: pa.Schema,
+    skipped: Callable[[CorruptPlace], object] = lambda place: None,
+) -> Iterator[pa.RecordBatch]:
+    """The batches of ``part``. In mode FAILFAST, raises CorruptionError naming object and range; in the other one,
+    ``skipped`` gets what was skipped."""
+    damage = _Damage(options.mode, any(column.name == CORRUPT_RECORD for column in columns), skipped)
+    builder = BatchBuilder(columns, schema, batch_bytes=options.batch_bytes, on_corrupt=damage)
+    with_records = options.cost_of(columns) > Cost.FOOTER
+    for chunk in _chunks(part, options, predicate, damage, with_records=with_records):
+        yield from builder.batches(chunk)
+        yield from map(builder.corrupt_batch, damage.drained())
+    yield from map(builder.corrupt_batch, damage.drained())
+
+
+def _chunks(
+    part: Slices | LogRange,
+    options: SourceOptions,
+    predicate: Predicate,
+    damage: _Damage,
+    *,
+    with_records: bool,
+) -> Iterator[RowChunk]:
+    explode = exploded if options.explode_batches else _unchanged
+    if isinstance(part, LogRange):
+        yield from map(explode, store_chunks(options, predicate, damage, part))
+        return
+    with opened(options) as store:
+        scan = ArchiveScan(
+            archive_store(store, part.archive.cluster, part.archive.broker),
+            predicate,
+            with_records=with_records,
+            window_bytes=options.window_bytes,
+            on_corrupt=damage,
+            may_have_expired=not options.fail_on_data_loss,
+        )
+        if options.view is View.MESSAGES:
+            yield from map(explode, archive_chunks(scan, part))
+        else:
+            yield from view_chunks(scan, part, options.view, explode)
+
+
+def _unchanged(chunk: RowChunk) -> RowChunk:
+    return chunk
+
+
+class _Damage:
+    """Handles damage by mode, and collects it for rows of its own."""
+
+    def __init__(self, mode: Mode, wants_rows: bool, skipped: Callable[[CorruptPlace], object]) -> None:
+        self._mode, self._skipped = mode, skipped
+        self._wants_rows = wants_rows
+        self._found: list[CorruptPlace] = []
+
+    def __call__(self, place: CorruptPlace) -> None:
+        if self._mode is Mode.FAILFAST:
+            raise CorruptionError(place.message, hint="option mode=PERMISSIVE skips and reports damage")
+        logger.warning("skipped: %s", place.message)
+        self._skipped(place)
+        if self._wants_rows:
+            self._found.append(place)
+
+    def drained(self) -> list[CorruptPlace]:
+        """The damage found since the last call."""
+        found, self._found = self._found, []
+        return found
+
+
+_TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_(), "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "map<string,string>": pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False)),
+}  # fmt: skip
+_TYPES[INNER] = pa.list_(
+    pa.field(
+        "element", pa.struct([(item.name, _TYPES[SPARK_TYPES[item.kind]]) for item in INNER_FIELD_TABLE])
+    )
+)
+
+
+def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    """The schema of ``columns``. With _corrupt_record all are nullable, as rows that report damage are mostly null."""
+    reports = any(column.name == CORRUPT_RECORD for column in columns)
+    return pa.schema([
+        pa.field(column.name, _TYPES[column.spark_type], nullable=column.is_nullable or reports)
+        for column in columns
+    ])  # fmt: skip
+
 
 _PROPERTY_COLUMNS = frozenset({"tags", "keys", "uniqKey", "properties"})
 _NUMBERS = {
@@ -34,8 +260,6 @@ _NUMBERS = {
     "reconsumeTimes": Number.RECONSUME_TIMES, "ptOffset": Number.PT_OFFSET, "bodyCRC": Number.BODY_CRC,
 }  # fmt: skip
 _TEXTS = {"tags": Number.TAGS_AT, "keys": Number.KEYS_AT, "uniqKey": Number.UNIQ_KEY_AT}
-
-logger = logging.getLogger(__name__)
 
 
 class BatchBuilder:

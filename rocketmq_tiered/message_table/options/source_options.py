@@ -6,11 +6,13 @@ Credentials in options travel to the workers and are never shown.
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from rocketmq_tiered.message_table.options.columns import (
     CHANGE_TYPE,
@@ -20,11 +22,82 @@ from rocketmq_tiered.message_table.options.columns import (
     chosen,
     cost_of,
 )
-from rocketmq_tiered.message_table.options.option_texts import OptionTexts
 from rocketmq_tiered.message_table.options.predicate import Predicate, stored_between
 from tiered.errors import UsageError
 from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
+from tiered.timestamps import parse_instant
+
+Parse = Callable[[str, str], Any]
+"""(name, text of the option) -> value. Raises UsageError for an impossible one."""
+
+
+def _names(_name: str, text: str) -> tuple[str, ...]:
+    """Items of a list with commas."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
+def _regex(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise UsageError(f"{name} {text} is not a regular expression: {error}") from error
+    return text
+
+
+def _number(minimum: int, maximum: int | None = None) -> Parse:
+    """A whole number."""
+
+    def parse(name: str, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum or (maximum is not None and value > maximum):
+            bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+            raise UsageError(f"{name} is {text}", hint=f"use a whole number {bounds}")
+        return value
+
+    return parse
+
+
+def _instant(name: str, text: str) -> int:
+    """A time in ms since the epoch."""
+    try:
+        return parse_instant(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}") from error
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"{name} is {text}", hint="use true or false")
+    return text.lower() == "true"
+
+
+def _choice(kind: type[Enum]) -> Parse:
+    """A member of an enumeration, by its value."""
+
+    def parse(name: str, text: str) -> Enum:
+        choices = {str(choice.value).lower(): choice for choice in kind}
+        if text.lower() in choices:
+            return choices[text.lower()]
+        names = ", ".join(str(choice.value) for choice in kind)
+        raise UsageError(f"{name} is {text}", hint=f"use one of {names}")
+
+    return parse
+
+
+def _document(name: str, text: str, kind: type[Any], hint: str) -> Any:
+    """A JSON value of this Python type."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, kind):
+        raise UsageError(f"{name} is not {'a JSON list' if kind is list else 'JSON'}: {text}", hint=hint)
+    return found
+
 
 SOURCE_NAME = "rocketmq-tiered"
 MIB = 1 << 20
@@ -187,12 +260,53 @@ class SourceOptions:
         return StoreOptions(settings, self.credentials)
 
 
+_OFFSETS_HINT = (
+    'use earliest, latest or JSON such as {"orders": {"0": 4711, "1": -2}}; -2 is the first, -1 the end'
+)
+
+
+def _text(_name: str, text: str) -> str:
+    return text
+
+
+def _generation(name: str, text: str) -> int | None:
+    number: int | None = None if text.lower() == "all" else _number(0)(name, text)
+    return number
+
+
+def _offsets(default: str) -> Parse:
+    """Offsets by queue from JSON, of the Kafka source's shape; none for ``default``."""
+
+    def parse(name: str, text: str) -> QueueOffsets:
+        if text.lower() == default:
+            return {}
+        found = {}
+        for topic, queues in _document(name, text, dict, _OFFSETS_HINT).items():
+            for queue_id, offset in (queues if isinstance(queues, dict) else {"": None}).items():
+                if not queue_id.isdecimal() or type(offset) is not int or offset < OLDEST:
+                    raise UsageError(f"{name} is wrong for topic {topic}", hint=_OFFSETS_HINT)
+                found[topic, int(queue_id)] = offset
+        return found
+
+    return parse
+
+
+_PARSERS: dict[str, tuple[str, Parse]] = {
+    "source": ("source", _choice(Source)), "topic": ("topics", _names), "subscribePattern": ("topic_regex", _regex),
+    "cluster": ("cluster", _text), "broker": ("broker", _text), "generation": ("generation", _generation),
+    "version": ("version", _number(1)), "timestampAsOf": ("version_ms", _instant), "since": ("since_ms", _instant),
+    "until": ("until_ms", _instant), "columns": ("columns", _names), "view": ("view", _choice(View)),
+    "explodeBatches": ("explode_batches", _flag), "pushFilters": ("push_filters", _flag),
+    "mode": ("mode", _choice(Mode)),
+    "partitionBytes": ("partition_bytes", _number(MIB)),
+    "batchBytes": ("batch_bytes", _number(64 << 10, BATCH_BYTES_MAX)), "brokerConf": ("broker_conf", _text),
+    "endingOffsets": ("ends", _offsets("latest")), "maxRowsPerTrigger": ("max_rows_per_trigger", _number(1)),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", _number(1)), "failOnDataLoss": ("fail_on_data_loss", _flag),
+    "endpoint": ("endpoint", _text), "region": ("region", _text), "addressingStyle": ("addressing_style", _text),
+}  # fmt: skip
+"""Option -> field of SourceOptions, and how its text is read."""
 _NAMES = (
-    "path", "paths", "source", "topic", "subscribePattern", "cluster", "broker", "generation", "version",
-    "timestampAsOf", "since", "until", "columns", "view", "explodeBatches", "pushFilters", "mode", "partitionBytes",
-    "batchBytes", "brokerConf", "startingOffsets", "endingOffsets", "startingTimestamp", "maxRowsPerTrigger",
-    "maxBytesPerTrigger", "failOnDataLoss", "endpoint", "region", "addressingStyle", "accessKey", "secretKey",
-    "sessionToken",
+    "path", "paths", *_PARSERS, "startingOffsets", "startingTimestamp", "accessKey", "secretKey", "sessionToken",
 )  # fmt: skip
 _ALIASES = {
     "subscribe": "topic", "maxOffsetsPerTrigger": "maxRowsPerTrigger", "versionAsOf": "version",
@@ -209,52 +323,25 @@ _EXCLUSIVE = (
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """Parse the options that Spark passes. Raises UsageError."""
     options = _named(given)
-    text = OptionTexts(options)
-    first, *others = _paths(options, text)
-    source = text.choice("source", Source, Source.ARCHIVE)
+    values: dict[str, Any] = {
+        field: parse(name, options[name.lower()])
+        for name, (field, parse) in _PARSERS.items()
+        if name.lower() in options
+    }
+    first, *others = _paths(options)
+    source = values.get("source", Source.ARCHIVE)
     for name in _OF_ARCHIVES if source is Source.STORE else ("brokerConf",):
         if name.lower() in options:
             other = Source.ARCHIVE if source is Source.STORE else Source.STORE
             raise UsageError(f"{name} requires source={other.value}, not source={source.value}")
-    starting, timestamp, starts = _starting(options, text)
-    since, until = text.instant("since"), text.instant("until")
-    if since is not None and until is not None and since >= until:
+    starting, timestamp, starts = _starting(options)
+    found = SourceOptions(
+        first, **values, more_paths=tuple(others), starting=starting, starting_timestamp=timestamp, starts=starts,
+        all_generations=options.get("generation", "").lower() == "all", credentials=_credentials(options),
+    )  # fmt: skip
+    if found.since_ms is not None and found.until_ms is not None and found.since_ms >= found.until_ms:
         raise UsageError("since is not before until", hint="until is exclusive")
-    every = options.get("generation", "").lower() == "all"
-    return SourceOptions(
-        path=first,
-        more_paths=tuple(others),
-        source=source,
-        topics=text.names("topic"),
-        topic_regex=text.regex("subscribePattern"),
-        view=text.choice("view", View, View.MESSAGES),
-        explode_batches=text.flag("explodeBatches", default=False),
-        starts=starts,
-        ends=_offsets("endingOffsets", "latest", options, text),
-        cluster=options.get("cluster"),
-        broker=options.get("broker"),
-        generation=None if every else text.number("generation", 0),
-        all_generations=every,
-        version=text.number("version", 1),
-        version_ms=text.instant("timestampAsOf"),
-        since_ms=since,
-        until_ms=until,
-        columns=text.names("columns"),
-        push_filters=text.flag("pushFilters", default=False),
-        mode=text.choice("mode", Mode, Mode.FAILFAST),
-        partition_bytes=text.number("partitionBytes", MIB) or SourceOptions.partition_bytes,
-        batch_bytes=text.number("batchBytes", 64 << 10, BATCH_BYTES_MAX) or SourceOptions.batch_bytes,
-        broker_conf=options.get("brokerconf"),
-        starting=starting,
-        starting_timestamp=timestamp,
-        max_rows_per_trigger=text.number("maxRowsPerTrigger", 1),
-        max_bytes_per_trigger=text.number("maxBytesPerTrigger", 1),
-        fail_on_data_loss=text.flag("failOnDataLoss", default=True),
-        endpoint=options.get("endpoint", ""),
-        region=options.get("region", ""),
-        addressing_style=options.get("addressingstyle", "auto"),
-        credentials=_credentials(options),
-    )
+    return found
 
 
 def _named(given: Mapping[str, str]) -> dict[str, str]:
@@ -281,10 +368,11 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _paths(options: Mapping[str, str], text: OptionTexts) -> list[str]:
+def _paths(options: Mapping[str, str]) -> list[str]:
     """The paths as URLs: ``s3a://`` is ``s3://``, a bare path a local directory."""
     paths = [options.get("path", "").strip()]
-    paths += text.document("paths", list, "use load(['s3://a/b', …])") or []  # as Spark passes load([…])
+    if "paths" in options:  # as Spark passes load([…])
+        paths += _document("paths", options["paths"], list, "use load(['s3://a/b', …])")
     found = [_url(path, options.get("source", "")) for path in paths if path]
     if not found:
         raise UsageError("path is missing", hint="use load('s3://bucket/prefix') or option('path', …)")
@@ -300,35 +388,18 @@ def _url(path: str, source: str) -> str:
     return Path(path.removeprefix("file:")).absolute().as_uri()
 
 
-_OFFSETS_HINT = (
-    'use earliest, latest or JSON such as {"orders": {"0": 4711, "1": -2}}; -2 is the first, -1 the end'
-)
-
-
-def _starting(options: Mapping[str, str], text: OptionTexts) -> tuple[Starting, int | None, QueueOffsets]:
+def _starting(options: Mapping[str, str]) -> tuple[Starting, int | None, QueueOffsets]:
     """Where a stream starts: kind, time, offsets."""
-    timestamp = text.instant("startingTimestamp")
-    if options.get("startingoffsets", "").lstrip().startswith("{"):
-        kind, starts = Starting.EARLIEST, _offsets("startingOffsets", "earliest", options, text)
+    name, time = "startingOffsets", options.get("startingtimestamp")
+    timestamp = None if time is None else _instant("startingTimestamp", time)
+    text = options.get(name.lower(), "earliest" if timestamp is None else Starting.TIMESTAMP.value)
+    if text.lstrip().startswith("{"):
+        kind, starts = Starting.EARLIEST, _offsets("earliest")(name, text)
     else:
-        default = Starting.EARLIEST if timestamp is None else Starting.TIMESTAMP
-        kind, starts = text.choice("startingOffsets", Starting, default), {}
+        kind, starts = _choice(Starting)(name, text), {}
     if (kind is Starting.TIMESTAMP) != (timestamp is not None):
         raise UsageError("startingOffsets=timestamp and startingTimestamp require each other")
     return kind, timestamp, starts
-
-
-def _offsets(name: str, default: str, options: Mapping[str, str], text: OptionTexts) -> QueueOffsets:
-    """Offsets by queue from JSON, of the Kafka source's shape; none for ``default``."""
-    if options.get(name.lower(), default).lower() == default:
-        return {}
-    found = {}
-    for topic, queues in text.document(name, dict, _OFFSETS_HINT).items():
-        for queue_id, offset in (queues if isinstance(queues, dict) else {"": None}).items():
-            if not queue_id.isdecimal() or type(offset) is not int or offset < OLDEST:
-                raise UsageError(f"{name} is wrong for topic {topic}", hint=_OFFSETS_HINT)
-            found[topic, int(queue_id)] = offset
-    return found
 
 
 def _credentials(options: Mapping[str, str]) -> S3Credentials | None:

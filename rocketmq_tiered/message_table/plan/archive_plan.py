@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import pairwise
+from operator import attrgetter
+
+import numpy as np
 
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import NEWEST, OLDEST, SourceOptions, View
-from rocketmq_tiered.message_table.plan.filled_gaps import Layer
 from rocketmq_tiered.message_table.plan.partitions import (
     ArchiveRef,
     OffsetRange,
@@ -18,19 +22,244 @@ from rocketmq_tiered.message_table.plan.partitions import (
     lmq_row_bytes,
     slices_of_page,
 )
-from rocketmq_tiered.message_table.plan.run_ranges import pages_of
-from rocketmq_tiered.message_table.plan.superseded_plan import OnExpired, expired, later_layers
 from tiered.catalog.archives import Archive, list_archives, open_archive
 from tiered.catalog.catalog_reader import head_version, load, read_commit
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState
-from tiered.errors import NotFoundError, UsageError
+from tiered.errors import NotFoundError, SnapshotExpiredError, UsageError
 from tiered.formats.keys import archive_prefix
+from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED
+from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, RUN_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
+
+
+def pages_of(
+    run_index: RunIndex, state: CatalogState, wanted: Mapping[QueueKey, OffsetRange]
+) -> Iterator[tuple[int, Page]]:
+    """(place in the catalog's order, living page) of each page that may have runs of ``wanted``, newest first.
+
+    Later versions have higher offsets, so a queue's older pages are not read once its range begins in a newer one; all
+    are where a gap was filled. Raises what reading pages raises.
+    """
+    left = {queue: one.begin for queue, one in wanted.items() if one.begin < one.end}
+    names, place = sorted(left), {ref.key: number for number, ref in enumerate(state.pages)}
+    if state.memory_runs and names:
+        memory = sorted_page(state.directory.keys, state.memory)
+        yield len(state.pages), memory
+        _drop_reached(state, memory, left, names)
+    for sequence in reversed(run_index.sequences(state)):
+        for ref in reversed(sequence):
+            if bisect_left(names, ref.first) < bisect_right(names, ref.last):
+                page = run_index.living(state, run_index.page(ref))
+                yield place[ref.key], page
+                _drop_reached(state, page, left, names)
+
+
+def runs_of(run_index: RunIndex, state: CatalogState, wanted: Layer) -> dict[QueueKey, Table]:
+    """The runs with messages of each range, by base offset. Raises as ``pages_of``."""
+    found: dict[QueueKey, list[Table]] = {queue: [np.zeros(0, RUN_DTYPE)] for queue in wanted}
+    for _, page in pages_of(run_index, state, wanted):
+        runs = page.chunk.runs
+        for number, (begin, end) in enumerate(_spans(page)):
+            queue = page.queues[number]
+            one = wanted.get(queue)
+            if one is not None:
+                mine = runs[begin:end]
+                inside = (mine["end_queue_offset"] > one.begin) & (mine["base_queue_offset"] < one.end)
+                found[queue].append(mine[inside])
+    tables = {queue: np.concatenate(parts) for queue, parts in found.items()}
+    return {queue: runs[np.argsort(runs["base_queue_offset"])] for queue, runs in tables.items()}
+
+
+def _drop_reached(state: CatalogState, page: Page, left: dict[QueueKey, int], names: list[QueueKey]) -> None:
+    """Remove the queues whose ranges begin in ``page`` or after it."""
+    bases = page.chunk.runs["base_queue_offset"]
+    for number, (begin, end) in enumerate(_spans(page)):
+        queue = page.queues[number]
+        if begin < end and queue in left and int(bases[begin]) <= left[queue]:
+            row = state.row_of(queue)
+            if row is not None and state.is_ordered(row):
+                del left[queue]
+                names.pop(bisect_left(names, queue))
+
+
+def _spans(page: Page) -> list[tuple[int, int]]:
+    """Where the runs of each queue begin and end."""
+    cuts = np.searchsorted(page.chunk.runs["queue"], np.arange(len(page.queues) + 1)).tolist()
+    return list(pairwise(cuts))
+
+
+OnExpired = Callable[[QueueKey, OffsetRange], None]
+"""Handles offsets that expired since: raises, or returns to skip them."""
+PLAN_AGAIN = "run the job again at the newest version"
+
+
+def later_layers(
+    store: ObjectStore,
+    before: CatalogState,
+    newest: CatalogState,
+    wanted: Iterable[Layer],
+    on_expired: OnExpired,
+) -> list[Layer]:
+    """The ranges of ``newest`` with the messages that ``wanted`` had at ``before``; gaps filled since are excluded.
+
+    Raises NotFoundError for messages that a replaced log took back, and what ``on_expired`` raises.
+    """
+    gaps, ends = gaps_in(before), KeptEnds(store, newest, before.version)
+    pieces: dict[QueueKey, list[OffsetRange]] = {}
+    for layer in wanted:
+        for queue, one in layer.items():
+            found = list(without(one, gaps.get(queue, ())))
+            if not found:
+                continue
+            row = newest.queue(queue)
+            floor = found[-1].end if row is None else int(row["min_queue_offset"])
+            if found[0].begin < floor:
+                on_expired(queue, OffsetRange(found[0].begin, min(floor, found[-1].end)))
+                found = [
+                    OffsetRange(max(piece.begin, floor), piece.end) for piece in found if piece.end > floor
+                ]
+            if found and found[-1].end > ends.of(queue):
+                raise taken_back(queue, found[-1].end, before.version)
+            pieces.setdefault(queue, []).extend(found)
+    return list(layers(pieces))
+
+
+class KeptEnds:
+    """The offsets up to which queues have the same messages at ``newest`` as at ``version``."""
+
+    def __init__(self, store: ObjectStore, newest: CatalogState, version: int) -> None:
+        self.newest = newest
+        self._commons = [
+            load(store, version=history.common_version)
+            for history in newest.log_histories
+            if history.version > version and history.common_version > 0
+        ]
+
+    def of(self, queue: QueueKey) -> int:
+        """The end of the common messages of ``queue``."""
+        return min(_end(state, queue) for state in (self.newest, *self._commons))
+
+    def before_divergence(self, queue: QueueKey) -> int | None:
+        """The end of ``queue`` at the earliest divergence of the log since ``version``; None without one."""
+        return min((_end(state, queue) for state in self._commons), default=None)
+
+
+def _end(state: CatalogState, queue: QueueKey) -> int:
+    row = state.queue(queue)
+    return 0 if row is None else max(0, int(row["end_queue_offset"]))
+
+
+def taken_back(queue: QueueKey, end: int, version: int) -> NotFoundError:
+    """The error for messages of a log that was replaced."""
+    return NotFoundError(
+        f"{queue}: messages before offset {end} were superseded by a replaced log after catalog version {version}",
+        hint=PLAN_AGAIN,
+    )
+
+
+def expired(queue: QueueKey, offsets: OffsetRange, version: int) -> SnapshotExpiredError:
+    """The error for messages that retention deleted."""
+    return SnapshotExpiredError(
+        f"{queue}: offsets [{offsets.begin}, {offsets.end}) have expired since catalog version {version}",
+        hint=PLAN_AGAIN,
+    )
+
+
+Gaps = Mapping[QueueKey, Sequence[OffsetRange]]
+"""Ascending disjoint gaps, of the queues that have any."""
+Layer = dict[QueueKey, OffsetRange]
+"""One range for each of some queues."""
+VERSIONS_KEPT = 8
+
+
+def gaps_in(state: CatalogState) -> Gaps:
+    """The gaps of all queues."""
+    return gaps_by_queue(
+        (state.key_of(queue), OffsetRange(begin, end))
+        for queue, begin, end in zip(
+            state.gaps["queue"].tolist(),
+            state.gaps["begin_queue_offset"].tolist(),
+            state.gaps["end_queue_offset"].tolist(),
+            strict=True,
+        )
+    )
+
+
+def gaps_by_queue(gaps: Iterable[tuple[QueueKey, OffsetRange]]) -> Gaps:
+    """``gaps``, in any order, as Gaps."""
+    found: dict[QueueKey, list[OffsetRange]] = {}
+    for queue, gap in gaps:
+        found.setdefault(queue, []).append(gap)
+    return {queue: sorted(mine, key=lambda gap: gap.begin) for queue, mine in found.items()}
+
+
+def filled(state: CatalogState, gaps: Gaps, within: Mapping[QueueKey, OffsetRange]) -> list[Layer]:
+    """The parts of earlier ``gaps`` that are no gap in ``state``, are inside ``within`` and have not expired."""
+    if not gaps:
+        return []
+    now = gaps_in(state)
+    pieces: dict[QueueKey, list[OffsetRange]] = {}
+    for queue, before in gaps.items():
+        row, limits = state.queue(queue), within.get(queue)
+        if row is None or limits is None:
+            continue
+        low = max(limits.begin, int(row["min_queue_offset"]))
+        pieces[queue] = [
+            piece
+            for gap in before
+            for piece in without(
+                OffsetRange(max(gap.begin, low), min(gap.end, limits.end)), now.get(queue, ())
+            )
+        ]
+    return list(layers(pieces))
+
+
+def without(wanted: OffsetRange, gaps: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
+    """``wanted`` without ``gaps``, which are ascending and disjoint."""
+    begin = wanted.begin
+    for number in range(bisect_right(gaps, begin, key=attrgetter("end")), len(gaps)):
+        gap = gaps[number]
+        if gap.begin >= wanted.end:
+            break
+        if begin < gap.begin:
+            yield OffsetRange(begin, gap.begin)
+        begin = gap.end
+    if begin < wanted.end:
+        yield OffsetRange(begin, wanted.end)
+
+
+def layers(pieces: Mapping[QueueKey, Sequence[OffsetRange]]) -> Iterator[Layer]:
+    """The ranges of all queues, one range of each queue at a time."""
+    for number in range(max(map(len, pieces.values()), default=0)):
+        yield {queue: ranges[number] for queue, ranges in pieces.items() if number < len(ranges)}
+
+
+class GapsByVersion:
+    """Caches the gaps of the latest versions of one archive. A stream needs those of the version it has reached, whose
+    state would have to be loaded again."""
+
+    def __init__(self, load: Callable[[int], CatalogState]) -> None:
+        self._load = load
+        self._cached: Lru[int, Gaps] = Lru(VERSIONS_KEPT)
+
+    def add(self, state: CatalogState) -> None:
+        """Cache the gaps of ``state``."""
+        if self._cached.get(state.version) is None:
+            self._cached.add(state.version, gaps_in(state))
+
+    def at(self, version: int) -> Gaps:
+        """The gaps of ``version``. Raises what loading it raises."""
+        found = self._cached.get(version)
+        if found is None:
+            state = self._load(version)
+            found = gaps_in(state)
+            self._cached.add(version, found)
+        return found
+
 
 Names = tuple[str, str]
 """Cluster and broker."""

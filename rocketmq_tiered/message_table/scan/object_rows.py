@@ -5,19 +5,156 @@ Selects by footer columns: runs, offsets, predicate, positions in blocks. Reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketmq_tiered.message_table.options.columns import Cost
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.plan.partitions import Slices
-from rocketmq_tiered.message_table.scan.row_chunk import Lost
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
+from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table
+
+NO_BYTES = np.zeros(0, np.uint8)
+Lost = tuple[QueueKey, int, int]
+"""Queue, first offset and end of messages that cannot be read."""
+
+
+@dataclass(frozen=True)
+class RowChunk:
+    """Rows of some queues: row i is of ``queues[queue[i]]``; its record is ``data[starts[i] : starts[i] + size[i]]``.
+
+    ``data`` and ``starts`` are empty when no records were read. ``source`` names the place in errors. Offsets of
+    ``is_batch`` rows (BatchCQ) are the records' own and may jump.
+    """
+
+    cluster: str
+    broker: str
+    queues: Sequence[QueueKey]
+    queue: NDArray[Any]
+    queue_offset: NDArray[Any]
+    inner_num: NDArray[Any]
+    phys: NDArray[Any]
+    size: NDArray[Any]
+    store_timestamp: NDArray[Any]
+    tags_code: NDArray[Any]
+    is_batch: NDArray[Any]
+    data: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
+    starts: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.int64))
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    def taken(self, index: NDArray[Any] | slice) -> RowChunk:
+        """The rows at ``index``; they share the bytes."""
+        columns = {name: getattr(self, name)[index] for name in ROW_COLUMNS}
+        starts = self.starts[index] if len(self.starts) else self.starts
+        return replace(self, starts=starts, **columns)
+
+    def matching(self, predicate: Predicate, *, is_lmq: bool) -> RowChunk:
+        """The rows that match ``predicate``."""
+        topics = {self.queues[number].topic for number in np.unique(self.queue).tolist()}
+        predicate = predicate.without_tags() if is_lmq else predicate.for_topics(topics)
+        ids = np.array([queue.queue_id for queue in self.queues] or [0], np.int64)
+        mask = predicate.mask({
+            "queueId": ids[self.queue], "queueOffset": self.queue_offset, "storeTimestamp": self.store_timestamp,
+            "commitLogOffset": self.phys, "storeSize": self.size, "innerNum": self.inner_num,
+            "tagsCode": self.tags_code,
+        })  # fmt: skip
+        return self if mask is None or mask.all() else self.taken(np.flatnonzero(mask))
+
+
+ROW_COLUMNS = (
+    "queue", "queue_offset", "inner_num", "phys", "size", "store_timestamp", "tags_code", "is_batch",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CorruptPlace:
+    """Damage that mode PERMISSIVE reports: the error's text, and the messages that it hides, as ``rows`` without
+    records or as ``ranges`` (queue, offset, end), if they are known."""
+
+    cluster: str
+    broker: str
+    message: str
+    ranges: Sequence[Lost] = ()
+    rows: RowChunk | None = None
+
+    @property
+    def queue(self) -> QueueKey | None:
+        """The queue of ``ranges``, if they are of one."""
+        queues = {queue for queue, _, _ in self.ranges}
+        return queues.pop() if len(queues) == 1 else None
+
+
+OnCorrupt = Callable[[CorruptPlace], None]
+"""Handles damage: raises, or records it and returns."""
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def ahead(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
+    """Only the results of ``ahead_with``."""
+    return (result for _, result in ahead_with(pool, work, items, count))
+
+
+def ahead_with(
+    pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], count: int
+) -> Iterator[tuple[T, R]]:
+    """(item, work(item)) in order; up to ``count`` items are worked on ahead of the consumer."""
+    pending: deque[tuple[T, Future[R]]] = deque()
+    try:
+        for item in items:
+            pending.append((item, pool.submit(work, item)))
+            if len(pending) > count:
+                first, future = pending.popleft()
+                yield first, future.result()
+        while pending:
+            first, future = pending.popleft()
+            yield first, future.result()
+    finally:
+        for _, future in pending:
+            future.cancel()
+
+
+CHUNK_ROWS = 1 << 18
+_DECIDED = frozenset({"queueId", "generation"})
+"""Conditions that the plan has applied already."""
+
+
+def needs_catalog_only(cost: Cost, predicate: Predicate) -> bool:
+    """Whether rows of plain runs can be had without reading objects."""
+    return cost <= Cost.CATALOG and predicate.tags is None and predicate.numbers.keys() <= _DECIDED
+
+
+def without_catalog_rows(part: Slices) -> Slices:
+    """The slices of other kinds of runs."""
+    return replace(part, table=part.table[part.table["kind"] != RunKind.PLAIN])
+
+
+def catalog_chunks(part: Slices) -> Iterator[RowChunk]:
+    """The rows of plain runs. Only ``queue`` of a row has its value; other columns are 0."""
+    table = part.table[part.table["kind"] == RunKind.PLAIN]
+    rows = table["end"] - table["begin"]
+    groups = np.cumsum(rows) // CHUNK_ROWS
+    for mine in np.split(np.arange(len(table)), np.flatnonzero(np.diff(groups)) + 1):
+        queue = np.repeat(table["queue"][mine], rows[mine])
+        zeros = np.broadcast_to(np.int64(0), len(queue))
+        yield RowChunk(
+            part.archive.cluster, part.archive.broker, part.queues, queue,
+            zeros, zeros, zeros, zeros, zeros, zeros, zeros,
+        )  # fmt: skip
+
 
 WINDOW_ROWS = 65_536
 _EXPLICIT = (RunKind.BATCH, RunKind.SPARSE)

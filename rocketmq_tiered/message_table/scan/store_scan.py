@@ -16,7 +16,7 @@ import numpy as np
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import require_topics
-from rocketmq_tiered.message_table.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
+from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace, OnCorrupt, RowChunk
 from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.store import BrokerStore, open_broker_store

@@ -9,7 +9,15 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from rocketmq_tiered.cli.arguments import NAME_FLAGS, STORE_FLAGS, add_flags, add_json, add_setting_flags
+from rocketmq_tiered.cli.arguments import (
+    NAME_FLAGS,
+    STORE_FLAGS,
+    add_flags,
+    add_json,
+    add_setting_flags,
+    add_topic,
+    add_version,
+)
 from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions, parse_options
 from rocketmq_tiered.message_table.plan.archive_plan import check_archives
 from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
@@ -54,10 +62,7 @@ def add_source(parser: argparse.ArgumentParser, *, columns: bool = False) -> Non
     parser.add_argument(
         "--generation", metavar="N|all", help="generation of recreated topics (default: current)"
     )
-    parser.add_argument(
-        "--at-version", metavar="N", type=whole_number,
-        help="read the archive as it was at catalog version N, until gc deletes it",
-    )  # fmt: skip
+    add_version(parser)
     parser.add_argument(
         "--partition-bytes", metavar="BYTES", type=int, help="approximate message bytes of a task"
     )
@@ -68,13 +73,6 @@ def add_source(parser: argparse.ArgumentParser, *, columns: bool = False) -> Non
     )  # fmt: skip
     if columns:
         parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
-
-
-def add_topic(parser: argparse.ArgumentParser) -> None:
-    """Add ``--topic``."""
-    parser.add_argument(
-        "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
-    )
 
 
 def add_compaction(parser: argparse.ArgumentParser, age_setting: str) -> None:
@@ -166,10 +164,3 @@ def _named_options(assignments: list[str]) -> dict[str, str]:
             raise UsageError(f"--option {name} has no value", hint=f"write --option {name}=VALUE")
         found[known[name.lower()]] = value
     return found
-
-
-def whole_number(text: str) -> int:
-    """A whole number of at least 0."""
-    if not text.strip().isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
-    return int(text)

@@ -4,42 +4,44 @@ from __future__ import annotations
 
 import argparse
 import base64
-import time
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rocketmq_tiered.cli.arguments import settings_of
+from rocketmq_tiered.cli.arguments import add_topic, print_result, settings_of, whole_number
 from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
+from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.spark.cli.arguments import (
     add_names,
     add_source,
     add_spark,
     add_times,
-    add_topic,
     session_of,
     source_of,
-    whole_number,
 )
-from rocketmq_tiered.spark.cli.job_progress import Progress
-from rocketmq_tiered.spark.cli.stage_progress import stage_progress
 from rocketmq_tiered.spark.jobs.diff import DiffReport, archive_of_store, diff
 from rocketmq_tiered.spark.jobs.search import SHOWN, Question, fault_of_the_question, search
 from rocketmq_tiered.spark.jobs.stats import Stats, stats
-from rocketmq_tiered.spark.jobs.stats_report import page
 from rocketmq_tiered.spark.jobs.verify import verify
 from tiered.console import (
     camel_names,
     print_fields,
     print_json,
     print_json_line,
-    print_lines,
     print_table,
     size_text,
     time_text,
 )
-from tiered.errors import UsageError
 
+if TYPE_CHECKING:
+    from pyspark import StatusTracker
+    from pyspark.sql import SparkSession
+
+PROGRESS_S = 2.0
 EXIT_ANOMALIES = 1
 _ARCHIVE = "file:///directory or s3://bucket/prefix"
 
@@ -58,22 +60,16 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def run_verify(options: argparse.Namespace) -> int:
     """Print anomalies. Exit code 1 if there are any."""
     source = source_of(options, options.url, settings_of(options).settings.object_store)
-    progress = Progress("verify", as_text=size_text, quiet=options.json)
-    found = verify(
-        session_of(options, "verify", source),
-        source,
-        full=not options.quick,
-        report=progress.update,
-    )
+    spark = session_of(options, "verify", source)
+    with Progress("verify", 0, quiet=options.json) as progress:
+        found = verify(spark, source, full=not options.quick, report=progress.update)
     failed = [bool(one.report.anomalies) or (options.strict and bool(one.report.leftovers)) for one in found]
-    if options.json:
-        print_json([
-            {"cluster": one.cluster, "broker": one.broker, **camel_names(asdict(one.report)), "ok": not is_failed}
-            for one, is_failed in zip(found, failed, strict=True)
-        ])  # fmt: skip
-    else:
-        for one in found:
-            print_lines(*one.report.lines(f"{one.cluster}/{one.broker} in {options.url}"))
+    document = [
+        {"cluster": one.cluster, "broker": one.broker, **camel_names(asdict(one.report)), "ok": not is_failed}
+        for one, is_failed in zip(found, failed, strict=True)
+    ]
+    lines = (one.report.lines(f"{one.cluster}/{one.broker} in {options.url}") for one in found)
+    print_result(options, document, chain.from_iterable(lines))
     return EXIT_ANOMALIES if any(failed) else 0
 
 
@@ -81,7 +77,6 @@ def add_stats(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``stats``."""
     _add_url(parser)
     add_times(parser)
-    parser.add_argument("--html", metavar="FILE", help="write a page with charts")
     parser.add_argument("--headers-only", action="store_true", help="read no messages: no tags, no keys")
     add_source(parser)
     add_spark(parser)
@@ -92,21 +87,44 @@ def _add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", choices=[one.value for one in Source], default=Source.ARCHIVE.value)
 
 
+def _add_limit(parser: argparse.ArgumentParser, default: int, what: str) -> None:
+    help_text = f"maximum {what} (default: {default})"
+    parser.add_argument("--limit", metavar="N", type=whole_number, default=default, help=help_text)
+
+
+@contextmanager
+def stage_progress(spark: SparkSession, label: str, *, quiet: bool = False) -> Iterator[None]:
+    """Print finished tasks, of those that Spark has scheduled so far, while the block runs."""
+    if quiet or not hasattr(spark, "_jsc"):  # Spark Connect has no tracker
+        yield
+        return
+    finished, tracker = threading.Event(), spark.sparkContext.statusTracker()
+    with Progress(label, 0, unit="tasks") as progress:
+        watch = threading.Thread(target=_watch, args=(tracker, progress, finished), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            finished.set()
+            watch.join()
+
+
+def _watch(tracker: StatusTracker, progress: Progress, finished: threading.Event) -> None:
+    while not finished.wait(PROGRESS_S):
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                progress.update(info.numCompletedTasks, info.numTasks, f"stage {stage}")
+
+
 def run_stats(options: argparse.Namespace) -> int:
-    """Print a table or JSON, and write the page."""
+    """Print a table or JSON."""
     source = source_of(
         options, options.url, settings_of(options).settings.object_store, source=Source(options.source)
     )
-    if options.html and not Path(options.html).absolute().parent.is_dir():
-        raise UsageError(f"--html {options.html}: the directory does not exist")
     spark = session_of(options, "stats", source)
     with stage_progress(spark, "stats", quiet=options.json):
         found = stats(spark, source, headers_only=options.headers_only)
-    if options.html:
-        try:
-            Path(options.html).write_text(page(found, time.time_ns() // 1_000_000), "utf-8")
-        except OSError as error:
-            raise UsageError(f"{options.html}: {error.strerror}") from error
     if options.json:
         topics = [asdict(one) | {"ratio": one.ratio} for one in found.topics]
         print_json(camel_names(asdict(found) | {"topics": topics}))
@@ -133,13 +151,7 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="STORE", help="the broker's store directory")
     parser.add_argument("--broker-conf", metavar="FILE", help="the broker's broker.conf")
     add_topic(parser)
-    parser.add_argument(
-        "--limit",
-        metavar="N",
-        type=whole_number,
-        default=100,
-        help="maximum differences to print (default: 100)",
-    )
+    _add_limit(parser, 100, "differences to print")
     add_names(parser)
     add_spark(parser)
 
@@ -159,21 +171,19 @@ def run_diff(options: argparse.Namespace) -> int:
     spark = session_of(options, "diff", archive, store)
     with stage_progress(spark, "diff", quiet=options.json):
         report = diff(spark, archive, store, limit=options.limit)
-    if options.json:
-        print_json(camel_names(asdict(report)) | {"ok": not report.counts})
-    else:
-        _print_diff(options, report)
+    document = camel_names(asdict(report)) | {"ok": not report.counts}
+    print_result(options, document, _diff_lines(options, report))
     return EXIT_ANOMALIES if report.counts else 0
 
 
-def _print_diff(options: argparse.Namespace, report: DiffReport) -> None:
-    print_lines(*map(str, report.examples))
+def _diff_lines(options: argparse.Namespace, report: DiffReport) -> Iterator[str]:
+    yield from map(str, report.examples)
     older = f"; {report.older:,} older messages are only in the archive" if report.older else ""
     if report.compacted:
         older += f"; {report.compacted:,} were dropped by key compaction"
     counts = ", ".join(f"{count:,} {kind}" for kind, count in report.counts.items())
     verdict = counts.upper() if counts else "no differences"
-    print_lines(f"{options.url} and {options.store}: {verdict}; {report.same:,} messages are the same{older}")
+    yield f"{options.url} and {options.store}: {verdict}; {report.same:,} messages are the same{older}"
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -188,13 +198,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--select", metavar="NAMES", default=",".join(SHOWN), help="columns to show, comma-separated"
     )
     add_times(parser)
-    parser.add_argument(
-        "--limit",
-        metavar="N",
-        type=whole_number,
-        default=1000,
-        help="maximum rows; 0 for all (default: 1000)",
-    )
+    _add_limit(parser, 1000, "rows; 0 for all")
     add_source(parser)
     add_spark(parser)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import orjson
 
-from rocketmq_tiered.cli.arguments import add_rules, add_topics, settings_of
+from rocketmq_tiered.cli.arguments import add_prices, add_rules, add_topics, print_result, settings_of
 from rocketmq_tiered.cli.export import print_report
 from rocketmq_tiered.export.export_job import DELTA, PARQUET
-from rocketmq_tiered.maintenance.prices import read_prices
-from rocketmq_tiered.process.archive_rules import require_keyed, rules_of
-from rocketmq_tiered.process.loaded_archive import open_for_reading
+from rocketmq_tiered.maintenance.cost import read_prices
+from rocketmq_tiered.process.loaded_archive import keyed_topics, open_for_reading, rules_of
+from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.spark.cli.arguments import (
     add_compaction,
     add_source,
@@ -23,14 +23,10 @@ from rocketmq_tiered.spark.cli.arguments import (
     session_of,
     source_of,
 )
-from rocketmq_tiered.spark.cli.job_progress import Progress
-from rocketmq_tiered.spark.jobs.backfill import backfill
-from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, StoreToBackfill
-from rocketmq_tiered.spark.jobs.compact import compact
-from rocketmq_tiered.spark.jobs.compact_keys import compact_keys
-from rocketmq_tiered.spark.jobs.delta_table import delta_conf
-from rocketmq_tiered.spark.jobs.export import FORMATS, export
-from tiered.console import camel_names, print_json, print_lines, size_text
+from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, StoreToBackfill, backfill
+from rocketmq_tiered.spark.jobs.compact import compact, compact_keys
+from rocketmq_tiered.spark.jobs.export import FORMATS, delta_conf, export
+from tiered.console import camel_names, print_lines
 from tiered.errors import CorruptionError, UsageError
 from tiered.object_store.open_store import check_addresses
 from tiered.object_store.store_options import StoreOptions
@@ -87,19 +83,16 @@ def run_backfill(options: argparse.Namespace) -> int:
         replace_log=options.replace_log or settings.archive.replace_log,
         same_broker=settings.archive.same_broker,
     )
-    progress = Progress("backfill", as_text=size_text, quiet=options.json)
-    reports = backfill(
-        lambda: session_of(options, "backfill"),
-        stores,
-        options.url,
-        options=given,
-        report=lambda path, done, total: progress.update(done, total, path),
-    )
-    if options.json:
-        print_json([camel_names(asdict(report)) for report in reports])
-    else:
-        for report in reports:
-            print_lines(f"{report.cluster}/{report.broker} in {options.url}: {outcome_text(report)}")
+    with Progress("backfill", 0, quiet=options.json) as progress:
+        reports = backfill(
+            lambda: session_of(options, "backfill"),
+            stores,
+            options.url,
+            options=given,
+            report=lambda path, done, total: progress.update(done, total, path),
+        )
+    lines = (f"{one.cluster}/{one.broker} in {options.url}: {outcome_text(one)}" for one in reports)
+    print_result(options, [camel_names(asdict(report)) for report in reports], lines)
     return EXIT_ANOMALIES if any(report.damaged or report.lost for report in reports) else 0
 
 
@@ -136,29 +129,25 @@ def _listed(path: Path) -> list[StoreToBackfill]:
 def add_compact(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``compact``."""
     add_compaction(parser, "compaction.min_age_ms")
-    parser.add_argument(
-        "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
-    )
+    add_prices(parser)
 
 
 def run_compact(options: argparse.Namespace) -> int:
     """Join objects, or list what would be joined."""
     settings = settings_of(options).settings
     check_addresses(options.url, settings.object_store.endpoint_url)
-    progress = Progress("compact", as_text=size_text, quiet=options.json)
-    found = compact(
-        lambda: session_of(options, "compact"),
-        options.url,
-        settings,
-        apply=options.apply,
-        spool=options.spool,
-        prices=read_prices(Path(options.prices)) if options.prices else None,
-        report=progress.update,
-    )
-    if options.json:
-        print_json(found.report.document())
-    else:
-        print_lines(*found.report.lines(f"{found.cluster}/{found.broker} in {options.url}"))
+    with Progress("compact", 0, quiet=options.json) as progress:
+        found = compact(
+            lambda: session_of(options, "compact"),
+            options.url,
+            settings,
+            apply=options.apply,
+            spool=options.spool,
+            prices=read_prices(Path(options.prices)) if options.prices else None,
+            report=progress.update,
+        )
+    title = f"{found.cluster}/{found.broker} in {options.url}"
+    print_result(options, found.report.document(), found.report.lines(title))
     print_lines(*(one.text for one in found.report.unreadable), file=sys.stderr)
     return CorruptionError.exit_code if found.report.unreadable else 0
 
@@ -176,27 +165,17 @@ def run_compact_keys(options: argparse.Namespace) -> int:
     check_addresses(options.url, loaded.settings.object_store.endpoint_url)
     with open_for_reading(options.url, loaded.settings) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
-        rule_of = rules_of(archive, settings)
-        require_keyed(options.topic, rule_of)
-
-        def is_keyed(topic: str) -> bool:
-            is_chosen = options.topic in (None, topic) and topic != settings.timers.topic
-            return is_chosen and rule_of(topic).key_compaction
-
-        progress = Progress("compact-keys", as_text=size_text, quiet=options.json)
-        report = compact_keys(
-            lambda: session_of(options, "compact-keys"),
-            archive,
-            settings,
-            is_keyed,
-            apply=options.apply,
-            spool=options.spool,
-            report=lambda what, done, total: progress.update(done, total, what),
-        )
-        if options.json:
-            print_json(report.document())
-        else:
-            print_lines(*report.lines(archive.title))
+        with Progress("compact-keys", 0, quiet=options.json) as progress:
+            report = compact_keys(
+                lambda: session_of(options, "compact-keys"),
+                archive,
+                settings,
+                keyed_topics(rules_of(archive, settings), settings, options.topic),
+                apply=options.apply,
+                spool=options.spool,
+                report=lambda what, done, total: progress.update(done, total, what),
+            )
+        print_result(options, report.document(), report.lines(archive.title))
     return 0
 
 
@@ -213,14 +192,15 @@ def run_export(options: argparse.Namespace) -> int:
     """Export the messages archived since the last export."""
     settings = settings_of(options).settings
     conf = delta_conf(options.target) if options.format == DELTA else {}
-    progress = Progress("export, parts:", as_text=lambda parts: f"{parts:.3g}", quiet=options.json)
     source = source_of(options, options.url, settings.object_store)
-    report = export(
-        session_of(options, "export", source, **conf),
-        source,
-        options.target,
-        format=options.format,
-        store=StoreOptions(settings.object_store),
-        report=progress.update,
-    )
-    return print_report(report, as_json=options.json)
+    spark = session_of(options, "export", source, **conf)
+    with Progress("export", 0, quiet=options.json, unit="parts") as progress:
+        report = export(
+            spark,
+            source,
+            options.target,
+            format=options.format,
+            store=StoreOptions(settings.object_store),
+            report=progress.update,
+        )
+    return print_report(options, report)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
@@ -11,7 +10,7 @@ from rocketmq_tiered.cli import EXIT_CODES, run_verb
 from rocketmq_tiered.spark.cli import commands_reading as reading
 from rocketmq_tiered.spark.cli import commands_writing as writing
 from rocketmq_tiered.spark.jobs.tasks import typed
-from tiered.console import PlainFormatter, printable
+from tiered.console import printable
 
 SPARK_EXIT_CODES = EXIT_CODES.replace("anomalies", "anomalies or differences")
 
@@ -55,6 +54,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, verb in VERBS.items():
         verb.add_arguments(verbs.add_parser(name, help=verb.help, description=verb.help, allow_abbrev=False))
     options = parser.parse_args(arguments)
-    assert logging.lastResort is not None
-    logging.lastResort.setFormatter(PlainFormatter())  # warnings name topics
     return run_verb(VERBS[options.verb].run, options, program="tiered-spark", known=typed)

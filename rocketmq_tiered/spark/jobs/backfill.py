@@ -10,37 +10,76 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocketmq_tiered.message_table.plan.archive_plan import archive_store
 from rocketmq_tiered.process.instance import backfill_instance
-from rocketmq_tiered.spark.jobs.archive_target import ArchiveTarget
-from rocketmq_tiered.spark.jobs.backfill_options import (
-    BackfillOptions,
-    BackfillReport,
-    Report,
-    StoreToBackfill,
-)
-from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
+from rocketmq_tiered.spark.jobs.tasks import ArchiveTarget, SparkTasks
 from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.names import BrokerNames, require_names
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.catalog_reader import head_version, read_commit
 from tiered.catalog.claims import BACKFILL
 from tiered.errors import TieredError, UnavailableError, UsageError
+from tiered.model.queue import TopicFilter
 from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import StoreOptions
+from tiered.settings.sections import IndexSettings, OffloadSettings, ProcessSettings
+from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets
 from uploader.bounded_run import run_bounded
 from uploader.log_rule import LogLimits
 from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity
+from uploader.offload_status import OffloadResult
 from uploader.outage_limit import OutageLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Report = Callable[[str, int, int], None]
+"""(store directory, bytes of commitlog done, total bytes)."""
+
+
+@dataclass(frozen=True)
+class StoreToBackfill:
+    """A store directory. Names and configuration are optional if the store contains them."""
+
+    path: str
+    cluster: str = ""
+    broker: str = ""
+    conf_path: str = ""
+
+
+@dataclass(frozen=True)
+class BackfillOptions:
+    """Options for all stores. ``topics``: include, exclude and system topics; broker names are filled in.
+
+    ``outage_limit_s``: how long the object store may refuse every request.
+    """
+
+    topics: TopicFilter = field(default_factory=TopicFilter)
+    settings: OffloadSettings = field(default_factory=OffloadSettings)
+    index: IndexSettings = field(default_factory=IndexSettings)
+    rules: TopicRules = field(default_factory=TopicRules)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    outage_limit_s: float = ProcessSettings.patience_ms / 1000
+    take_over: bool = False
+    replace_log: bool = False
+    same_broker: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillReport(OffloadResult):
+    """The result for one store directory."""
+
+    path: str
+    cluster: str
+    broker: str
+
 
 PROGRESS_S = 2.0
 
@@ -64,7 +103,7 @@ def backfill(
     *,
     options: BackfillOptions | None = None,
     report: Report = lambda path, done, total: None,
-    tasks: TaskRunner | None = None,
+    tasks: SparkTasks | None = None,
 ) -> list[BackfillReport]:
     """Archive ``stores`` below ``url``. Every executor must see the directories at the same paths. ``spark`` may be a
     function that starts it, after the stores were checked.
@@ -121,7 +160,7 @@ def _open(store: StoreToBackfill) -> BrokerStore:
     return open_broker_store(Path(store.path), conf=conf)
 
 
-def _run(runner: TaskRunner, task: BackfillTask) -> BackfillReport:
+def _run(runner: SparkTasks, task: BackfillTask) -> BackfillReport:
     (result,) = runner.run(backfill_store, [task], f"backfill {task.store.cluster}/{task.store.broker}")
     if isinstance(result, UnavailableError):
         raise result

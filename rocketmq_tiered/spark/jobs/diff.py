@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import Names, archives, opened, pinned_versions, plan
 from rocketmq_tiered.message_table.scan.store_scan import open_store_of
-from rocketmq_tiered.spark.source.planned_frame import frame_of
+from rocketmq_tiered.spark.source.reading import frame_of
 from tiered.errors import UsageError
 from tiered.model.tables import RunKind
 

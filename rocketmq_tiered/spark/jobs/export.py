@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -26,15 +27,134 @@ from rocketmq_tiered.export.parquet_parts import DAY_MS, FIRST_DAY, LAST_DAY, wr
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.partitions import Slices
-from rocketmq_tiered.spark.jobs.delta_table import DeltaTable, table_address
-from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
-from rocketmq_tiered.spark.source.planned_frame import frame_of_parts
+from rocketmq_tiered.spark.jobs.tasks import SparkTasks
+from rocketmq_tiered.spark.source.reading import frame_of_parts
 from tiered.errors import UsageError
-from tiered.object_store.open_store import open_store
+from tiered.object_store.open_store import StoreAddress, open_store, parse_url
 from tiered.object_store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+"""Delta for the pinned Spark, in the form of `spark.jars.packages`."""
+S3_PACKAGES = (
+    "org.apache.hadoop:hadoop-aws:3.5.0",
+    *(
+        f"software.amazon.awssdk:{module}:2.35.4"
+        for module in ("s3", "s3-transfer-manager", "sts", "apache-client", "netty-nio-client")
+    ),
+)
+"""Hadoop's S3 file system in the version of this Spark, and the modules of the AWS SDK that it needs: 18 MB."""
+_NOT_NEEDED = (
+    "software.amazon.awssdk:bundle",  # all AWS services, half a gigabyte
+    "org.apache.hadoop:hadoop-client-api",  # part of Spark
+    "org.apache.hadoop:hadoop-client-runtime",
+)
+_S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+_SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+_GIVEN_KEYS = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
+_GIVEN_SESSION = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
+_APPLICATION = "rocketmq-tiered-export"
+"""txnAppId of the transactions. A table belongs to one export."""
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Metrics of a transaction from Delta's history."""
+
+    rows: int
+    files: int
+    size_bytes: int
+
+
+def delta_conf(target: str) -> dict[str, str]:
+    """Spark settings for writing a Delta table at ``target``. Raises UsageError for an unsupported scheme."""
+    packages = (DELTA_PACKAGE, *(S3_PACKAGES if table_address(target).scheme == "s3" else ()))
+    return {
+        "spark.jars.packages": ",".join(packages),
+        "spark.jars.excludes": ",".join(_NOT_NEEDED),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+
+
+def table_address(target: str) -> StoreAddress:
+    """The address of a table of either format. Raises UsageError for an unsupported scheme."""
+    address = parse_url(target)
+    if address.scheme not in ("file", "s3"):
+        raise UsageError(
+            f"{target}: tables cannot be written there", hint="use file:///directory or s3://bucket/prefix"
+        )
+    return address
+
+
+class DeltaTable:
+    """The table at ``target``. Raises UsageError if the session lacks a library."""
+
+    def __init__(self, spark: SparkSession, target: str, options: StoreOptions) -> None:
+        address = table_address(target)
+        self._spark = spark
+        self._path = address.place
+        if address.scheme == "s3":
+            self._path = "s3a://" + "/".join(filter(None, (address.place, address.prefix)))
+            _configure_bucket(spark, address.place, options)
+
+    def append(self, rows: DataFrame, number: int, metadata: str) -> Appended:
+        """Append ``rows`` in transaction ``number``, which writes nothing if it was committed before."""
+        (
+            rows.write.format("delta")
+            .mode("append")
+            .partitionBy("topic", "date")
+            .option("txnAppId", _APPLICATION)
+            .option("txnVersion", number)
+            .option("userMetadata", metadata)
+            .save(self._path)
+        )
+        history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._path}`")
+        entry: Any = history.where(history.userMetadata == metadata).first()
+        metrics = {} if entry is None else entry["operationMetrics"]
+        names = ("numOutputRows", "numFiles", "numOutputBytes")
+        return Appended(*(int(metrics.get(name, 0)) for name in names))
+
+
+def _configure_bucket(spark: SparkSession, bucket: str, options: StoreOptions) -> None:
+    """Give Hadoop the settings of our own object store for ``bucket``."""
+    if not hasattr(spark, "_jsc"):
+        raise UsageError(
+            "a Delta table on s3:// requires a classic session",
+            hint="Spark Connect does not give access to Hadoop's settings",
+        )
+    conf: Any = spark._jsc.hadoopConfiguration()
+    try:
+        conf.getClassByName(_S3A)
+    except Exception as error:
+        raise UsageError(
+            f"a Delta table on s3:// requires {_S3A}, which this session lacks",
+            hint="start the session with the settings of rocketmq_tiered.spark.delta_conf(target)",
+        ) from error
+    for name, value in s3a_settings(options).items():
+        conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
+
+
+def s3a_settings(options: StoreOptions) -> dict[str, str]:
+    """Hadoop's settings for one bucket, without the prefix ``fs.s3a.bucket.BUCKET``."""
+    settings, keys = options.settings, options.credentials
+    is_path_style = settings.addressing_style == "path" or (
+        settings.addressing_style == "auto" and bool(settings.endpoint_url)
+    )
+    found = {"path.style.access": str(is_path_style).lower(), "aws.credentials.provider": _SDK_CHAIN}
+    if settings.endpoint_url:
+        found["endpoint"] = settings.endpoint_url
+    if settings.region:
+        found["endpoint.region"] = settings.region
+    if keys is not None:
+        found |= {"access.key": keys.access_key, "secret.key": keys.secret_key}
+        found["aws.credentials.provider"] = _GIVEN_SESSION if keys.session_token else _GIVEN_KEYS
+        if keys.session_token:
+            found["session.token"] = keys.session_token
+    return found
+
 
 FORMATS = (PARQUET, DELTA)
 
@@ -46,7 +166,7 @@ def export(
     *,
     format: str = PARQUET,
     store: StoreOptions | None = None,
-    tasks: TaskRunner | None = None,
+    tasks: SparkTasks | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
     """Export the messages of ``source`` that are not in ``target`` (file:///directory or s3://bucket/prefix) yet.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rocketmq_tiered.message_table.options.columns import COLUMNS, DEFAULT_NAMES
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
-from rocketmq_tiered.spark.source.planned_frame import frame_of
+from rocketmq_tiered.spark.source.reading import frame_of
 from tiered.errors import UsageError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from rocketmq_tiered.message_table.plan.archive_plan import (
     states_at,
     wanted_queues,
 )
-from rocketmq_tiered.spark.source.planned_frame import frame_of
+from rocketmq_tiered.spark.source.reading import frame_of
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
 

@@ -7,14 +7,35 @@ errors are returned as values instead, and raised in the driver without a repeat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from rocketmq_tiered.message_table.plan.archive_plan import archive_store
 from tiered import errors
 from tiered.errors import TieredError, UnavailableError
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class ArchiveTarget:
+    """The URL of the archives, and options that open the object store."""
+
+    url: str
+    options: StoreOptions = field(default_factory=StoreOptions)
+
+    @contextmanager
+    def open(self, cluster: str, broker: str) -> Iterator[ObjectStore]:
+        """The archive of one broker name."""
+        with closing(open_store(self.url, self.options)) as root:
+            yield archive_store(root, cluster, broker)
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,31 +44,8 @@ Pieces = Callable[[T], list[tuple[int, P]]]
 """Divides a task into pieces, each with the number of its part."""
 
 
-class TaskRunner(Protocol):
-    """Runs functions on tasks in parallel."""
-
-    @property
-    def parallelism(self) -> int:
-        """The number of tasks that run at a time."""
-        ...
-
-    def run(self, work: Callable[[T], R], tasks: Sequence[T], label: str) -> list[R]:
-        """Results of ``work``, a function of a module, in the order of ``tasks``. Thread-safe.
-
-        Raises the error of a task, or one with its text.
-        """
-        ...
-
-    def run_by_part(
-        self, work: Pieces[T, P], tasks: Sequence[T], reduce: Callable[[list[P]], R], parts: int
-    ) -> list[R]:
-        """``work`` divides each task into pieces of numbered parts; ``reduce`` gets all pieces of a part, in any order.
-        Raises as ``run``."""
-        ...
-
-
 class SparkTasks:
-    """Tasks of one Spark session. Several stages may run at once."""
+    """Runs functions on tasks in parallel, in one Spark session. Several stages may run at once."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
@@ -58,7 +56,8 @@ class SparkTasks:
         return max(1, int(self._context.defaultParallelism))
 
     def run(self, work: Callable[[T], R], tasks: Sequence[T], label: str) -> list[R]:
-        """One Spark task for each of ``tasks``."""
+        """Results of ``work``, a function of a module, in the order of ``tasks``: one Spark task for each. Thread-safe.
+        Raises the error of a task, or one with its text."""
         if not tasks:
             return []
         self._context.setJobDescription(label)
@@ -68,7 +67,8 @@ class SparkTasks:
     def run_by_part(
         self, work: Pieces[T, P], tasks: Sequence[T], reduce: Callable[[list[P]], R], parts: int
     ) -> list[R]:
-        """See TaskRunner: a shuffle by part."""
+        """``work`` divides each task into pieces of numbered parts, a shuffle; ``reduce`` gets all pieces of a part, in
+        any order. Raises as ``run``."""
         if not tasks:
             return []
         rows: Any = self._context.parallelize(list(tasks), len(tasks))

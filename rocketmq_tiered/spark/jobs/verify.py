@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import archive_store, archives, opened
-from rocketmq_tiered.spark.jobs.tasks import SparkTasks, TaskRunner
+from rocketmq_tiered.spark.jobs.tasks import SparkTasks
 from tiered.archive.verify import VerifyReport, verify_archive
 from tiered.archive.verify_segment import SegmentCheck, SegmentResult, check_segment
 from tiered.catalog.catalog_reader import load
@@ -54,7 +54,7 @@ def verify(
     source: SourceOptions,
     *,
     full: bool = True,
-    tasks: TaskRunner | None = None,
+    tasks: SparkTasks | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ArchiveReport]:
     """Verify every archive that ``source`` selects. ``report(bytes done, total)`` is called for each archive in turn.
@@ -79,7 +79,7 @@ class _Distributed:
     """Checks objects in tasks, for verify_archive, instead of in threads."""
 
     def __init__(
-        self, source: SourceOptions, cluster: str, broker: str, full: bool, runner: TaskRunner
+        self, source: SourceOptions, cluster: str, broker: str, full: bool, runner: SparkTasks
     ) -> None:
         self._source, self._cluster, self._broker = source, cluster, broker
         self._full = full

@@ -6,9 +6,14 @@ and plain data travel between them.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
+import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -27,14 +32,41 @@ from rocketmq_tiered.message_table.options.source_options import (
 )
 from rocketmq_tiered.message_table.plan.archive_plan import Names, pinned_versions, plan
 from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
-from rocketmq_tiered.spark.source.single_scan import forget_old_scans, note_scan
 from rocketmq_tiered.spark.source.spark_types import columns_of, schema_of
 from rocketmq_tiered.spark.source.stream_reader import MessageStreamReader
-from rocketmq_tiered.spark.source.worker_errors import with_short_trace
-from rocketmq_tiered.spark.source.worker_memory import read_in_worker
+from rocketmq_tiered.spark.source.worker import read_in_worker, with_short_trace
+from tiered.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_PREFIX = "rocketmq-tiered-scan-"
+_KEPT_S = 86_400.0
+
+
+def note_scan(frame: str, what: str, scan: str, attempt: object) -> None:
+    """Note that ``attempt`` of ``scan`` uses ``what`` of the DataFrame ``frame``. Raises UsageError if another scan
+    did, or this one in the same attempt."""
+    path = Path(tempfile.gettempdir(), f"{_PREFIX}{os.getuid()}-{frame}")
+    line = f"{what} {scan} {attempt}\n"
+    with path.open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        known = [one for one in file if one.startswith(f"{what} ")]
+        file.write(line)
+        if line in known or not all(one.startswith(f"{what} {scan} ") for one in known):
+            raise UsageError(
+                "pushFilters: this DataFrame has a second scan, to which Spark would apply the filters of the first",
+                hint="load a DataFrame for each scan, or omit pushFilters",
+            )
+
+
+def forget_old_scans() -> None:
+    """Remove the notes of DataFrames older than a day."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{os.getuid()}-*"):
+        if time.time() - path.stat().st_mtime > _KEPT_S:
+            path.unlink(missing_ok=True)
+
 
 _PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 _STORE_NUMBERS = tuple(name for name in NUMBER_COLUMNS if name != "generation")

@@ -25,15 +25,14 @@ from rocketmq_tiered.message_table.options.columns import Cost
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions, Starting, View
 from rocketmq_tiered.message_table.plan.archive_plan import cut_for
-from rocketmq_tiered.spark.source.archive_follower import ArchiveFollower
-from rocketmq_tiered.spark.source.spark_types import columns_of
-from rocketmq_tiered.spark.source.stream_offsets import (
+from rocketmq_tiered.spark.source.archive_follower import (
+    ArchiveFollower,
     StreamOffset,
     from_json,
     to_json,
 )
-from rocketmq_tiered.spark.source.worker_errors import with_short_trace
-from rocketmq_tiered.spark.source.worker_memory import read_in_worker
+from rocketmq_tiered.spark.source.spark_types import columns_of
+from rocketmq_tiered.spark.source.worker import read_in_worker, with_short_trace
 from tiered.errors import UsageError
 
 if TYPE_CHECKING:

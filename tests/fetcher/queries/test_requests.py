@@ -14,8 +14,8 @@ from fetcher.queries.by_key import READ_AT_ONCE, KeyQuery
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
 from rocketmq_tiered.maintenance.expire import Erasure, commit_pass, plan_pass
-from rocketmq_tiered.maintenance.gc import run_gc
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.catalog.collection import run_gc
 from tests.sweeps import sweep
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rocketmq_tiered.spark.jobs.backfill import backfill
-from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, BackfillReport, StoreToBackfill
+from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, BackfillReport, StoreToBackfill, backfill
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL
 from tests.spark.jobs.inline_tasks import InlineTasks
 from tiered.catalog.catalog_reader import load

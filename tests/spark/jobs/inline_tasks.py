@@ -6,12 +6,14 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from rocketmq_tiered.spark.jobs.tasks import SparkTasks
+
 T = TypeVar("T")
 R = TypeVar("R")
 P = TypeVar("P")
 
 
-class InlineTasks:
+class InlineTasks(SparkTasks):
     """Runs tasks one after the other. ``before`` sees each one and may raise, as a dying task or driver does."""
 
     def __init__(self, before: Callable[[object], None] = lambda task: None, *, parallelism: int = 2) -> None:
@@ -20,7 +22,7 @@ class InlineTasks:
 
     @property
     def parallelism(self) -> int:
-        """See TaskRunner."""
+        """See SparkTasks."""
         return self._parallelism
 
     def run(self, work: Callable[[T], R], tasks: Sequence[T], label: str) -> list[R]:
@@ -39,7 +41,7 @@ class InlineTasks:
         reduce: Callable[[list[P]], R],
         parts: int,
     ) -> list[R]:
-        """See TaskRunner."""
+        """See SparkTasks."""
         found: dict[int, list[P]] = {}
         for pieces in self.run(work, tasks, ""):
             for part, piece in pieces:

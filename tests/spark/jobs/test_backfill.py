@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
 from rocketmq_tiered.spark.jobs import backfill as backfill_module
-from rocketmq_tiered.spark.jobs.backfill import BackfillTask, backfill
-from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, StoreToBackfill
+from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, BackfillTask, StoreToBackfill, backfill
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.end_to_end.offloading import backfill as backfill_alone

@@ -13,8 +13,8 @@ import pytest
 
 from rocketmq_tiered.cli.arguments import settings_of
 from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions
+from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.spark.cli import commands_reading
-from rocketmq_tiered.spark.cli import stage_progress as subject
 from rocketmq_tiered.spark.cli.arguments import source_of
 from rocketmq_tiered.spark.cli.main import VERBS, main
 from rocketmq_tiered.spark.jobs.search import fault_of_the_question
@@ -97,7 +97,6 @@ def test_every_verb_accepts_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None
         (["--option", f"ACCESSKEY={SECRET}"], "AWS_PROFILE"),
         (["--conf", "spark.x"], "has no value"),
         (["--set", "nonsense.key=1"], "nonsense"),
-        (["--html", "/no/such/directory/page.html"], "directory"),
     ],
 )
 def test_wrong_usage_is_one_line_and_starts_no_spark(
@@ -178,23 +177,24 @@ def test_names_are_escaped_in_errors(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["stats", URL, "--limit\x1b[2J"])
     assert not {"\x1b", "\u202e"} & set(capsys.readouterr().err)
-    assert logging.lastResort is not None
-    record = logging.makeLogRecord({"msg": "topic \x1b[2J skipped", "levelno": 30, "levelname": "WARNING"})
-    assert logging.lastResort.format(record).endswith("WARNING topic \\x1b[2J skipped")
+    log_plain("info")
+    logging.getLogger("test").warning("topic \x1b[2J skipped")
+    assert capsys.readouterr().err.endswith("WARNING topic \\x1b[2J skipped\n")
 
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_tasks_are_counted_while_a_query_runs(
     quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "PROGRESS_S", 0.001)
-    monkeypatch.setattr("rocketmq_tiered.spark.cli.job_progress.PROGRESS_S", 0.0)
+    monkeypatch.setattr(commands_reading, "PROGRESS_S", 0.001)
+    monkeypatch.setattr("rocketmq_tiered.process.progress.LINE_INTERVAL_S", 0.0)
+    log_plain("info")
     tracker = Tracker(enough=threading.Event())
     spark: Any = SimpleNamespace(_jsc=1, sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
-    with subject.stage_progress(spark, "stats", quiet=quiet):
+    with commands_reading.stage_progress(spark, "stats", quiet=quiet):
         assert tracker.enough.wait(0.1 if quiet else 5) is not quiet
     said = capsys.readouterr().err
-    assert ("stats, tasks: 25% 1 of 4" in said) is not quiet
+    assert ("stats 25% 1 of 4 tasks" in said) is not quiet
     assert said == "" if quiet else said.count("\n") >= 1
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rocketmq_tiered.maintenance.gc import run_gc
 from rocketmq_tiered.spark.jobs.compact import CompactTask, compact, output_groups
+from tests.catalog.collection import run_gc
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.running_store import RunningStore
 from tests.spark.jobs.archive_contents import TINY, contents

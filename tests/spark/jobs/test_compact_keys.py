@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rocketmq_tiered.maintenance.gc import run_gc
 from rocketmq_tiered.maintenance.key_job import compact_keys as compact_keys_here
 from rocketmq_tiered.process.loaded_archive import open_for_reading
 from rocketmq_tiered.spark.cli.main import main
-from rocketmq_tiered.spark.jobs import compact_keys as job
+from rocketmq_tiered.spark.jobs import compact as job
+from tests.catalog.collection import run_gc
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.spark.jobs.archive_contents import TINY, contents
 from tests.spark.jobs.inline_tasks import InlineTasks

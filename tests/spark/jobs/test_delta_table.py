@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.export.export_job import DELTA, PARQUET
-from rocketmq_tiered.spark.jobs.delta_table import DELTA_PACKAGE, delta_conf, s3a_settings
-from rocketmq_tiered.spark.jobs.export import export
+from rocketmq_tiered.spark.jobs.export import DELTA_PACKAGE, delta_conf, export, s3a_settings
 from tests.spark.jobs.export_runs import NO_SPARK, source
 from tests.spark.jobs.inline_tasks import InlineTasks
 from tiered.errors import UsageError

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
-from rocketmq_tiered.spark.jobs.backfill import backfill
-from rocketmq_tiered.spark.jobs.backfill_options import BackfillOptions, StoreToBackfill
+from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, StoreToBackfill, backfill
 from rocketmq_tiered.spark.jobs.diff import diff
 from rocketmq_tiered.spark.jobs.export import export
 from rocketmq_tiered.spark.jobs.search import Question, search

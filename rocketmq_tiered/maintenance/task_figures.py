@@ -1,4 +1,4 @@
-"""What became of key compaction in one process. Imports nothing heavy: short commands print it."""
+"""What became of the tasks of one process. Imports nothing heavy: short commands print it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,27 @@ from dataclasses import dataclass
 
 from tiered.archive.task import TaskStatus
 from tiered.console import counted, size_text
+
+
+@dataclass(frozen=True)
+class CompactionStatus(TaskStatus):
+    """Object compaction of this process since its start."""
+
+    rounds: int = 0
+    round_seconds: float = 0.0
+    """Duration of the last round."""
+    joined_objects: int = 0
+    made_objects: int = 0
+    gets: int = 0
+    bytes_read: int = 0
+    bytes_sent: int = 0
+    bytes_copied: int = 0
+    """Inside the object store."""
+    backlog_objects: int = 0
+    """Due to be joined."""
+    backlog_bytes: int = 0
+    is_backlog_estimated: bool = False
+    """Whether rounds of large parts of the catalog were not planned, but taken for the like of another one."""
 
 
 @dataclass(frozen=True)
@@ -36,3 +57,17 @@ class KeyCompactionStatus(TaskStatus):
         if self.backlog_queues:
             parts.append(f"{counted(self.backlog_queues, 'queue')} due, {size_text(self.backlog_bytes)} new")
         return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class ScrubStatus:
+    """Progress and results since the start. ``checked_version``: new objects up to it were read back. ``cycle_share``:
+    of the cycle in progress. ``cycle_ms``: when the last cycle ended."""
+
+    checked_version: int = 0
+    cycle_share: float = 0.0
+    cycle_ms: int | None = None
+    objects: int = 0
+    healed: int = 0
+    damaged: int = 0
+    """Damaged objects that could not be healed, and other anomalies of the last cycle."""

@@ -1,0 +1,28 @@
+"""Garbage collection in one call, as tests of an archive need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rocketmq_tiered.maintenance.gc import Deletions, collect, plan_collection
+from tiered.catalog.garbage import GcPlan, Grace
+from tiered.catalog.state import CatalogState
+from tiered.object_store.interface import ObjectStore
+
+
+def run_gc(
+    store: ObjectStore,
+    state: CatalogState,
+    *,
+    apply: bool,
+    grace_ms: int,
+    clock: Callable[[], int],
+    diverged_grace_ms: int | None = None,
+    deletions: Deletions | None = None,
+) -> GcPlan:
+    """Plan, and with ``apply`` delete. ``diverged_grace_ms`` (default ``grace_ms``): of objects of a truncated log."""
+    grace = Grace(grace_ms, grace_ms if diverged_grace_ms is None else diverged_grace_ms)
+    plan = plan_collection(store, state, grace, clock)
+    if apply:
+        collect(store, state, plan, clock=clock, deletions=deletions)
+    return plan
