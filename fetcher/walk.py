@@ -13,15 +13,16 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fetcher.blocks.budget import MemoryShortError
 from fetcher.io.waiting import run_async, run_sync
+from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.queries.source import ALWAYS_MS
 from fetcher.rows.message import Message, MessageBatch
-from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from fetcher.rows.pull import PullRequest, PullStatus
 from fetcher.rows.run_rows import NO_END
 from fetcher.rows.tag_filter import MessageFilter
 from tiered.errors import NotFoundError, UsageError
@@ -95,18 +96,12 @@ Reading = Callable[[Coroutine[Any, Any, MessageBatch | None]], Coroutine[Any, An
 """See ArchiveAccess.while_open."""
 
 
-class Puller(Protocol):
-    """What a walk pulls from: TieredMessageFetcher."""
-
-    async def pull(self, request: PullRequest) -> PullResult: ...
-
-
 class Walk:
     """The position of a reader of ``queue``. Every walk prefetches for itself, as a consumer group of its own."""
 
     def __init__(
         self,
-        puller: Puller,
+        fetcher: TieredMessageFetcher,
         queue: QueueKey,
         start: int,
         span: Span,
@@ -118,7 +113,7 @@ class Walk:
         """``find_part``: offset -> the next part of the queue with messages of the span's times; None: there is none
         yet. ``reading``: wraps every read of the next batch. ``has_expired``: whether messages
         below the minimum offset have expired."""
-        self._puller = puller
+        self._fetcher = fetcher
         self._reading = reading
         self._queue = queue
         self._span = span
@@ -167,7 +162,7 @@ class Walk:
                 if self._span.until_ms is None:
                     self._part_end = NO_END  # ``since_ms`` is where the walk begins
             try:
-                result = await self._puller.pull(self._request())
+                result = await self._fetcher.pull(self._request())
             except MemoryShortError:
                 # Concurrent walks, each holding its last batch until it has the next, would wait for each other for
                 # ever: smaller batches fit.

@@ -237,12 +237,7 @@ class Position(NamedTuple):
     @classmethod
     def of(cls, message: Message) -> Position:
         """Where ``message`` stands."""
-        return cls.of_record(message.record)
-
-    @classmethod
-    def of_record(cls, record: Record) -> Position:
-        """Where a message with this record stands."""
-        return cls(record.store_timestamp, record.physical_offset)
+        return cls(message.record.store_timestamp, message.record.physical_offset)
 
 
 @dataclass(frozen=True)

@@ -188,11 +188,7 @@ class RunList:
     def bytes_per_offset(self, offset: int) -> float:
         """Average message bytes per offset of the run that holds ``offset``; 0 if unknown (LMQs, gaps)."""
         number = self.at(offset)
-        if number < 0:
-            return 0.0
-        chunk, index = self._row(number)
-        run = chunk.runs[index]
-        return int(run["byte_count"]) / (int(run["end_queue_offset"]) - int(run["base_queue_offset"]))
+        return 0.0 if number < 0 else self.place(number).bytes_per_offset
 
     def _row(self, number: int) -> tuple[RunChunk, int]:
         for part in reversed(self._parts):

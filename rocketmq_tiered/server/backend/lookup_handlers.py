@@ -40,8 +40,7 @@ class LookupHandlers:
     def register(self, table: HandlerTable) -> None:
         """12, 29–33, 46, 202, 321, and writes."""
         table.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)(self.search)
-        table.register(RequestCode.GET_MAX_OFFSET)(self.maximum)
-        table.register(RequestCode.GET_MIN_OFFSET)(self.minimum)
+        table.register(RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)(self.bound)
         table.register(RequestCode.GET_EARLIEST_MSG_STORETIME)(self.earliest)
         table.register(RequestCode.VIEW_MESSAGE_BY_ID)(self.view)
         table.register(RequestCode.QUERY_MESSAGE)(self.by_key)
@@ -58,14 +57,10 @@ class LookupHandlers:
         offset = await self._archive.offset_by_time(topic, queue_id, request.number("timestamp"), upper=upper)
         return Response(ext={"offset": str(offset)})
 
-    async def maximum(self, request: Request) -> Response:
-        bounds = self._archive.bounds(request.text("topic"), request.number("queueId"))
-        return Response(ext={"offset": str(bounds.maximum if bounds is not None else 0)})
-
-    async def minimum(self, request: Request) -> Response:
-        """GET_MIN_OFFSET; 0 for an empty or unknown queue."""
-        bounds = self._archive.bounds(request.text("topic"), request.number("queueId"))
-        return Response(ext={"offset": str(bounds.minimum if bounds is not None else 0)})
+    async def bound(self, request: Request) -> Response:
+        """GET_MIN_OFFSET and GET_MAX_OFFSET; 0 for an empty or unknown queue."""
+        low, high = self._archive.bounds(request.text("topic"), request.number("queueId")) or (0, 0)
+        return Response(ext={"offset": str(low if request.code == RequestCode.GET_MIN_OFFSET else high)})
 
     async def earliest(self, request: Request) -> Response:
         topic, queue_id = request.text("topic"), request.number("queueId")

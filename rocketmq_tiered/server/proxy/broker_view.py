@@ -55,10 +55,16 @@ def _ask(command: RemotingCommand, code: RequestCode, **fields: object) -> Remot
 async def query_offset(command: RemotingCommand, upstream: Upstream, code: RequestCode) -> int | None:
     """The offset returned; None if the broker refuses."""
     answer = await upstream.call(_ask(command, code), ASK_TIMEOUT_S)
-    text = answer.ext_fields.get("offset", "")
     if answer.code == ResponseCode.SYSTEM_BUSY:
         raise UnavailableError(answer.remark or "the broker is busy")
-    return int(text) if answer.code == ResponseCode.SUCCESS and text.lstrip("-").isdecimal() else None
+    return number_in(answer, "offset")
+
+
+def number_in(answer: RemotingCommand, name: str) -> int | None:
+    """A numeric field of a SUCCESS reply, or None."""
+    text = answer.ext_fields.get(name, "")
+    is_number = answer.code == ResponseCode.SUCCESS and text.removeprefix("-").isdecimal()
+    return int(text) if is_number else None
 
 
 async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) -> int:

@@ -21,8 +21,8 @@ from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.server.backend.offset_handlers import push_reset
 from rocketmq_tiered.server.groups.client_table import ClientTable, Member
 from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
-from rocketmq_tiered.server.proxy.broker_view import document_of
-from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_S, MergedOffsets, number_in, offset_table
+from rocketmq_tiered.server.proxy.broker_view import document_of, number_in
+from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_S, MergedOffsets, offset_table
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response

@@ -29,7 +29,7 @@ from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.lookup_handlers import key_count, records_by_key
 from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
 from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts, is_refusal
-from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState, document_of
+from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState, document_of, number_in
 from rocketmq_tiered.server.proxy.offset_merge import joined_min, lower_by_time
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
@@ -210,13 +210,6 @@ class MergedOffsets:
 def _has_earlier(local: OffsetRange | None, archived: OffsetRange) -> bool:
     has_messages = local is not None and local.max_offset > local.min_offset
     return has_messages and local is not None and local.min_offset < archived.min_offset
-
-
-def number_in(answer: RemotingCommand, name: str) -> int | None:
-    """A numeric field of a SUCCESS reply, or None."""
-    text = answer.ext_fields.get(name, "")
-    is_number = answer.code == ResponseCode.SUCCESS and text.removeprefix("-").isdecimal()
-    return int(text) if is_number else None
 
 
 def _for_queue(command: RemotingCommand, queue: MessageQueue) -> RemotingCommand:

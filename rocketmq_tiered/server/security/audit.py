@@ -125,16 +125,12 @@ _Seen = tuple[str, str, int, str, str, str]
 """Client host, account, request code, group, topic, result."""
 
 
-def _is_member(group: str, peer: Peer) -> bool:
-    return True
-
-
 class AuditEvents:
     """Belongs to one event loop; ``counts`` may be read from any thread. ``now_s``: a monotonic clock."""
 
     def __init__(
         self,
-        is_member: Callable[[str, Peer], bool] = _is_member,
+        is_member: Callable[[str, Peer], bool] = lambda *_: True,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_member = is_member
