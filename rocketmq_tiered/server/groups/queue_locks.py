@@ -120,9 +120,10 @@ class LockTable:
 
     def restore(self, locks: Iterable[HeldLock]) -> None:
         """Locks that the owner before handed over: clients trust them for TRUST_S at most."""
-        for group, *queue, client_id in locks:
+        for held in locks:
+            queue = MessageQueue(held.broker, held.topic, held.queue_id)
             with suppress(BadRequestError):
-                self.lock(group, client_id, [MessageQueue(*queue)], for_s=TRUST_S)
+                self.lock(held.group, held.client_id, [queue], for_s=TRUST_S)
 
     def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
         """Release those of ``queues`` that the client holds."""
