@@ -17,6 +17,7 @@ from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.timer_refs import TimerRef
+from tiered.formats import timer_object
 from tiered.settings.timer_section import TimerSettings
 
 
@@ -163,6 +164,24 @@ def test_refused_timers_of_one_time_do_not_keep_others_waiting(scene: Scene) -> 
     scene.run(NOW + 13 * 60_000, 10_000)
     assert scene.target.counts == {"last": 1} | {f"k{n}": 1 for n in range(40) if n != 7}
     assert scene.state.timers == ()
+
+
+def test_messages_are_read_once_for_several_claims(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_object, "PAGE_ROWS", 4)
+    for number in range(40):
+        scene.broker.timer(f"k{number:02d}", NOW + HOUR - 1000 * (number * 7 % 40))
+    scene.archive()
+    scene.settings = TimerSettings(ahead_ms=HOUR, rate_per_s=1)
+    scene.start()
+    reads: list[int] = []
+    monkeypatch.setattr(scene.task, "_read", lambda places: reads.append(len(places)) or scene._read(places))
+    version = scene.state.version
+    scene.run(NOW + 60_000, 60_000)
+    assert [deliver_ms for _, _, _, deliver_ms in scene.target.stored] == [
+        NOW + HOUR - 1000 * seconds for seconds in range(39, -1, -1)
+    ]
+    assert reads == [40] and scene.state.version >= version + 9
+    scene.check()
 
 
 def test_objects_of_many_commits_become_one(scene: Scene) -> None:
