@@ -37,6 +37,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.snapshot import encode_root
+from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.timer_object import ENTRY_DTYPE, sorted_entries
 from tiered.kernels.scan import warm_up
@@ -217,13 +218,23 @@ def dequeue(work: Path, count: int, address: str) -> None:
     task = TimerDelivery(commits, TimerSettings(rate_per_s=0), broker, messages.read)
     raw_per_s = ready_per_s(address, min(count, 50_000))
     begun_s, cpu_s = time.perf_counter(), time.process_time()
-    run_pass(task, commits.refresh)
+    failures = 0
+    while True:
+        try:
+            run_pass(task, commits.refresh)
+        except (
+            UnavailableError
+        ):  # as in the process: a broker that does not answer is queried and tried again
+            failures += 1
+        if not commits.refresh().timers:
+            break
+        time.sleep(1.0)
     seconds, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
     report(
         "dequeue", timers=task.counts.delivered, found=task.counts.found, seconds=round(seconds, 2),
         per_s=round(task.counts.delivered / seconds), cpu_us=round(1e6 * cpu_s / count, 1),
         ready_per_s=round(raw_per_s), ready_per_s_afterwards=round(ready_per_s(address, min(count, 50_000))),
-        left=len(load(store).timers), peak_bytes=peak_bytes(),
+        failures=failures, peak_bytes=peak_bytes(),
     )  # fmt: skip
     messages.close()
     broker.close()
