@@ -43,16 +43,7 @@ from uploader.gathered_items import GatheredItems
 from uploader.index_decay import expired_offsets, mostly_expired
 from uploader.index_files import IndexFiles
 from uploader.index_input import IndexInput, Unread
-from uploader.index_plan import (
-    Backlog,
-    Group,
-    Segment,
-    combined,
-    mergeable,
-    oldest,
-    plan_merge,
-    segments_of,
-)
+from uploader.index_plan import Backlog, Group, Segment, combined, mergeable, oldest, plan_merge, segments_of
 from uploader.unindexed import stale_entries
 
 PAGES_AT_ONCE = 1024

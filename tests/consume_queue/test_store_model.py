@@ -96,13 +96,6 @@ class StoreMachine(RuleBasedStateMachine):
         for store in self.stores:
             store.delete_queue(*key)
 
-    @rule(topic=QUEUES)
-    def delete_topic(self, topic: _Key) -> None:
-        for key in [key for key in self.model.ends if key[0] == topic[0]]:
-            self.model.delete(key)
-        for store in self.stores:
-            store.delete_topic(topic[0])
-
     @rule(share=st.floats(0, 1))
     def truncate(self, share: float) -> None:
         phys = 1000 + int(share * (self.phys - 1000))

@@ -47,7 +47,6 @@ def test_a_queue_that_does_not_exist_is_empty(store: ConsumeQueueStore) -> None:
     assert store.queues() == []
     assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (0, 0)
     assert len(store.units("t", 0, 0, 10)) == 0
-    assert store.offset_by_time("t", 0, 5) == 0
 
 
 @pytest.mark.parametrize("first", [0, 3, 10, 27])
@@ -79,12 +78,6 @@ def test_units_are_read_back_also_by_the_reader_of_brokers(
     again.close()
 
 
-def test_offset_by_time(store: ConsumeQueueStore) -> None:
-    store.put("t", 0, units_of(5, 20, 1000))
-    for timestamp_ms, offset in ((0, 5), (1000, 5), (1001, 6), (1100, 6), (2900, 24), (2901, 25), (9**9, 25)):
-        assert store.offset_by_time("t", 0, timestamp_ms) == offset
-
-
 def test_a_queue_with_nothing_kept_continues_at_its_end(
     tmp_path: Path, store: ConsumeQueueStore, kind: StoreKind, log: FakeLog
 ) -> None:
@@ -102,13 +95,13 @@ def test_a_queue_with_nothing_kept_continues_at_its_end(
         assert raw[:2, 2].tolist() == [0x7FFFFFFF, 1]
 
 
-def test_deleted_topics_and_queues_start_again(store: ConsumeQueueStore) -> None:
+def test_deleted_queues_start_again(store: ConsumeQueueStore) -> None:
     for topic, queue_id in (("t", 0), ("t", 1), ("t2", 0), ("s", 0)):
         store.put(topic, queue_id, units_of(0, 15, 0))
     store.delete_queue("t", 1)
     assert store.max_offset("t", 1) == 0
-    store.delete_topic("t")
-    store.delete_topic("absent")
+    store.delete_queue("t", 0)
+    store.delete_queue("absent", 0)
     assert [queue.topic for queue in store.queues()] == ["s", "t2"]
     store.put("t", 0, units_of(0, 2, 5000))
     assert_units(store.units("t", 0, 0, 50), units_of(0, 2, 5000))
@@ -131,19 +124,11 @@ def test_truncation_removes_the_units_of_later_records(store: ConsumeQueueStore,
     assert store.max_offset("t", 0) == first
 
 
-def test_expired_units_leave_the_rest(store: ConsumeQueueStore, log: FakeLog) -> None:
-    units = units_of(0, 35, 1000)
-    store.put("t", 0, units)
-    assert store.min_offset("t", 0) == 0
-    log.min_phys = 3000
-    assert store.min_offset("t", 0) == 20
-    store.expire()
-    assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (20, 35)
-    assert_units(store.units("t", 0, 20, 99), units[20:])
-    assert store.units("t", 0, 0, 1)["queue_offset"][0] == 20
-    log.min_phys = 9999
-    store.expire()
-    assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (35, 35)
+def test_the_minimum_follows_the_log(store: ConsumeQueueStore, log: FakeLog) -> None:
+    store.put("t", 0, units_of(0, 35, 1000))
+    for min_phys, offset in ((0, 0), (3000, 20), (9999, 35)):
+        log.min_phys = min_phys
+        assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (offset, 35)
 
 
 def test_units_out_of_order_are_refused(store: ConsumeQueueStore) -> None:
@@ -186,7 +171,6 @@ def test_batches_in_files(tmp_path: Path, log: FakeLog) -> None:
     assert_units(store.units(BATCH_TOPIC, 1, 0, 99), units)
     assert_units(store.units(BATCH_TOPIC, 1, 18, 2), units[4:6])
     assert store.units(BATCH_TOPIC, 1, 0, 99)["store_timestamp"].tolist() == units["phys"].tolist()
-    assert store.offset_by_time(BATCH_TOPIC, 1, 301) == 16
     store.truncate(500)
     assert store.max_offset(BATCH_TOPIC, 1) == 20
     assert {path.stat().st_size for path in (tmp_path / "batchconsumequeue").rglob("0*")} == {

@@ -53,6 +53,5 @@ class KeptRows:
     queues: Mapping[QueueKey, KeptOffsets]
 
     def __call__(self, queue: QueueKey, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """See Selection."""
         kept = self.queues.get(queue)
         return np.ones(len(offsets), bool) if kept is None else kept.mask(offsets)

@@ -41,14 +41,7 @@ class SegmentReader:
         self.index = index
 
     @classmethod
-    def open(
-        cls,
-        store: ObjectStore,
-        key: str,
-        *,
-        size_bytes: int,
-        tail_bytes: int,
-    ) -> SegmentReader:
+    def open(cls, store: ObjectStore, key: str, *, size_bytes: int, tail_bytes: int) -> SegmentReader:
         """Open an object the catalog describes, by one ranged GET of its tail."""
         check_tail_length(key, size_bytes, tail_bytes)
         tail = store.get_range(key, size_bytes - tail_bytes, tail_bytes)

@@ -54,26 +54,21 @@ class Task(Protocol[P]):
     @property
     def name(self) -> str:
         """The name in messages and of threads."""
-        ...
 
     @property
     def due(self) -> Due:
         """When to run."""
-        ...
 
     @property
     def problem(self) -> str:
         """Why the last pass did less than was due, though it has not failed; empty if it did not."""
-        ...
 
     def plan(self, state: CatalogState) -> P | None:
         """What to do next in ``state``; None: nothing. Changes nothing in the archive."""
-        ...
 
     def step(self, state: CatalogState, plan: P) -> bool:
         """Carry out ``plan``, a bounded part of the work. Whether to plan again in this pass. Raises StoppedError when
         it is to stop, or TieredErrors."""
-        ...
 
 
 @dataclass(frozen=True)

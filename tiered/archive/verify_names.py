@@ -21,11 +21,7 @@ from tiered.archive.verify_segment import AnomalyKind
 from tiered.catalog.catalog_reader import head_version, load, read_commit
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
-from tiered.formats.keys import (
-    CATALOG_PREFIX,
-    catalog_key,
-    parse_catalog_key,
-)
+from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
 from tiered.object_store.interface import ObjectStore
 
 

@@ -28,12 +28,7 @@ from tiered.catalog.apply_extras import with_extras
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind
 from tiered.catalog.floors import raise_floors
 from tiered.catalog.replace_runs import replace_runs
-from tiered.catalog.state import (
-    CatalogState,
-    LogCursor,
-    RunChunk,
-    joined,
-)
+from tiered.catalog.state import CatalogState, LogCursor, RunChunk, joined
 
 CHUNKS_MAX = 64
 """Chunks in memory are joined above this number: lookups touch few arrays at a low average cost."""

@@ -42,10 +42,7 @@ from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, Owner
 from tiered.catalog.store_retry import StoreRetry
 from tiered.catalog.writer_limits import CatalogLimits
-from tiered.errors import (
-    FencedError,
-    UsageError,
-)
+from tiered.errors import FencedError, UsageError
 from tiered.object_store.interface import Body, ObjectStore
 
 INTENT_MS = 3_600_000

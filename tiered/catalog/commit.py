@@ -18,29 +18,13 @@ import numpy as np
 from tiered.catalog.deletions import NO_DELETION_CHANGE, DeletionChange, DeletionList, Reason
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange, index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
-from tiered.catalog.state import (
-    NO_CHECK,
-    NO_ROOT,
-    REMOVED_DTYPE,
-    LogCheck,
-    Owner,
-    PageRef,
-    RootRef,
-)
+from tiered.catalog.state import NO_CHECK, NO_ROOT, REMOVED_DTYPE, LogCheck, Owner, PageRef, RootRef
 from tiered.catalog.timer_refs import TIMER_DTYPE, TimerRef, timer_refs, timer_table
 from tiered.errors import CorruptionError, TieredError, UnsupportedFormatError
 from tiered.formats.container import Container, decode_container, encode_container
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
-from tiered.model.tables import (
-    FLOOR_DTYPE,
-    GAP_DTYPE,
-    OBJECT_DTYPE,
-    QUEUE_DTYPE,
-    RUN_DTYPE,
-    RunKind,
-    Table,
-)
+from tiered.model.tables import FLOOR_DTYPE, GAP_DTYPE, OBJECT_DTYPE, QUEUE_DTYPE, RUN_DTYPE, RunKind, Table
 
 COMMIT_KIND = b"RMQTCMIT"
 _TABLES = {"queues", "runs", "removed", "objects", "gaps", "floors", "timers"}

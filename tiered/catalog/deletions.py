@@ -130,9 +130,7 @@ def due_to_spill(pending: Mapping[str, PendingDeletion], count_min: int) -> list
 
 
 def after_change(
-    pending: Mapping[str, PendingDeletion],
-    lists: Iterable[DeletionList],
-    change: DeletionChange,
+    pending: Mapping[str, PendingDeletion], lists: Iterable[DeletionList], change: DeletionChange
 ) -> tuple[dict[str, PendingDeletion], tuple[DeletionList, ...]]:
     """Entries and lists after ``change``. Raises ValueError for a change that does not fit."""
     lists = tuple(lists)

@@ -69,7 +69,6 @@ class MaintenanceCommit:
         return self._writer.refresh()
 
     def merges_paused(self, *, spills_late: bool = False) -> AbstractContextManager[None]:
-        """See CatalogWriter."""
         return self._writer.merges_paused(spills_late=spills_late)
 
     # -- keys that no commit names yet ------------------------------------------------------------------------

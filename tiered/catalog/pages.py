@@ -25,15 +25,7 @@ from tiered.catalog.commit import queue_keys, refuse_unknown
 from tiered.catalog.floors import is_expired
 from tiered.catalog.json_fields import texts
 from tiered.catalog.page_bytes import read_page_bytes
-from tiered.catalog.state import (
-    EMPTY_CHUNK,
-    CatalogState,
-    PageRef,
-    RunChunk,
-    joined,
-    renumbered,
-    selected,
-)
+from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, renumbered, selected
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.memory_bound import LARGE

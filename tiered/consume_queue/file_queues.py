@@ -80,40 +80,33 @@ class FileConsumeQueues:
             self._gather()
 
     def queues(self) -> list[BrokerQueue]:
-        """See ConsumeQueueIndex."""
         with self._lock:
             return [BrokerQueue(*key, self._queues[key].kind) for key in sorted(self._queues)]
 
     def contains(self, topic: str, queue_id: int) -> bool:
-        """See ConsumeQueueIndex."""
         return (topic, queue_id) in self._queues
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """See ConsumeQueueIndex."""
         with self._lock:
             queue = self._queues.get((topic, queue_id))
             return queue.min_offset(self._min_phys()) if queue is not None else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """See ConsumeQueueIndex."""
         with self._lock:
             queue = self._queues.get((topic, queue_id))
             return queue.max_offset() if queue is not None else 0
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
-        """See ConsumeQueueIndex."""
         with self._lock:
             queue = self._look_for_queue(topic, queue_id)
             return queue.read(queue.index_of(from_offset), count) if queue is not None else empty_units()
 
     def last_unit(self, topic: str, queue_id: int) -> Table:
-        """See ConsumeQueueIndex."""
         with self._lock:
             queue = self._queues.get((topic, queue_id))
             return queue.last() if queue is not None else empty_units()
 
     def last_records(self) -> dict[_Key, tuple[int, int]]:
-        """See ConsumeQueueIndex."""
         with self._lock:
             tails = [
                 tail for kind, stored in STORED_DTYPES.items() for tail in self._quick_tails(kind, stored)
@@ -125,7 +118,6 @@ class FileConsumeQueues:
         return {key: record for key, record in found.items() if record is not None}
 
     def that_end_elsewhere(self, ends: Mapping[_Key, int]) -> list[_Key]:
-        """See ConsumeQueueIndex."""
         with self._lock:
             asked = [(key, self._queues[key], end) for key, end in ends.items() if key in self._queues]
             plain = [(queue.files.directory, end) for _, queue, end in asked if queue.kind is QueueKind.PLAIN]
@@ -138,7 +130,6 @@ class FileConsumeQueues:
             ]
 
     def shown(self) -> set[_Key]:
-        """See ConsumeQueueIndex."""
         with self._lock:
             return {
                 key
@@ -266,7 +257,6 @@ class FileConsumeQueues:
         self._unreadable = {key: until_s for key, until_s in self._unreadable.items() if key in found}
 
     def units_between(self, begin_phys: int, end_phys: int) -> dict[_Key, Table]:
-        """See ConsumeQueueIndex."""
         found = {}
         with self._lock:
             keys = sorted(self._queues)
@@ -277,7 +267,6 @@ class FileConsumeQueues:
         return found
 
     def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
-        """See ConsumeQueueIndex."""
         with self._lock:  # locked per queue: the frontier is read in between
             queue = self._look_for_queue(topic, queue_id)
             if queue is None:
@@ -286,7 +275,6 @@ class FileConsumeQueues:
             return queue.read(first, queue.files.lower_bound("phys", end_phys) - first)
 
     def close(self) -> None:
-        """See ConsumeQueueIndex."""
         with self._lock:
             self._open_files.close()
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from tiered.consume_queue.file_queue import STORED_DTYPES, FileQueue
 from tiered.consume_queue.index import UNIT_DTYPE, BrokerQueue, QueueKind
-from tiered.consume_queue.store import ENDED_PHYS, LogView, first_stored_at, refuse_disorder
+from tiered.consume_queue.store import ENDED_PHYS, LogView, refuse_disorder
 from tiered.consume_queue.unit_files import FILLER_SIZE, OpenFiles, UnitFile
 from tiered.errors import UsageError
 from tiered.model.tables import Table
@@ -74,36 +74,23 @@ class FileQueueStore:
                         self._add(kind, topic.name, int(directory.name))
 
     def queues(self) -> list[BrokerQueue]:
-        """See ConsumeQueueStore."""
         return [BrokerQueue(*key, self._queues[key].kind) for key in sorted(self._queues)]
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """See ConsumeQueueStore."""
         queue = self._queues.get((topic, queue_id))
         return queue.min_offset(self._log.min_phys()) if queue is not None else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """See ConsumeQueueStore."""
         queue = self._queues.get((topic, queue_id))
         return queue.max_offset() if queue is not None else 0
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
-        """See ConsumeQueueStore."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return np.zeros(0, UNIT_DTYPE)
         return queue.read(queue.index_of(from_offset), count)
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """See ConsumeQueueStore. Reads store timestamps from the commitlog."""
-
-        def stored_at(unit: Table) -> int:
-            return int(unit["store_timestamp"][0] or self._log.stored_at(unit["phys"])[0])
-
-        return first_stored_at(self, (topic, queue_id), timestamp_ms, stored_at)
-
     def put(self, topic: str, queue_id: int, units: Table) -> None:
-        """See ConsumeQueueStore."""
         if len(units) == 0:
             return
         refuse_disorder(topic, queue_id, units)
@@ -129,22 +116,12 @@ class FileQueueStore:
         self.put(topic, queue_id, last)
 
     def delete_queue(self, topic: str, queue_id: int) -> None:
-        """See ConsumeQueueStore."""
         queue = self._queues.pop((topic, queue_id), None)
         if queue is not None:
             queue.files.forget()
             self._remove(queue.files.directory, self._path / "consumequeue_ext" / topic / str(queue_id))
 
-    def delete_topic(self, topic: str) -> None:
-        """See ConsumeQueueStore."""
-        for name, queue_id in [key for key in self._queues if key[0] == topic]:
-            self.delete_queue(name, queue_id)
-        if "/" not in topic:
-            names = (*(kind.value for kind in _KINDS), "consumequeue_ext")
-            self._remove(*(self._path / name / topic for name in names))
-
     def truncate(self, phys: int) -> None:
-        """See ConsumeQueueStore."""
         for (topic, queue_id), queue in list(self._queues.items()):
             end = queue.files.end()
             kept = _first_at_or_above(queue, phys)
@@ -157,17 +134,6 @@ class FileQueueStore:
                 self.put_ended(topic, queue_id, first)
             else:
                 self.delete_queue(topic, queue_id)
-
-    def expire(self) -> None:
-        """See ConsumeQueueStore. Removes whole files, but never a queue's last one."""
-        min_phys = self._log.min_phys()
-        for queue in self._queues.values():
-            kept = queue.files.lower_bound("phys", min_phys)
-            for file in queue.files.listed[:-1]:
-                if file.first + file.units <= kept:
-                    with _errors_of(file.path):
-                        file.path.unlink()
-            queue.files.refresh()
 
     def flush(self, dispatched_phys: int) -> None:
         """See ConsumeQueueStore. Files do not record how far they are dispatched."""
@@ -185,7 +151,6 @@ class FileQueueStore:
         self._unsynced.clear()
 
     def close(self) -> None:
-        """See ConsumeQueueStore."""
         self._open_files.close()
 
     def _add(self, kind: QueueKind, topic: str, queue_id: int) -> FileQueue:

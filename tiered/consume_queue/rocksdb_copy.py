@@ -73,8 +73,7 @@ class RocksdbCopy:
             except Exception as error:  # the library raises plain Exception
                 problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnavailableError(
-            f"RocksDB {self.directory} cannot be opened: {problem}",
-            hint="try again under less load",
+            f"RocksDB {self.directory} cannot be opened: {problem}", hint="try again under less load"
         )
 
 

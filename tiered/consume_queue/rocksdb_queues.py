@@ -30,24 +30,19 @@ class RocksdbConsumeQueues(RocksdbUnits):
         self.read_offsets()
 
     def items(self, family: str, from_key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See RocksdbUnits."""
         return self._database.items(family, from_key=from_key)
 
     def last_records(self) -> dict[_Key, tuple[int, int]]:
-        """See ConsumeQueueIndex."""
         lasts = {key: self.last_unit(*key) for key in self.last}
         return {key: (int(last["phys"][0]), int(last["size"][0])) for key, last in lasts.items() if len(last)}
 
     def that_end_elsewhere(self, ends: Mapping[_Key, int]) -> list[_Key]:
-        """See ConsumeQueueIndex."""
         return [key for key, end in ends.items() if key in self.last and self.max_offset(*key) != end]
 
     def shown(self) -> set[_Key]:
-        """See ConsumeQueueIndex."""
         return set(self.last_records())
 
     def frontier_phys(self, at_least: int | None = None) -> int:
-        """See ConsumeQueueIndex."""
         frontier = 0
         for key in self.last:
             last = self.last_unit(*key)
@@ -58,7 +53,6 @@ class RocksdbConsumeQueues(RocksdbUnits):
         return frontier
 
     def units_between(self, begin_phys: int, end_phys: int) -> dict[_Key, Table]:
-        """See ConsumeQueueIndex."""
         found = {}
         for key in sorted(self.last):
             units = self.units_of_records(*key, begin_phys, end_phys)
@@ -67,12 +61,10 @@ class RocksdbConsumeQueues(RocksdbUnits):
         return found
 
     def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
-        """See ConsumeQueueIndex."""
         first = self.lower_bound(topic, queue_id, begin_phys)
         units = self.units(topic, queue_id, first, self.lower_bound(topic, queue_id, end_phys) - first)
         below: Table = units[units["phys"] < end_phys]  # LMQs have holes
         return below
 
     def close(self) -> None:
-        """See ConsumeQueueIndex."""
         self._database.close()

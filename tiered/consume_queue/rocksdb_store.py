@@ -26,10 +26,9 @@ from tiered.consume_queue.rocksdb_units import (
     RocksdbUnits,
     offset_key,
     queue_prefix,
-    topic_prefix,
     unit_prefix,
 )
-from tiered.consume_queue.store import ENDED_PHYS, LogView, first_stored_at, refuse_disorder
+from tiered.consume_queue.store import ENDED_PHYS, LogView, refuse_disorder
 from tiered.errors import UnavailableError
 from tiered.model.tables import Table
 
@@ -61,7 +60,6 @@ class RocksdbQueueStore(RocksdbUnits):
         super().__init__(directory, log.min_phys)
 
     def items(self, family: str, from_key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See RocksdbUnits."""
         self._commit()
         found: Iterator[tuple[bytes, bytes]] = self._families[family].items(from_key=from_key or None)
         return found
@@ -81,12 +79,6 @@ class RocksdbQueueStore(RocksdbUnits):
         if len(unit):
             self._batch.put(key, OFFSETS.pack(int(unit["phys"][0]), found), self._offset_family)
         return found
-
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """See ConsumeQueueStore. Reads no commitlog."""
-        return first_stored_at(
-            self, (topic, queue_id), timestamp_ms, lambda unit: int(unit["store_timestamp"][0])
-        )
 
     def put(self, topic: str, queue_id: int, units: Table) -> None:
         """See ConsumeQueueStore. Units without a store timestamp get that of their records."""
@@ -111,12 +103,10 @@ class RocksdbQueueStore(RocksdbUnits):
             self._commit()
 
     def put_ended(self, topic: str, queue_id: int, end_offset: int) -> None:
-        """See ConsumeQueueStore."""
         self.delete_queue(topic, queue_id)
         self._put_last(topic, queue_id, ENDED_PHYS, end_offset - 1)
 
     def delete_queue(self, topic: str, queue_id: int) -> None:
-        """See ConsumeQueueStore."""
         prefix = queue_prefix(topic, queue_id)
         self._batch.delete_range(prefix + CTRL_0, prefix + CTRL_2)
         for which in (MAX, MIN):
@@ -124,17 +114,7 @@ class RocksdbQueueStore(RocksdbUnits):
         self.last.pop((topic, queue_id), None)
         self._max.pop((topic, queue_id), None)
 
-    def delete_topic(self, topic: str) -> None:
-        """See ConsumeQueueStore. A range delete in each table."""
-        begin, end = topic_prefix(topic) + CTRL_0, topic_prefix(topic) + CTRL_2
-        self._batch.delete_range(begin, end)
-        self._batch.delete_range(begin, end, self._offset_family)
-        for key in [key for key in self.last if key[0] == topic]:
-            del self.last[key]
-            self._max.pop(key, None)
-
     def truncate(self, phys: int) -> None:
-        """See ConsumeQueueStore."""
         for topic, queue_id in list(self.last):
             first = self.lower_bound(topic, queue_id, phys)
             removed = self.units(topic, queue_id, first, 1)
@@ -153,14 +133,6 @@ class RocksdbQueueStore(RocksdbUnits):
             kept = self._last_before(topic, queue_id, first)
             self._put_last(topic, queue_id, int(kept["phys"][0]), int(kept["queue_offset"][0]))
 
-    def expire(self) -> None:
-        """See ConsumeQueueStore. A range delete for each queue."""
-        for topic, queue_id in list(self.last):
-            first = self.lower_bound(topic, queue_id, self.min_phys())
-            prefix = unit_prefix(topic, queue_id)
-            self._batch.delete_range(prefix + bytes(8), prefix + first.to_bytes(8, "big"))
-        self._commit()
-
     def flush(self, dispatched_phys: int) -> None:
         """See ConsumeQueueStore. The units first, then the maxima and how far the log is dispatched."""
         self._commit()
@@ -172,7 +144,6 @@ class RocksdbQueueStore(RocksdbUnits):
             self._families["offset"].flush()
 
     def close(self) -> None:
-        """See ConsumeQueueStore."""
         if self._batch is None:
             return
         with self._errors(self.directory):

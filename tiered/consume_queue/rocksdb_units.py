@@ -67,23 +67,18 @@ class RocksdbUnits(ABC):
                 )[1]
 
     def queues(self) -> list[BrokerQueue]:
-        """See ConsumeQueueIndex."""
         return [BrokerQueue(*key, QueueKind.ROCKSDB) for key in sorted(self.last)]
 
     def contains(self, topic: str, queue_id: int) -> bool:
-        """See ConsumeQueueIndex."""
         return (topic, queue_id) in self.last
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """See ConsumeQueueIndex."""
         return self.lower_bound(topic, queue_id, self.min_phys())
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """See ConsumeQueueIndex."""
         return self.last.get((topic, queue_id), -1) + 1
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
-        """See ConsumeQueueIndex."""
         prefix = unit_prefix(topic, queue_id)
         first = prefix + max(from_offset, 0).to_bytes(_OFFSET_BYTES, "big")
         found = takewhile(lambda item: item[0].startswith(prefix), self.items("default", first))
@@ -102,7 +97,6 @@ class RocksdbUnits(ABC):
         return units
 
     def last_unit(self, topic: str, queue_id: int) -> Table:
-        """See ConsumeQueueIndex."""
         last = self.last.get((topic, queue_id))
         return self.units(topic, queue_id, last, 1) if last is not None else empty_units()
 

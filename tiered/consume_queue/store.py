@@ -65,9 +65,6 @@ class ConsumeQueueStore(QueueReader, Protocol):
     Methods raise UsageError, CorruptionError, AccessDeniedError, StoreFullError or UnavailableError naming a file.
     """
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Offset of the first message stored at or after ``timestamp_ms``; the maximum when there is none."""
-
     def put(self, topic: str, queue_id: int, units: Table) -> None:
         """Write ``units`` (UNIT_DTYPE) at their queue offsets, ascending; units that are there are overwritten.
 
@@ -81,14 +78,8 @@ class ConsumeQueueStore(QueueReader, Protocol):
     def delete_queue(self, topic: str, queue_id: int) -> None:
         """Remove one queue."""
 
-    def delete_topic(self, topic: str) -> None:
-        """Remove all queues of ``topic``."""
-
     def truncate(self, phys: int) -> None:
         """Remove the units of records that begin at or above ``phys``. A queue that began above 0 keeps its begin."""
-
-    def expire(self) -> None:
-        """Free space of units whose records are no longer in the commitlog, as far as that is cheap."""
 
     def flush(self, dispatched_phys: int) -> None:
         """Make everything durable. All records that end at or below ``dispatched_phys`` have their units."""
@@ -107,24 +98,6 @@ def copy_queue(key: tuple[str, int], source: QueueReader, target: ConsumeQueueSt
         count += len(units)
         at = int(units["queue_offset"][-1] + units["inner_num"][-1])
     return count
-
-
-def first_stored_at(
-    store: ConsumeQueueStore, queue: tuple[str, int], timestamp_ms: int, stored_at: Callable[[Table], int]
-) -> int:
-    """Offset of the first message of ``queue`` stored at or after ``timestamp_ms``, by bisection over units.
-
-    ``stored_at``: store timestamp of one unit's record.
-    """
-    low, high = store.min_offset(*queue), store.max_offset(*queue)
-    while low < high:
-        middle = (low + high) // 2
-        unit = store.units(*queue, middle, 1)
-        if len(unit) == 0 or stored_at(unit) >= timestamp_ms:
-            high = middle
-        else:
-            low = int(unit["queue_offset"][0] + unit["inner_num"][0])
-    return low
 
 
 def refuse_disorder(topic: str, queue_id: int, units: Table) -> None:

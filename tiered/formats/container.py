@@ -113,11 +113,7 @@ def encode_container(
 
 
 def decode_container(
-    data: bytes | memoryview,
-    kind: bytes,
-    *,
-    source: str,
-    allowance: Allowance = SMALL,
+    data: bytes | memoryview, kind: bytes, *, source: str, allowance: Allowance = SMALL
 ) -> Container:
     """Check and parse, within the memory that ``allowance`` gives. ``source``, an object key and range, is in every
     error.

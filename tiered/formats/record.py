@@ -291,11 +291,7 @@ def inner_messages(record: Record) -> Iterator[InnerMessage]:
 
 
 def record_to_json(
-    record: Record,
-    *,
-    queue: QueueKey,
-    queue_offset: int,
-    is_own_offset: bool = False,
+    record: Record, *, queue: QueueKey, queue_offset: int, is_own_offset: bool = False
 ) -> dict[str, Any]:
     """The record as one JSON object, with the names of ``FIELD_TABLE`` in its order.
 

@@ -103,13 +103,7 @@ _SCHEDULE_HEAD, _SCHEDULE_MIDDLE, _SCHEDULE_TAIL = word(b"SCHEDULE"), word(b"_TO
 
 @kernel
 def emit_record(
-    arena: Int,
-    position: Int,
-    phys: Int,
-    table: Int,
-    out: Int,
-    delay_levels: Int,
-    level_count: Int,
+    arena: Int, position: Int, phys: Int, table: Int, out: Int, delay_levels: Int, level_count: Int
 ) -> Int:
     """Append a row: VALID, a GROW code (nothing changed but the table), or INVALID: a topic that is not
     UTF-8.

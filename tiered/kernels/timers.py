@@ -30,11 +30,7 @@ _THREES, _TOP_BITS = word(b"\x03" * 8), word(b"\x80" * 8)
 
 
 def find_timers(
-    arena: NDArray[np.uint8],
-    position: NDArray[np.int64],
-    size: NDArray[np.int64],
-    *,
-    max_delay_ms: int,
+    arena: NDArray[np.uint8], position: NDArray[np.int64], size: NDArray[np.int64], *, max_delay_ms: int
 ) -> NDArray[np.int64]:
     """ROW numbers for each valid record of ``size`` bytes at ``position``, in columns. Raises ValueError outside the
     arena."""

@@ -291,13 +291,11 @@ class FileStore:
     # -- reading -----------------------------------------
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See ObjectStore."""
         with self._opened(key) as (descriptor, size):
             require_size(size, max_bytes, f"{self.url}/{key}")
             return self._read(key, descriptor, 0, size)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
         with self._opened(key) as (descriptor, size):
             if offset < 0 or length < 0 or offset + length > size:
                 raise CorruptionError(
@@ -369,7 +367,6 @@ class FileStore:
         return ()
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """See ObjectStore."""
         return iter(())
 
     def abort_upload(self, upload: Upload) -> None:

@@ -72,53 +72,42 @@ class ObjectStore(Protocol):
     @property
     def url(self) -> str:
         """The address without secrets, for messages."""
-        ...
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """Create ``key`` durably or raise AlreadyExistsError; exactly one of concurrent callers wins.
 
         One call is one attempt. Large bodies may be multipart uploads except under ``catalog/`` and ``pages/``.
         """
-        ...
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
         """``put_if_absent`` of all pieces in order. Ranges of objects are copied inside the store where it can.
 
         Raises NotFoundError for a missing source, CorruptionError for a range beyond its end.
         """
-        ...
 
     def get(self, key: str, max_bytes: int) -> bytes:
         """The whole object; ObjectTooLargeError above ``max_bytes``, before it is read."""
-        ...
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``offset``; a shorter answer is a CorruptionError."""
-        ...
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """Keys with ``prefix`` in ascending byte order, beginning after ``start_after``."""
-        ...
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove keys; absent ones are fine."""
-        ...
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Uploads in parts below ``prefix`` that were begun and not completed; none where there is no such thing."""
-        ...
 
     def abort_upload(self, upload: Upload) -> None:
         """Remove the parts of an upload; an absent one is fine."""
-        ...
 
     def clock_ms(self, prefix: str = "") -> int:
         """The store's clock, for skew checks (one cheap request, below ``prefix``)."""
-        ...
 
     def close(self) -> None:
         """Release connections. Idempotent."""
-        ...
 
 
 class AsyncObjectStore(Protocol):
@@ -130,16 +119,12 @@ class AsyncObjectStore(Protocol):
     @property
     def url(self) -> str:
         """The address without secrets, for messages."""
-        ...
 
     async def get(self, key: str, max_bytes: int) -> bytes:
         """The whole object; ObjectTooLargeError above ``max_bytes``, before it is read."""
-        ...
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``offset``; a shorter answer is a CorruptionError."""
-        ...
 
     async def close(self) -> None:
         """Release connections. Idempotent."""
-        ...

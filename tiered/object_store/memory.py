@@ -47,7 +47,6 @@ class MemoryStore:
         return f"MemoryStore({self._url!r}, objects={len(self._keys)})"
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
         content = b"".join(body)
         with self._lock:
             if key in self._objects:
@@ -56,7 +55,6 @@ class MemoryStore:
             insort(self._keys, key)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
         body: list[Buffer] = []
         for piece in pieces:
             if isinstance(piece, ObjectRange):
@@ -66,7 +64,6 @@ class MemoryStore:
         self.put_if_absent(key, body)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See ObjectStore."""
         with self._lock:
             found = self._objects.get(check_key(key))
         if found is None:
@@ -75,7 +72,6 @@ class MemoryStore:
         return found[0]
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
         content = self.get(key)
         if offset < 0 or length < 0 or offset + length > len(content):
             raise CorruptionError(
@@ -96,21 +92,18 @@ class MemoryStore:
         return iter(found)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore."""
         with self._lock:
             for key in keys:
                 if self._objects.pop(key, None) is not None:
                     del self._keys[bisect_left(self._keys, key)]
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """See ObjectStore."""
         return iter(())
 
     def abort_upload(self, upload: Upload) -> None:
         """See ObjectStore."""
 
     def clock_ms(self, prefix: str = "") -> int:
-        """See ObjectStore."""
         return self._clock_ms()
 
     def close(self) -> None:

@@ -34,11 +34,9 @@ class PrefixedStore(StoreWrapper):
         return f"PrefixedStore({self._store!r}, {self._prefix!r})"
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
         self._store.put_if_absent(self._prefix + key, body, timeout_s=timeout_s)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
         placed = [
             piece._replace(key=self._prefix + piece.key) if isinstance(piece, ObjectRange) else piece
             for piece in pieces
@@ -46,32 +44,25 @@ class PrefixedStore(StoreWrapper):
         self._store.compose_if_absent(self._prefix + key, placed, timeout_s=timeout_s)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See ObjectStore."""
         return self._store.get(self._prefix + key, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
         return self._store.get_range(self._prefix + key, offset, length)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore."""
         after = self._prefix + start_after if start_after else ""
         for info in self._store.list(self._prefix + prefix, start_after=after, limit=limit):
             yield info._replace(key=info.key[len(self._prefix) :])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore."""
         self._store.delete([self._prefix + key for key in keys])
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """See ObjectStore."""
         for upload in self._store.uploads(self._prefix + prefix):
             yield upload._replace(key=upload.key[len(self._prefix) :])
 
     def abort_upload(self, upload: Upload) -> None:
-        """See ObjectStore."""
         self._store.abort_upload(upload._replace(key=self._prefix + upload.key))
 
     def clock_ms(self, prefix: str = "") -> int:
-        """See ObjectStore."""
         return self._store.clock_ms(self._prefix + prefix)

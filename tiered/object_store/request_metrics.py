@@ -101,14 +101,12 @@ class MetricsStore(StoreWrapper):
             timing.transferred_bytes = sent_bytes(pieces)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See ObjectStore."""
         with self._timed("get") as timing:
             content = self._store.get(key, max_bytes)
             timing.transferred_bytes = len(content)
         return content
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
         with self._timed("get_range") as timing:
             content = self._store.get_range(key, offset, length)
             timing.transferred_bytes = len(content)
@@ -120,12 +118,10 @@ class MetricsStore(StoreWrapper):
             yield from self._store.list(prefix, start_after=start_after, limit=limit)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore."""
         with self._timed("delete"):
             self._store.delete(keys)
 
     def clock_ms(self, prefix: str = "") -> int:
-        """See ObjectStore."""
         with self._timed("clock"):
             return self._store.clock_ms(prefix)
 

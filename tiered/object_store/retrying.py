@@ -58,11 +58,9 @@ class RetryingStore(StoreWrapper):
         return self._retrying(act)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See ObjectStore."""
         return self._call(lambda: self._store.get(key, max_bytes))
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
         return self._call(lambda: self._store.get_range(key, offset, length))
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
@@ -91,9 +89,7 @@ class RetryingStore(StoreWrapper):
         return next(self._store.list(prefix, start_after=after, limit=left), None)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore."""
         self._call(lambda: self._store.delete(keys))
 
     def clock_ms(self, prefix: str = "") -> int:
-        """See ObjectStore."""
         return self._call(lambda: self._store.clock_ms(prefix))

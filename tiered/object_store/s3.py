@@ -83,7 +83,6 @@ class S3Store:
     # -- writing -----------------------------------------
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
         views = as_views(body)
         size = sum(view.nbytes for view in views)
         with self._attempt(key, size, timeout_s):
@@ -225,7 +224,6 @@ class S3Store:
             logger.warning("multipart upload not aborted: %s", s3_error(error, f"{self.url}/{target['Key']}"))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore."""
         for start in range(0, len(keys), DELETE_KEYS_MAX):
             batch = [check_key(key) for key in keys[start : start + DELETE_KEYS_MAX]]
             with self._translated(batch[0]):
@@ -241,11 +239,9 @@ class S3Store:
     # -- reading -----------------------------------------
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See ObjectStore."""
         return self._fetch(key, {}, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
         if offset < 0 or length < 0:
             raise CorruptionError(f"{self.url}/{key}: invalid range [{offset}, {offset + length})")
         if length == 0:
@@ -273,7 +269,6 @@ class S3Store:
             return False
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore."""
         left, after = limit, start_after
         place = {"StartAfter": start_after}
         while left is None or left > 0:
@@ -292,7 +287,6 @@ class S3Store:
             left = None if left is None else left - len(found)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """See ObjectStore."""
         markers: dict[str, str] = {}
         while True:
             with self._translated(prefix):
@@ -306,7 +300,6 @@ class S3Store:
             markers = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
     def abort_upload(self, upload: Upload) -> None:
-        """See ObjectStore."""
         with self._translated(upload.key):
             try:
                 self._connected().abort_multipart_upload(
@@ -325,7 +318,6 @@ class S3Store:
         return int(parsedate_to_datetime(date).timestamp() * 1000)
 
     def close(self) -> None:
-        """See ObjectStore."""
         with self._lock:
             client, self._client = self._client, None
             transport, self._transport = self._transport, None

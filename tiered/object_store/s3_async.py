@@ -44,11 +44,9 @@ class AsyncS3Store:
         return f"AsyncS3Store({self.url!r}, endpoint={self._options.settings.endpoint_url or 'AWS'!r})"
 
     async def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See AsyncObjectStore."""
         return await self._fetch(key, {}, max_bytes)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See AsyncObjectStore."""
         if offset < 0 or length < 0:
             raise CorruptionError(f"{self.url}/{key}: invalid range [{offset}, {offset + length})")
         if length == 0:
@@ -82,7 +80,6 @@ class AsyncS3Store:
         return key not in (info.key for info in found)
 
     async def close(self) -> None:
-        """See AsyncObjectStore."""
         self._client = None
         await self._resources.aclose()
 

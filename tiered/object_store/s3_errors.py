@@ -92,10 +92,7 @@ _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
     401: (AccessDeniedError, _KEYS),
     403: (AccessDeniedError, _KEYS),
     404: (NotFoundError, ""),
-    407: (
-        RefusedRequestError,
-        "add name and password to the proxy in HTTPS_PROXY or HTTP_PROXY",
-    ),
+    407: (RefusedRequestError, "add name and password to the proxy in HTTPS_PROXY or HTTP_PROXY"),
     408: (UnansweredError, ""),
     409: (ThrottledError, ""),
     412: (AlreadyExistsError, ""),

@@ -23,15 +23,12 @@ class ThreadedStore:
         return self._store.url
 
     async def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See AsyncObjectStore."""
         return await _in_thread(self._store.get, key, max_bytes)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See AsyncObjectStore."""
         return await _in_thread(self._store.get_range, key, offset, length)
 
     async def close(self) -> None:
-        """See AsyncObjectStore."""
         await _in_thread(self._store.close)
 
 

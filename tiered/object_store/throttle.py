@@ -53,7 +53,6 @@ class ThrottledStore(StoreWrapper):
         self._sleep = sleep
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
         self._wait(size_bytes(body))
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 

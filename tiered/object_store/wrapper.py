@@ -22,41 +22,31 @@ class StoreWrapper:
         return f"{type(self).__name__}({self._store!r})"
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
         self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See ObjectStore."""
         return self._store.get(key, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
         return self._store.get_range(key, offset, length)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore."""
         return self._store.list(prefix, start_after=start_after, limit=limit)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore."""
         self._store.delete(keys)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """See ObjectStore."""
         return self._store.uploads(prefix)
 
     def abort_upload(self, upload: Upload) -> None:
-        """See ObjectStore."""
         self._store.abort_upload(upload)
 
     def clock_ms(self, prefix: str = "") -> int:
-        """See ObjectStore."""
         return self._store.clock_ms(prefix)
 
     def close(self) -> None:
-        """See ObjectStore."""
         self._store.close()

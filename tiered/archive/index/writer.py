@@ -35,7 +35,6 @@ class Sink(Protocol):
 
     def write(self, data: bytes, /) -> object:
         """Append ``data``."""
-        ...
 
 
 def write_index(

@@ -169,12 +169,7 @@ def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.in
 
 
 def key_of(
-    candidates: Candidates,
-    plan: RewritePlan,
-    identity: OutputIdentity,
-    output: int,
-    run: int,
-    number: int,
+    candidates: Candidates, plan: RewritePlan, identity: OutputIdentity, output: int, run: int, number: int
 ) -> str:
     """The key of attempt ``number`` for an output that begins in ``run``."""
     attempt = identity.first_attempt + number

@@ -238,12 +238,7 @@ class _ObjectBytes:
     """Bytes of an object: its ``end``, and the blocks ``wanted``, as (offset, length). Read in ascending order."""
 
     def __init__(
-        self,
-        sources: Sources,
-        key: str,
-        size_bytes: int,
-        end: memoryview,
-        wanted: list[tuple[int, int]],
+        self, sources: Sources, key: str, size_bytes: int, end: memoryview, wanted: list[tuple[int, int]]
     ) -> None:
         self._sources, self._key = sources, key
         known = size_bytes - len(end)

@@ -209,10 +209,7 @@ class IterationSpool:
         self._file.seek(self._end)
         for iteration, part in zip(iterations.tolist(), parts, strict=True):
             tables = (part.ranges, part.rows, part.hashes, part.chunks, part.blocks)
-            stored = [
-                *(np.ascontiguousarray(table).view(np.uint8).data for table in tables),
-                *part.data,
-            ]
+            stored = [*(np.ascontiguousarray(table).view(np.uint8).data for table in tables), *part.data]
             if self._is_packed:
                 stored = [zstandard.ZstdCompressor(level=1).compress(b"".join(stored))]
             stored_bytes = self._write(stored)
