@@ -104,6 +104,10 @@ class MountNode:
                 if not self.problem:
                     logger.warning("lease not renewed: %s", error)
                 self.problem = str(error)
+            except Exception as error:
+                # Unexpected: keep renewing the lease.
+                logger.exception("round failed unexpectedly")
+                self.problem = repr(error)
             else:
                 self._act(decision)
             self._close_lost()

@@ -24,6 +24,8 @@ ARCHIVES: Final = "mount.archives/"
 LEASE_KIND: Final = b"RMQTNODE"
 ARCHIVE_KIND: Final = b"RMQTMOUN"
 VERSIONS_KEPT: Final = 3
+PUT_S: Final = 5.0
+"""A renewal without a reply for so long is tried again: the lease ends soon after."""
 _VERSION_MAX: Final = 10**20 - 1
 
 
@@ -145,7 +147,7 @@ class NodeLog:
     def _put(self, wanted: NodeLease) -> None:
         key = lease_key(self.node, wanted.version)
         try:
-            self.store.put_if_absent(key, [encode_lease(wanted)])
+            self.store.put_if_absent(key, [encode_lease(wanted)], timeout_s=PUT_S)
         except AlreadyExistsError:
             found = self._get(key)
             if found is None or found.process != wanted.process or not found.is_living:
