@@ -199,7 +199,9 @@ def salvaged(
     except NotFoundError:
         pass
     entries = [
-        number for number in np.flatnonzero(found.runs["kind"] == RunKind.LMQ) if found.missing(number)
+        number
+        for number in np.flatnonzero(found.runs["kind"] == RunKind.LMQ).tolist()
+        if found.missing(number)
     ]
     if entries:
         _add_entries(store, state, found, entries)
