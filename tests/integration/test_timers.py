@@ -53,17 +53,18 @@ def test_each_timer_is_delivered_once_though_the_sidecar_is_killed(
 
 def test_timers_wait_for_a_broker_that_is_away(tmp_path: Path, minio_url: RunningStore) -> None:
     with beside_broker(Scene("5.3.3", config=WHEEL, settings=SETTINGS), tmp_path, minio_url) as sidecar:
-        sent = started(sidecar, tmp_path, Wave(COUNT, 10_000, SPREAD_MS))
+        sent = started(sidecar, tmp_path, Wave(COUNT, 40_000, SPREAD_MS))
         sidecar.wait_until_archived(60)
+        # Before the first is handed over: after kill -9 a broker may deliver timers of its own wheel again.
         sidecar.broker.broker.kill()
-        time.sleep(70)
+        time.sleep(100)
         overdue_s = sidecar.metric("rocketmq_tiered_store_timers_overdue_seconds")
         assert overdue_s is not None and overdue_s > 20
         sidecar.broker.broker.start()
         rows = delivered(sidecar.broker, tmp_path / "consumed", COUNT)
         assert sorted(row[4] for row in rows) == sorted(sent)
         assert late_ms(rows, sent)[0] >= 0
-        print(f"broker away for 70 s: late ms {quantiles(late_ms(rows, sent))}")
+        print(f"broker away for 100 s: late ms {quantiles(late_ms(rows, sent))}")
 
 
 def test_pending_timers_survive_the_broker_s_disk(tmp_path: Path, minio_url: RunningStore) -> None:

@@ -1,10 +1,12 @@
-"""Timers of a Java producer through the gateway topic of a live broker, and what its target topic has of them."""
+"""Timers of a Java producer through the gateway topic of a live broker, what its target topic has of them, and the
+broker's own timers of the same times."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.integration.live import Sidecar
@@ -13,8 +15,11 @@ from tiered.remoting.client import BrokerClient
 
 GATEWAY = "TIERED_TIMERS"
 TARGET = "live0"
+OWN_TARGET = "live1"
 QUEUES = 4
-OFFSET_MAX = 30
+OWN_BEFORE_S = 10
+"""The broker's own timers are sent so long before: within its limit."""
+SEND_V2, OFFSET_MAX = 310, 30
 
 
 @dataclass(frozen=True)
@@ -72,3 +77,38 @@ def quantiles(late: list[int]) -> str:
     """For people."""
     found = [late[int(share * (len(late) - 1))] for share in (0, 0.5, 0.99, 1)] if late else []
     return f"{len(late)}: min, p50, p99, max {found}"
+
+
+@dataclass
+class OwnTimers:
+    """Sends a timer of the broker for each of ``sent``, of the same time. ``taken``: key -> that time, of those that
+    the broker has taken in time."""
+
+    broker: RocketMq
+    sent: Mapping[str, str]
+    taken: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        client = BrokerClient(self.broker.broker_address, 10)
+        for number, (key, at) in enumerate(sorted(self.sent.items(), key=lambda one: int(one[1]))):
+            time.sleep(max(0.0, int(at) / 1000 - OWN_BEFORE_S - time.time()))
+            properties = {"UNIQ_KEY": f"OWN{key}", "TIMER_DELIVER_MS": at}
+            fields = {
+                "a": "P_own", "b": OWN_TARGET, "c": OWN_TARGET, "d": "4", "e": str(number % QUEUES), "f": "0",
+                "g": str(int(time.time() * 1000)), "h": "0", "j": "0", "k": "false", "m": "false",
+                "i": "".join(f"{name}\x01{value}\x02" for name, value in properties.items()),
+            }  # fmt: skip
+            answer = client.call(SEND_V2, fields, b"own timer")
+            if answer.code == 0 and time.time() * 1000 < int(at) - 1000:
+                self.taken[f"OWN{key}"] = at
+        client.close()
+
+    def late_ms(self, output: Path) -> list[int]:
+        """How late the broker delivered them."""
+        self._thread.join(600)
+        rows = delivered(self.broker, output, len(self.taken), OWN_TARGET)
+        return late_ms([row for row in rows if row[4] in self.taken], self.taken)

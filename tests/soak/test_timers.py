@@ -1,8 +1,10 @@
-"""100,000 timers over 400 virtual days: each once by key, none early, whatever fails."""
+"""100,000 timers over 400 virtual days, and 2,000 over minutes beside real brokers while the sidecar is killed 50
+times: each once by key, none early."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,8 +15,13 @@ import pytest
 
 from benchmarks.timer_store import write_store
 from tests.end_to_end.offloading import backfill
+from tests.integration.live_scene import Scene as Live
+from tests.integration.live_scene import beside_broker
+from tests.integration.timer_live import OwnTimers, Wave, delivered, late_ms, quantiles, sent_timers, started
 from tests.sending.timer_scene import HOUR, NOW, Scene
+from tests.servers.running_store import RunningStore
 from tests.soak.results import knob, limits, publish
+from tiered.archive.verify import verify_archive
 from tiered.errors import UnansweredError
 from tiered.object_store.interface import Body, ObjectStore
 from tiered.object_store.wrapper import StoreWrapper
@@ -140,3 +147,59 @@ def _process(scene: Scene, rng: Random, seen: Counter[str]) -> Mortal:
     process = Mortal(scene.store, rng, 60, where, seen)
     scene.start(process)
     return process
+
+
+LONGEST_S = 20
+"""timerMaxDelaySec: nearly all timers are beyond."""
+LIVE = {
+    "5.3.3": {"timerWheelEnable": "true", "timerMaxDelaySec": LONGEST_S},
+    "4.9.7": {},
+}
+
+
+@pytest.mark.parametrize("version", LIVE)
+def test_live(version: str, tmp_path: Path, minio_url: RunningStore) -> None:
+    """After the kills, more timers without any, to see how late they are beside the broker's own."""
+    count, spread_s, kills = (
+        knob("LIVE_TIMERS", 2000),
+        knob("LIVE_TIMERS_S", 600),
+        knob("LIVE_TIMER_KILLS", 50),
+    )
+    settings = {"TIERED_TIMERS__AHEAD_MS": 8_000, "TIERED_OFFLOAD__BATCH_AGE_MS": 500}
+    rng = Random(2)
+    with beside_broker(
+        Live(version, config=LIVE[version], settings=settings), tmp_path, minio_url
+    ) as sidecar:
+        broker = sidecar.broker
+        sent = started(sidecar, tmp_path, Wave(count, 40_000, spread_s * 1000))
+        own = [OwnTimers(broker, sent)] if LIVE[version] else []
+        begun_s = time.monotonic()
+        for _ in range(kills):
+            sidecar.wait_until_following(120)
+            time.sleep(rng.uniform(0, 2 * max(0, spread_s - (time.monotonic() - begun_s)) / kills))
+            sidecar.kill()
+            sidecar.start()
+        killed_s = time.monotonic() - begun_s
+        sidecar.wait_until_following(120)
+        time.sleep(15)  # what a killed process had claimed
+        calm = sent_timers(broker, tmp_path / "calm", Wave(count // 4, 40_000, 60_000))
+        own += [OwnTimers(broker, calm)] if LIVE[version] else []
+        time.sleep(max(0, max(map(int, {**sent, **calm}.values())) / 1000 - time.time()))
+        rows = delivered(broker, tmp_path / "consumed", count + len(calm))
+        found = Counter(row[4] for row in rows)
+        late = late_ms([row for row in rows if row[4] in sent], sent)
+        calm_late = late_ms([row for row in rows if row[4] in calm], calm)
+        own_late = [timers.late_ms(tmp_path / f"own-{number}") for number, timers in enumerate(own)]
+        missed = limits(
+            each_once=set(found) == {*sent, *calm} and set(found.values()) == {1},
+            none_early=min(late + calm_late) >= 0,
+        )  # fmt: skip
+        sidecar.wait_until_archived(120)
+        assert sidecar.stop() == 0
+        report = verify_archive(sidecar.open_archive(), full=True)
+        assert not report.anomalies and not report.counts.get("timers")
+    publish(
+        f"timers beside {version}", missed=missed, timers=count, kills=kills, kills_s=round(killed_s),
+        late_ms=quantiles(late), late_ms_without_kills=quantiles(calm_late),
+        late_ms_of_the_broker_s_own=[quantiles(one) for one in own_late], load=os.getloadavg(),
+    )  # fmt: skip
