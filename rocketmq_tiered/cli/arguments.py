@@ -215,13 +215,19 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(options: argparse.Namespace) -> LoadedSettings:
     """The settings of this command line, with environment and file. From now on, plain lines are logged."""
+    loaded = loaded_settings(options)
+    log_plain(loaded.settings.process.log_level)
+    return loaded
+
+
+def loaded_settings(options: argparse.Namespace) -> LoadedSettings:
+    """The same for a process that reads them again: it logs as before."""
     flags: dict[str, tuple[str, Any]] = flag_assignments(options.assignments)
     for key, value in vars(options).items():
         if "." in key and value is not None:
             flags[key] = (_KNOWN[key], value)
     loaded = load_settings(options.config, environment=os.environ, flags=flags)
     limit_decoding(loaded.settings.fetch.memory_bytes)
-    log_plain(loaded.settings.process.log_level)
     return loaded
 
 

@@ -14,7 +14,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
-from rocketmq_tiered.cli.arguments import add_places, add_switch, add_writer_flags, settings_of
+from rocketmq_tiered.cli.arguments import (
+    add_places,
+    add_switch,
+    add_writer_flags,
+    loaded_settings,
+    settings_of,
+)
 from rocketmq_tiered.page.archive_view import ArchiveView
 from rocketmq_tiered.page.page_requests import AdminPages, Process
 from rocketmq_tiered.page.settings_table import CurrentSettings
@@ -78,7 +84,7 @@ def execute(options: argparse.Namespace) -> int:
         metrics = StoreMetrics()
         services = services_of(settings, conf, names)
         thread = ServingThread(names, settings, services, handlers_with(conf)) if services else None
-        current = CurrentSettings(loaded, lambda: settings_of(options))
+        current = CurrentSettings(loaded, lambda: loaded_settings(options))
         view = ArchiveView(
             lambda: current.settings,
             (names.cluster, names.broker),
