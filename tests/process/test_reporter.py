@@ -17,6 +17,7 @@ from rocketmq_tiered.process.reporter import COST_SHARE, Reporter
 from tests.end_to_end.offloading import FILTER
 from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.store import open_broker_store
+from tiered.catalog.deletions import PendingDeletion, Reason
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.retention_sections import GcSettings
 from uploader.offload import OffloadStatus
@@ -145,15 +146,10 @@ def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroke
         status = offloader.status()
         view = open_broker_store(tmp_path / "store")
         reporter = Reporter(HEAD, view, FILTER, gc=GcSettings(grace_ms=200_000), wall_ms=lambda: now_ms)
-        assert status is not None
-        report = reporter.report(
-            lambda: replace(
-                status,
-                pending_deletions=2,
-                oldest_pending_deletion_ms=pending_since_ms,
-                oldest_garbage_ms=pending_since_ms,
-            )
-        )
+        assert status is not None and status.catalog is not None
+        pending = {key: PendingDeletion(pending_since_ms, 1, Reason.EXPIRED) for key in "ab"}
+        catalog = replace(status.catalog, pending_deletions=pending)
+        report = reporter.report(lambda: replace(status, catalog=catalog))
         reporter.close()
     assert (report.pending_deletions, report.oldest_pending_deletion_seconds) == (2, 600.0)
     assert report.garbage_overdue_seconds == 400.0
