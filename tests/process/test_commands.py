@@ -330,7 +330,8 @@ def test_status_counts_what_is_not_archived(run: Run, killed: Path, tmp_path: Pa
     assert sum(q["lagBytes"] for q in report["queues"]) <= report["lagBytes"]
     assert report["lagSeconds"] > 0 and report["retentionMarginSeconds"] is not None
     code, out, _ = run("status", url, "--store", killed / "store")
-    assert code == 0 and "t_k_one" in out and "until the broker deletes" in out
+    assert code in (0, 1), "1: within the hour before the broker deletes them"
+    assert "t_k_one" in out and "until the broker deletes" in out
 
 
 def test_gc_lists_and_deletes_nothing_by_default(run: Run, archive: str) -> None:
