@@ -20,7 +20,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentReader
+from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentCache
 from tiered.archive.verify_runs import LivingRuns
 from tiered.archive.verify_segment import SegmentCheck, rescanned
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog
@@ -260,21 +260,21 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
 def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: Sequence[int]) -> None:
     """Entries of LMQs, from their messages in other objects."""
     low, high = int(found.runs["min_phys"][runs].min()), int(found.runs["end_phys"][runs].max())
+    segments = SegmentCache(store)
     for page in LivingRuns(store, state).between(0, state.version):
         chunk = page.chunk
         is_near = (chunk.runs["min_phys"] < high) & (chunk.runs["end_phys"] > low)
         for run in chunk.runs[is_near & (chunk.runs["kind"] != RunKind.LMQ)]:
-            place, part = chunk.objects[int(run["object"])], CatalogRun.of(run)
-            key, size_bytes = chunk.object_keys[int(place["key"])], int(place["size_bytes"])
+            key, part = chunk.object_keys[int(chunk.objects["key"][run["object"]])], CatalogRun.of(run)
             queue = page.queues[int(run["queue"])]
             found.generations[queue[:2]] = queue.generation
+            if key == found.check.key:
+                continue
             try:
-                reader = SegmentReader.open(
-                    store, key, size_bytes=size_bytes, tail_bytes=int(place["tail_bytes"])
-                )
+                reader = segments.of_run(chunk, run)
                 index, rows = reader.index, reader.row_columns(part)
                 inside = np.flatnonzero((rows.phys >= low) & (rows.phys < high))
-                if key == found.check.key or not len(inside):
+                if not len(inside):
                     continue
                 span = index.block_span(part, int(inside[0]), int(inside[-1]) + 1)
                 for one in index.split_span(part, span, RANGE_BYTES_MAX):

@@ -103,11 +103,8 @@ class SegmentCache:
     def of_run(self, chunk: RunChunk, run: np.void) -> SegmentReader:
         """The segment of a run of ``chunk``."""
         place = chunk.objects[int(run["object"])]
-        key, sizes = (
-            chunk.object_keys[int(place["key"])],
-            (int(place["size_bytes"]), int(place["tail_bytes"])),
-        )
-        return self.open(key, size_bytes=sizes[0], tail_bytes=sizes[1])
+        key, size_bytes = chunk.object_keys[int(place["key"])], int(place["size_bytes"])
+        return self.open(key, size_bytes=size_bytes, tail_bytes=int(place["tail_bytes"]))
 
     @property
     def held_bytes(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tiered.archive.salvage import Lost
-from tiered.archive.segment_reader import SegmentReader
+from tiered.archive.segment_reader import SegmentCache
 from tiered.archive.verify_runs import LivingRuns
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
@@ -23,15 +23,12 @@ def lost_entries(store: ObjectStore, state: CatalogState, lost: Sequence[Lost]) 
     for queue, begin, end in lost:
         of_queue.setdefault(queue, []).append((begin, end))
     found: list[Lost] = []
+    segments = SegmentCache(store)
     for page in LivingRuns(store, state).between(0, 1 << 62) if lost else ():
         chunk = page.chunk
         for run in chunk.runs[chunk.runs["kind"] == RunKind.LMQ]:
-            place = chunk.objects[int(run["object"])]
             try:
-                reader = SegmentReader.open(
-                    store, chunk.object_keys[int(place["key"])], size_bytes=int(place["size_bytes"]),
-                    tail_bytes=int(place["tail_bytes"]),
-                )  # fmt: skip
+                reader = segments.of_run(chunk, run)
                 rows = reader.row_columns(CatalogRun.of(run))
             except TieredError:
                 continue
