@@ -16,8 +16,10 @@ from rocketmq_tiered.sending.timer_send import TimerSend
 from tiered.archive.task import StoppedError
 from tiered.errors import NotFoundError, ThrottledError, UnavailableError, UsageError
 from tiered.formats.record import decode_record
+from tiered.object_store.throttle import TokenBucket
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand
+from tiered.timestamps import wall_ms
 
 WHEEL_TOPIC = "rmq_sys_wheel_timer"
 QUERY_MESSAGE = 12
@@ -35,9 +37,8 @@ class RemoteTimerBroker:
     def __init__(
         self, address: Callable[[], str], connect: Connect, is_stopped: Callable[[], bool], *, rate: int = 0
     ) -> None:
-        self._address, self._connect, self._is_stopped, self._rate = address, connect, is_stopped, rate
-        self._next_s = 0.0
-        """When the rate allows the next message."""
+        self._address, self._connect, self._is_stopped = address, connect, is_stopped
+        self._rate, self._turns = rate, TokenBucket(rate, 0)
         self._client: BrokerClient | None = None
         self._known: tuple[float, TargetBroker, BrokerTimers] | None = None
 
@@ -62,7 +63,7 @@ class RemoteTimerBroker:
     def _has(self, topic: str, unique_key: str) -> bool:
         fields = {
             "topic": topic, "key": unique_key, "maxNum": str(ANSWERS_MAX), "beginTimestamp": "0",
-            "endTimestamp": str(time.time_ns() // 1_000_000 + 86_400_000), "_UNIQUE_KEY_QUERY": "true",
+            "endTimestamp": str(wall_ms() + 86_400_000), "_UNIQUE_KEY_QUERY": "true",
         }  # fmt: skip
         answer = self._asked().call(QUERY_MESSAGE, fields)
         return answer.code == 0 and any(found == unique_key for found in _unique_keys(answer.body))
@@ -119,9 +120,7 @@ class RemoteTimerBroker:
 
     def _wait_for_turn(self, count: int) -> None:
         if self._rate:
-            now_s = time.monotonic()
-            time.sleep(max(0.0, self._next_s - now_s))
-            self._next_s = max(self._next_s, now_s) + count / self._rate
+            time.sleep(self._turns.take(count))
 
     def _send_part(
         self,

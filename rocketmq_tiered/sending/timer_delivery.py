@@ -15,7 +15,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -37,6 +37,7 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
 from tiered.model.timer import Refusal, hour_of
 from tiered.settings.timer_section import TimerSettings
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -58,28 +59,6 @@ CHUNK_S, CHUNK_MAX, DOUBT_CHUNK = 1.0, 1024, 256
 Place = tuple[QueueKey, int]
 Postponed = tuple[Table, Sequence[QueueKey]]
 """An entry, and what its ``queue`` indexes."""
-
-
-@dataclass
-class TimerCounts:
-    """Since the start of this process. ``problem``: why timers are refused by the broker or late, last."""
-
-    delivered: int = 0
-    found: int = 0
-    """Of them, sent before a crash or without an answer, as the broker said."""
-    cancelled: int = 0
-    repeated: int = 0
-    refused: int = 0
-    dropped: int = 0
-    """Timers whose message is not in its queue any more."""
-    postponed: int = 0
-    problem: str = ""
-    lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=LATE_SAMPLES))
-
-    def late_ms(self, share: float) -> int:
-        """A quantile of how late timers were handed over."""
-        found = sorted(self.lateness_ms.copy())
-        return found[min(int(share * len(found)), len(found) - 1)] if found else 0
 
 
 @dataclass(frozen=True)
@@ -105,13 +84,15 @@ class TimerDelivery:
         broker: TimerBroker,
         read: Callable[[Sequence[Place]], Mapping[Place, Message]],
         *,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._commits, self._settings, self._broker, self._read = commits, settings, broker, read
         self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
         self.files = TimerFiles(commits.store)
-        self.counts = TimerCounts()
+        self.counts = TimerStatus()
+        """What is counted as it happens; ``status`` has the rest."""
+        self._lateness_ms = deque[int](maxlen=LATE_SAMPLES)
         self._due_ms, self._noted_s = NEVER_MS, -PENDING_EVERY_S
         self._hours: Mapping[int, int] = {}
         self._objects = 0
@@ -355,7 +336,7 @@ class TimerDelivery:
         """A message was handed over."""
         self._sent.add((send.deliver_ms, send.key))
         self.counts.delivered += 1
-        self.counts.lateness_ms.append(max(0, self._clock_ms() - send.deliver_ms))
+        self._lateness_ms.append(max(0, self._clock_ms() - send.deliver_ms))
 
     def _holding(self, row: np.void) -> Table:
         """A cancellation without a timer, if its timer waits, as the broker had refused it; else none."""
@@ -380,16 +361,16 @@ class TimerDelivery:
         """Figures, from any thread. ``problem``: of the last pass."""
         counts, hours, now_ms = self.counts, self._hours, self._clock_ms()
         last = hour_of(now_ms) + 1
-        return TimerStatus(
-            sum(hours.values()),
-            sum(count for hour, count in hours.items() if hour <= last),
-            self._objects,
-            max(0, now_ms - self._due_ms) / 1000,
-            counts.late_ms(0.99) / 1000,
-            counts.delivered, counts.found, counts.cancelled, counts.repeated, counts.refused, counts.dropped,
-            counts.postponed,
-            problem or counts.problem,
-        )  # fmt: skip
+        late_ms = sorted(self._lateness_ms.copy())
+        return replace(
+            counts,
+            pending=sum(hours.values()),
+            next_hour=sum(count for hour, count in hours.items() if hour <= last),
+            objects=self._objects,
+            overdue_seconds=max(0, now_ms - self._due_ms) / 1000,
+            late_p99_seconds=late_ms[int(0.99 * len(late_ms))] / 1000 if late_ms else 0.0,
+            problem=problem or counts.problem,
+        )
 
 
 def put_timers(

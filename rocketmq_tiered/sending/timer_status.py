@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass
 class TimerStatus:
     """``pending``: entries that are not handed over, ``next_hour`` those of this hour and the next; counts are since
     the start. ``problem``: why the broker, or this program, refused one last, or why the last pass failed."""
@@ -24,5 +24,6 @@ class TimerStatus:
     repeated: int = 0
     refused: int = 0
     dropped: int = 0
+    """Timers whose message is not in its queue any more."""
     postponed: int = 0
     problem: str = ""
