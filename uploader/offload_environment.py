@@ -12,6 +12,7 @@ from tiered.catalog.state import CatalogState
 from tiered.settings.sections import IndexSettings
 from tiered.settings.timer_section import TimerSettings
 from tiered.settings.topic_rules import TopicRules
+from tiered.timestamps import wall_ms
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ObjectOptions:
 class Environment:
     """Clock, randomness, waits, log and callbacks, injected."""
 
-    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    clock_ms: Callable[[], int] = wall_ms
     jitter: Callable[[], float] = random.random
     wait: Callable[[float], object] = time.sleep
     """Seconds between retries in the foreground."""

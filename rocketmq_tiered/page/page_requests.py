@@ -273,7 +273,7 @@ class AdminPages:
             grace_ms = self._settings.settings.gc.grace_ms
             serving = process.serving()
             unreadable = () if serving is None else serving.fetcher.unreadable.ranges()
-            findings = of_catalog(contents.value.state, int(time.time() * 1000), grace_ms, unreadable)
+            findings = of_catalog(contents.value.state, wall_ms(), grace_ms, unreadable)
         facts: list[tuple[str, Child]] = [("Started", date_text(self._started_ms))]
         if report is not None:
             facts.append(("Epoch", f"{report.epoch:,}"))
@@ -359,7 +359,7 @@ class AdminPages:
                 notice(str(error), is_problem=not isinstance(error, NotFoundError)),
                 _code_of(error),
             )
-        now_ms = int(time.time() * 1000)
+        now_ms = wall_ms()
         return _Page("Timers", render_timers(hours.value, now_ms, key, found, problem), code)
 
     def _searched(self, search: Callable[[], list[T]]) -> list[T]:

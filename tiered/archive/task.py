@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, TieredError, UnavailableError
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class TaskLoop(Generic[P]):
         task: Task[P],
         state_of: StateOf,
         *,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_ms,
         level: Callable[[], str] = lambda: "",
     ) -> None:
         self.task = task

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.errors import UsageError
+from tiered.timestamps import wall_ms
 
 SAVE_EVERY_S = 10.0
 AGE_MS_MAX = 24 * 3600 * 1000
@@ -71,7 +72,7 @@ class VerifyProgress:
         document: bytes | None = None,
         write: Callable[[bytes], object] | None = None,
         *,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_ms,
         age_ms_max: int = AGE_MS_MAX,
     ) -> None:
         self._url, self._write, self._clock_ms, self._age_ms_max = url, write, clock_ms, age_ms_max

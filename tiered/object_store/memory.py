@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,17 +20,13 @@ from tiered.object_store.interface import (
 )
 from tiered.object_store.key import check_key
 from tiered.object_store.local_range import read_file_range
-
-
-def wall_clock_ms() -> int:
-    """This machine's clock."""
-    return time.time_ns() // 1_000_000
+from tiered.timestamps import wall_ms
 
 
 class MemoryStore:
     """Objects in a dictionary with their sorted keys. ``clock_ms`` gives their timestamps."""
 
-    def __init__(self, url: str = "memory://", *, clock_ms: Callable[[], int] = wall_clock_ms) -> None:
+    def __init__(self, url: str = "memory://", *, clock_ms: Callable[[], int] = wall_ms) -> None:
         self._url = url
         self._clock_ms = clock_ms
         self._lock = threading.Lock()

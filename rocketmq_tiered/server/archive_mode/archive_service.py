@@ -31,6 +31,7 @@ from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.wire.request import HandlerTable
 from tiered.errors import TieredError
 from tiered.settings.sections import ServeSettings
+from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class ArchiveService(Service):
         super().__init__(settings, HandlerTable())
         self.created: dict[str, TopicConfig] = {}
         """Topics created here, in memory."""
-        self._proxy_topic = ProxyTopic(self.created, lambda: time.time_ns() // 1_000_000)
+        self._proxy_topic = ProxyTopic(self.created, wall_ms)
         self._archive = ArchiveWithRetries(archive, retries, self._proxy_topic)
         self._locks = LockTable(time.monotonic)
         self._expiring.append(self._locks.expire)

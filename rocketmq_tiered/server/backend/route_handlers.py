@@ -6,7 +6,6 @@ Source: org.apache.rocketmq.namesrv.processor.DefaultRequestProcessor.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from rocketmq_tiered.server.groups.client_table import GROUP_CHARS_MAX, is_legal
 from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 from tiered.model.queue import LMQ_PREFIX, TopicFilter
+from tiered.timestamps import wall_ms
 
 RETRY_PREFIX = "%RETRY%"
 PERM_READ = 4
@@ -39,7 +39,7 @@ class RouteTable:
 
     archive: Backend
     address: str
-    started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    started_ms: int = field(default_factory=wall_ms)
     earliest_ms: Callable[[], int] = lambda: 0
     """When the first archived message was stored, about; 0 without any."""
     made: dict[str, TopicConfig] = field(default_factory=dict)

@@ -42,6 +42,7 @@ from rocketmq_tiered.server.wire.request import (
 )
 from rocketmq_tiered.server.wire.turns import first_of
 from tiered.errors import UsageError
+from tiered.timestamps import wall_ms
 
 PULL, POP = "PULL", "POP"
 ANY_QUEUE = -1
@@ -135,7 +136,7 @@ class PopHandlers:
         *,
         bytes_max: int = 4 * 1024 * 1024,
         unacked_bytes_max: int = POP_BYTES_MAX,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._archive, self._routes, self._offsets = archive, routes, offsets
         self._clock_ms = clock_ms

@@ -28,6 +28,7 @@ from tiered.errors import UnavailableError
 from tiered.remoting.client import config_of
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials
+from tiered.timestamps import wall_ms
 
 CODES = SENDS | {RequestCode.RECALL_MESSAGE}
 LIMIT_S = 30.0
@@ -68,7 +69,7 @@ class TimerGateway:
         broker: str,
         accepted: AcceptedAccounts | None,
         counts: dict[str, int],
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._config, self._broker, self._accepted, self._now_ms = config, broker, accepted, now_ms
         self._limit_ms, self._asked_s = 0, -LIMIT_S

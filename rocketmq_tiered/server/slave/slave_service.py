@@ -38,6 +38,7 @@ from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response,
 from tiered.errors import ThrottledError
 from tiered.remoting.credentials import Credentials
 from tiered.settings.sections import ServeSettings
+from tiered.timestamps import wall_ms
 
 RELAYED: Final[frozenset[int]] = frozenset({
     R.QUERY_CONSUMER_OFFSET, R.UPDATE_CONSUMER_OFFSET, R.GET_ALL_TOPIC_CONFIG, R.GET_ALL_DELAY_OFFSET,
@@ -122,7 +123,7 @@ class SlaveService(RelayService[RelayClient]):
             options.slave.broker_id, lambda: self.master.is_available, counters=self.counters.pulls
         )
         self._listed_s: float | None = None
-        self._started_ms = time.time_ns() // 1_000_000
+        self._started_ms = wall_ms()
         self._member_lists = HandlerTable()
         register_client_handlers(self._member_lists, self.clients)
         self._expiring.append(self._note_registration)
