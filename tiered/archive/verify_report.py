@@ -32,7 +32,9 @@ class VerifyReport:
         yield from (f"not checked: {key}: {reason}" for key, reason in self.unchecked.items())
         yield from (f"leftover: {key}" for key in self.leftovers)
         counts = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
-        verdict = "clean" if not self.anomalies else f"{len(self.anomalies)} ANOMALIES"
+        count = len(self.anomalies)
+        verdict = f"{count} {'ANOMALY' if count == 1 else 'ANOMALIES'}" if count else "clean"
         if self.unchecked:
             verdict += f", {len(self.unchecked)} NOT CHECKED"
-        yield f"{title}: {verdict}; {counts}; leftovers {len(self.leftovers)}"
+        parts = verdict, counts, f"leftovers {len(self.leftovers)}"
+        yield f"{title}: {'; '.join(part for part in parts if part)}"
